@@ -1,0 +1,1 @@
+"""Exact losses and metrics for any layout."""

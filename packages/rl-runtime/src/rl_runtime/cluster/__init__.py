@@ -1,0 +1,1 @@
+"""Placement and health of actors."""

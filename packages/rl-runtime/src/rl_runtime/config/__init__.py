@@ -1,0 +1,8 @@
+"""Typed recipes: one module per section. Layer: config, above `errors` only."""
+
+from __future__ import annotations
+
+from rl_runtime.config.load import load_recipe, recipe_to_toml
+from rl_runtime.config.recipe import Recipe
+
+__all__ = ["Recipe", "load_recipe", "recipe_to_toml"]

@@ -1,0 +1,16 @@
+"""What every section of the recipe shares. Layer: config.
+
+Invariants: a section is frozen, refuses unknown keys, and takes each field's description from the docstring under it.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+__all__ = ["Section"]
+
+
+class Section(BaseModel):
+    """One table of a recipe: typed, frozen, without unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, protected_namespaces=())

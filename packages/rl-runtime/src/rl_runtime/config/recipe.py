@@ -1,0 +1,77 @@
+"""A whole recipe: its sections and what must hold between them. Layer: config.
+
+Invariants: what cannot be honoured is an error here, before anything starts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from rl_runtime.config.algorithm import AlgorithmSection
+from rl_runtime.config.base import Section
+from rl_runtime.config.checkpoint import CheckpointSection
+from rl_runtime.config.cluster import ClusterSection
+from rl_runtime.config.data import DataSection
+from rl_runtime.config.debug import DebugSection
+from rl_runtime.config.dump import DumpSection
+from rl_runtime.config.engine import EngineSection
+from rl_runtime.config.evaluation import EvalSection
+from rl_runtime.config.model import ModelSection
+from rl_runtime.config.optimizer import OptimizerSection
+from rl_runtime.config.parallel import ParallelSection
+from rl_runtime.config.reward import RewardSection
+from rl_runtime.config.rollout import RolloutSection
+from rl_runtime.config.run import RunSection
+from rl_runtime.config.tracking import TrackingSection
+from rl_runtime.config.train import TrainSection
+from rl_runtime.config.warm_start import WarmStartSection
+
+__all__ = ["Recipe"]
+
+
+class Recipe(Section):
+    """Everything that defines a run."""
+
+    run: RunSection = Field(default_factory=RunSection)
+    model: ModelSection = Field(default_factory=ModelSection)
+    cluster: ClusterSection = Field(default_factory=ClusterSection)
+    rollout: RolloutSection = Field(default_factory=RolloutSection)
+    engine: EngineSection = Field(default_factory=EngineSection)
+    train: TrainSection = Field(default_factory=TrainSection)
+    parallel: ParallelSection = Field(default_factory=ParallelSection)
+    optimizer: OptimizerSection = Field(default_factory=OptimizerSection)
+    algorithm: AlgorithmSection = Field(default_factory=AlgorithmSection)
+    data: DataSection = Field(default_factory=DataSection)
+    reward: RewardSection = Field(default_factory=RewardSection)
+    eval: EvalSection = Field(default_factory=EvalSection)
+    warm_start: WarmStartSection = Field(default_factory=WarmStartSection)
+    dump: DumpSection = Field(default_factory=DumpSection)
+    tracking: TrackingSection = Field(default_factory=TrackingSection)
+    checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
+    debug: DebugSection = Field(default_factory=DebugSection)
+    megatron: dict[str, Any] = Field(default_factory=dict)
+    """Fields of Megatron-Core's TransformerConfig, passed through."""
+    sglang: dict[str, Any] = Field(default_factory=dict)
+    """SGLang server arguments, passed through: {"page_size": 16} becomes --page-size 16."""
+
+    @model_validator(mode="after")
+    def _check_between_sections(self) -> Self:
+        rollouts = self.rollout.prompts_per_batch * self.rollout.rollouts_per_prompt
+        if rollouts < self.train.global_batch_size and self.train.on_trailing != "partial_step":
+            msg = (
+                f"train.global_batch_size = {self.train.global_batch_size} rollouts, but a batch has only {rollouts} "
+                f"(rollout.prompts_per_batch * rollout.rollouts_per_prompt): lower it, or set train.on_trailing = 'partial_step'"
+            )
+            raise ValueError(msg)
+        if self.algorithm.old_log_probs == "reuse" and rollouts > self.train.global_batch_size:
+            msg = (
+                f"algorithm.old_log_probs = 'reuse' needs one step per batch, but {rollouts} rollouts make more than one step of "
+                f"train.global_batch_size = {self.train.global_batch_size}: use 'recompute'"
+            )
+            raise ValueError(msg)
+        if self.debug.rollout_only and self.debug.load_rollout_dump:
+            msg = "debug.rollout_only and debug.load_rollout_dump exclude each other: set one of them"
+            raise ValueError(msg)
+        return self

@@ -1,0 +1,147 @@
+"""What one rollout yields, as frozen records. Layer: records, above `errors`.
+
+Everything groups by id: a prompt group holds rollouts (`group_id`), a rollout holds samples (`rollout_id`).
+
+Invariants, checked on construction: all per-token arrays of a sample have one entry per response token; samples of a rollout share its id;
+a sample has at least one prompt token and one response token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from rl_topp import NucleusSet
+
+from rl_runtime.errors import GenerateError
+
+__all__ = ["Prompt", "PromptGroup", "Rollout", "Sample"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One entry of a data source.
+
+    Example: `Prompt(group_id=7, sample_index=7, text="cat ->", tokens=[5, 3, 22, 1, 9], label="tac", metadata={"word": "cat"})`.
+    """
+
+    group_id: int
+    """Running number of the prompt: the id of its prompt group."""
+    sample_index: int
+    """The data source's running number."""
+    text: str
+    """Prompt text, for people."""
+    tokens: npt.NDArray[np.int64]
+    """int64 [P], token ids; tokenised once, never again."""
+    label: str
+    """The right answer, or an empty string."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Whatever the verifier needs; JSON values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One trainable token sequence: a prompt and a response, with what the engine said of each response token."""
+
+    rollout_id: int
+    """Execution that the sample came from; siblings of a fan-out share it."""
+    group_id: int
+    """Prompt group."""
+    sample_index: int | None
+    """The data source's number, or None."""
+    prompt_tokens: npt.NDArray[np.int64]
+    """int64 [P], P >= 1."""
+    response_tokens: npt.NDArray[np.int64]
+    """int64 [R], R >= 1: the ids that the engine sampled, and tool tokens."""
+    loss_mask: npt.NDArray[np.int32]
+    """int32 [R]: 1 = trained, 0 = not (tool and environment tokens)."""
+    rollout_log_probs: npt.NDArray[np.float32]
+    """float32 [R], nats: over the kept set where one was recorded, else over the vocabulary; 0 where not sampled."""
+    weight_versions: npt.NDArray[np.int64]
+    """int64 [R]: policy version that sampled each token; -1 where not sampled."""
+    nucleus: NucleusSet | None = None
+    """Kept sets of the R response tokens, or None when none were asked for."""
+    rollout_full_log_probs: npt.NDArray[np.float32] | None = None
+    """float32 [R], nats, over the vocabulary; or None."""
+    finish_reason: str = "stop"
+    """"stop", "length" or "abort"."""
+    reward: float | None = None
+    """Score of the response; None until it is scored."""
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """Further scores for people, such as {"exact_match": 1.0}."""
+    prompt: str = ""
+    """Prompt text, for people."""
+    response: str = ""
+    """Response text, for people and verifiers."""
+    label: str = ""
+    """The right answer."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Whatever the verifier needs; JSON values."""
+
+    def __post_init__(self) -> None:
+        """Check lengths.
+
+        Raises:
+            GenerateError: an array does not have one entry per response token, or prompt or response is empty.
+        """
+        where = f"sample of rollout {self.rollout_id} (group {self.group_id})"
+        if self.prompt_tokens.size == 0 or self.response_tokens.size == 0:
+            msg = f"{where}: has {self.prompt_tokens.size} prompt and {self.response_tokens.size} response tokens; each needs at least one"
+            raise GenerateError(msg)
+        arrays = {
+            "loss_mask": self.loss_mask,
+            "rollout_log_probs": self.rollout_log_probs,
+            "weight_versions": self.weight_versions,
+            "rollout_full_log_probs": self.rollout_full_log_probs,
+        }
+        counts = {name: len(array) for name, array in arrays.items() if array is not None}
+        if self.nucleus is not None:
+            counts["nucleus"] = len(self.nucleus.offsets) - 1
+        wrong = {name: count for name, count in counts.items() if count != self.response_tokens.size}
+        if wrong:
+            msg = f"{where}: {self.response_tokens.size} response tokens, but {wrong}: every per-token array needs one entry per response token"
+            raise GenerateError(msg)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the response was cut by the length limit."""
+        return self.finish_reason == "length"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One execution of a prompt: one or more samples that share `rollout_id`."""
+
+    rollout_id: int
+    """Unit of batch size and of loss weight."""
+    group_id: int
+    """Prompt group."""
+    samples: tuple[Sample, ...]
+    """At least one."""
+
+    def __post_init__(self) -> None:
+        """Check ids.
+
+        Raises:
+            GenerateError: no samples, or a sample that carries another rollout or group id.
+        """
+        if not self.samples:
+            msg = f"rollout {self.rollout_id} (group {self.group_id}): no samples; a generate function returns at least one"
+            raise GenerateError(msg)
+        ids = {(sample.rollout_id, sample.group_id) for sample in self.samples}
+        if ids != {(self.rollout_id, self.group_id)}:
+            msg = f"rollout {self.rollout_id} (group {self.group_id}): its samples carry (rollout_id, group_id) = {sorted(ids)}; all must be equal"
+            raise GenerateError(msg)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptGroup:
+    """All rollouts of one prompt."""
+
+    group_id: int
+    """Id of the prompt."""
+    rollouts: tuple[Rollout, ...]
+    """In the order they were asked for."""

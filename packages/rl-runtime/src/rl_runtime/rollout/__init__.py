@@ -1,0 +1,1 @@
+"""Rollouts: data, engines, rewards, groups."""

@@ -1,0 +1,1 @@
+"""Which samples run where and when."""

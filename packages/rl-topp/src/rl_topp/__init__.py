@@ -1,0 +1,1 @@
+"""Train on the distribution that was sampled."""
