@@ -26,8 +26,11 @@ class DataSection(Section):
     path: str = ""
     """File of prompts for kind "jsonl"."""
 
-    prompt_template: str = "{word} ->"
-    """Prompt text, a format string over the entry's metadata and `question`."""
+    prompt_template: str = "{question}"
+    """User message, a format string over the entry's metadata and `question` (for files: the line's fields, and `question` = its prompt)."""
+
+    chat_template: bool = True
+    """Render the message with the tokenizer's chat template. Off: the message is the prompt as it is."""
 
     held_out_fraction: float = Field(default=0.2, gt=0, lt=1)
     """Share of entries, chosen by a hash of `split_key`, that only evaluation sees."""

@@ -11,7 +11,6 @@ from pydantic import Field, model_validator
 
 from rl_runtime.config.algorithm import AlgorithmSection
 from rl_runtime.config.base import Section
-from rl_runtime.config.checkpoint import CheckpointSection
 from rl_runtime.config.cluster import ClusterSection
 from rl_runtime.config.data import DataSection
 from rl_runtime.config.debug import DebugSection
@@ -49,7 +48,6 @@ class Recipe(Section):
     warm_start: WarmStartSection = Field(default_factory=WarmStartSection)
     dump: DumpSection = Field(default_factory=DumpSection)
     tracking: TrackingSection = Field(default_factory=TrackingSection)
-    checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
     debug: DebugSection = Field(default_factory=DebugSection)
     megatron: dict[str, Any] = Field(default_factory=dict)
     """Fields of Megatron-Core's TransformerConfig, passed through."""

@@ -15,13 +15,10 @@ class RunSection(Section):
     """Where a run lives, its random start and its deadline."""
 
     dir: Path = Path("runs/quickstart")
-    """Folder of everything the run writes. It must not exist, unless `resume` is set."""
+    """Folder of everything the run writes. It must not exist yet."""
 
     rng: int = Field(default=0, ge=0)
     """Random start: initial weights, data draws and sampling all follow from it."""
-
-    resume: bool = False
-    """Continue from the newest checkpoint in `checkpoint.dir` of an existing run folder."""
 
     deadline_seconds: float = Field(default=3600.0, gt=0)
     """The run is ended, with an error, when it takes longer than this many seconds."""

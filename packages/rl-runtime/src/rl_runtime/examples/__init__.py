@@ -1,0 +1,1 @@
+"""Examples of hooks that recipes name by import path."""

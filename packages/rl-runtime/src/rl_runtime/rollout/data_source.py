@@ -1,0 +1,183 @@
+"""Where prompts come from: reasoning-gym generators and JSON-lines files. Layer: rollout.
+
+Prompts are tokenised here, once. Entries are split into train, check (early stopping of the warm start) and eval by a hash of one metadata
+field, so that no word of an evaluation was trained on.
+
+Invariants: the same recipe gives the same prompts in the same order; the three splits share no `split_key` value; group ids never repeat.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from rl_runtime.config.data import DataSection
+from rl_runtime.errors import ConfigError
+from rl_runtime.records import Prompt
+
+__all__ = ["DataSource", "Entry", "Split", "make_data_source", "split_of"]
+
+Split = Literal["train", "check", "eval"]
+Entry = Mapping[str, Any]
+"""Keys `question`, `answer` and `metadata`, as in reasoning-gym."""
+
+_STREAM_LENGTH = 10**7
+"""Entries set aside for one stream. reasoning-gym draws entry i from Random(seed + i): streams that start closer would repeat each other."""
+_SPLIT_STREAMS: Mapping[Split, int] = {"train": 0, "check": 1, "eval": 2}
+_NUM_STREAMS = 4
+_WARM_START_STREAM = 3
+
+
+class Tokenizer(Protocol):
+    """The two calls that we make of a Hugging Face tokenizer."""
+
+    chat_template: str | None
+
+    def apply_chat_template(self, conversation: list[dict[str, str]], *, add_generation_prompt: bool, tokenize: bool) -> str:
+        """Render messages as text."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Text to ids."""
+
+
+def split_of(value: str, held_out_fraction: float) -> Split:
+    """Decide the split of one `split_key` value, by its SHA-256.
+
+    Args:
+        value: the value, such as a word.
+        held_out_fraction: share of check and eval together; each gets half.
+    """
+    share = int.from_bytes(hashlib.sha256(value.encode()).digest()[:8], "big") / 2**64
+    if share >= held_out_fraction:
+        return "train"
+    return "check" if share < held_out_fraction / 2 else "eval"
+
+
+class DataSource:
+    """Tokenised prompts of each split, without end for generators, repeated in order for files."""
+
+    def __init__(self, section: DataSection, entries: _Entries, tokenizer: Tokenizer) -> None:
+        """Take entries from `entries` and tokenise them by the section's template."""
+        self._section = section
+        self._entries = entries
+        self._tokenizer = tokenizer
+        self._train = entries.stream("train")
+        self._warm_start = entries.stream("train", warm_start=True)
+        self._next_group = 0
+
+    def next_prompts(self, count: int) -> list[Prompt]:
+        """Take the next `count` training prompts."""
+        return [self._prompt(next(self._train)) for _ in range(count)]
+
+    def next_warm_start_prompts(self, count: int) -> list[Prompt]:
+        """Take the next `count` prompts for supervised fine-tuning; their draws are others than those of `next_prompts`."""
+        return [self._prompt(next(self._warm_start)) for _ in range(count)]
+
+    def held_out(self, split: Literal["check", "eval"], count: int) -> list[Prompt]:
+        """Give the first `count` prompts of a held-out split; the same ones at each call."""
+        stream = self._entries.stream(split)
+        return [self._prompt(next(stream)) for _ in range(count)]
+
+    def _prompt(self, entry: Entry) -> Prompt:
+        text = self._render(entry)
+        group_id = self._next_group
+        self._next_group += 1
+        tokens = np.asarray(self._tokenizer.encode(text, add_special_tokens=False), np.int64)
+        return Prompt(group_id=group_id, sample_index=group_id, text=text, tokens=tokens, label=str(entry["answer"]), metadata=dict(entry))
+
+    def _render(self, entry: Entry) -> str:
+        fields = {**entry["metadata"], "question": entry["question"]}
+        try:
+            content = self._section.prompt_template.format_map(fields)
+        except (KeyError, IndexError, ValueError) as error:
+            msg = f"data.prompt_template = {self._section.prompt_template!r}: {error!r}; the entry has the fields {sorted(fields)}"
+            raise ConfigError(msg) from error
+        if not self._section.chat_template:
+            return content
+        return self._tokenizer.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False)
+
+
+class _Entries(Protocol):
+    def stream(self, split: Split, *, warm_start: bool = False) -> Iterator[Entry]: ...
+
+
+class _ReasoningGymEntries:
+    def __init__(self, section: DataSection, *, rng: int) -> None:
+        import reasoning_gym
+
+        self._section = section
+        seed = rng * _NUM_STREAMS * _STREAM_LENGTH
+        try:
+            self._dataset = reasoning_gym.create_dataset(section.task, size=_NUM_STREAMS * _STREAM_LENGTH, seed=seed, **section.options)
+        except (ValueError, TypeError, AssertionError) as error:
+            msg = f"data.task = {section.task!r} with data.options = {section.options}: {error}"
+            raise ConfigError(msg) from error
+
+    def stream(self, split: Split, *, warm_start: bool = False) -> Iterator[Entry]:
+        start = (_WARM_START_STREAM if warm_start else _SPLIT_STREAMS[split]) * _STREAM_LENGTH
+        for index in range(start, start + _STREAM_LENGTH):
+            entry = self._dataset[index]
+            if split_of(_split_value(entry, self._section.split_key), self._section.held_out_fraction) == split:
+                yield entry
+
+
+class _FileEntries:
+    def __init__(self, section: DataSection) -> None:
+        self._section = section
+        self._by_split: dict[Split, list[Entry]] = {"train": [], "check": [], "eval": []}
+        try:
+            lines = Path(section.path).read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            msg = f"data.path = {section.path!r}: {error.strerror or error}: give a file with one JSON object a line"
+            raise ConfigError(msg) from error
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                entry = self._parse(line, number)
+                value = _split_value(entry, section.split_key) if section.split_key else str(entry["question"])
+                self._by_split[split_of(value, section.held_out_fraction)].append(entry)
+        empty = [split for split, entries in self._by_split.items() if not entries]
+        if empty:
+            msg = f"data.path = {section.path!r}: no entry fell into {empty}; give more lines or another data.held_out_fraction"
+            raise ConfigError(msg)
+
+    def _parse(self, line: str, number: int) -> Entry:
+        try:
+            record = json.loads(line)
+            prompt, label = str(record["prompt"]), str(record.get("label", ""))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            msg = f"data.path = {self._section.path!r}, line {number}: expected an object with \"prompt\" (and \"label\"): {error!r}"
+            raise ConfigError(msg) from error
+        return {"question": prompt, "answer": label, "metadata": {**record, "prompt": prompt}}
+
+    def stream(self, split: Split, *, warm_start: bool = False) -> Iterator[Entry]:
+        del warm_start
+        while True:
+            yield from self._by_split[split]
+
+
+def _split_value(entry: Entry, key: str) -> str:
+    try:
+        return str(entry["metadata"][key]).casefold()
+    except KeyError as error:
+        msg = f"data.split_key = {key!r}: the entry's metadata has {sorted(entry['metadata'])}"
+        raise ConfigError(msg) from error
+
+
+def make_data_source(section: DataSection, tokenizer: Tokenizer, *, rng: int) -> DataSource:
+    """Make the source that a recipe asks for.
+
+    Args:
+        section: `[data]`.
+        tokenizer: the policy's tokenizer.
+        rng: random start; sources of different starts share no entry draws.
+
+    Raises:
+        ConfigError: no such task, file or field.
+    """
+    entries: _Entries = _FileEntries(section) if section.kind == "jsonl" else _ReasoningGymEntries(section, rng=rng)
+    return DataSource(section, entries, tokenizer)

@@ -1,0 +1,64 @@
+"""Rewards relative to a prompt group. Layer: rollout.
+
+Everything groups by id, never by position, so groups of any size and fan-outs of any size are normal.
+
+Invariants: a rollout counts once, however many samples it has; its samples share one value; a group of one rollout, or one without spread, gives 0.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_runtime.errors import RewardError
+
+__all__ = ["normalise_group_rewards"]
+
+_STD_EPS = 1e-6
+"""Added to the standard deviation, as in GRPO implementations; a group whose spread is below it counts as without spread."""
+
+
+def normalise_group_rewards(
+    rewards: npt.NDArray[np.float64],
+    rollout_ids: npt.NDArray[np.int64],
+    group_ids: npt.NDArray[np.int64],
+    *,
+    divide_by_std: bool,
+) -> npt.NDArray[np.float64]:
+    """Subtract the group's mean reward and, if asked, divide by its standard deviation.
+
+    A_i = (r_i - mean(r)) / (std(r) + 1e-6) over the rollouts of one prompt group, std with n - 1
+    (Shao et al. 2024, DeepSeekMath, section 4.1.2); without the division it is Dr. GRPO (Liu et al. 2025, section 3).
+
+    Args:
+        rewards: float64 [N], one per sample; equal among the samples of a rollout.
+        rollout_ids: int64 [N].
+        group_ids: int64 [N].
+        divide_by_std: whether to divide.
+
+    Returns:
+        float64 [N].
+
+    Raises:
+        RewardError: samples of one rollout carry different rewards or groups; the message names the rollout.
+
+    Example:
+        One group with rewards 1 and 0: mean 0.5, std sqrt(0.5) = 0.7071, values 0.7071 and -0.7071.
+    """
+    _, first, inverse = np.unique(rollout_ids, return_index=True, return_inverse=True)
+    differing = np.flatnonzero((rewards != rewards[first][inverse]) | (group_ids != group_ids[first][inverse]))
+    if differing.size:
+        rollout = int(rollout_ids[differing[0]])
+        values = rewards[rollout_ids == rollout].tolist()
+        msg = f"rollout {rollout}: its samples carry rewards {values} in groups {sorted(set(group_ids[rollout_ids == rollout].tolist()))}; both must be one"
+        raise RewardError(msg)
+    r, g = rewards[first], group_ids[first]
+    _, group = np.unique(g, return_inverse=True)
+    count = np.bincount(group)
+    mean = np.bincount(group, weights=r) / count
+    centred = r - mean[group]
+    if divide_by_std:
+        std = np.sqrt(np.bincount(group, weights=centred**2) / np.maximum(count - 1, 1))
+        flat = std < _STD_EPS
+        centred = np.where(flat[group], 0.0, centred / (std[group] + _STD_EPS))
+    return np.asarray(centred[inverse], np.float64)
