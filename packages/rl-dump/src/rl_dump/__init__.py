@@ -1,6 +1,30 @@
-"""What was trained on, sample by sample."""
+"""What was trained on, sample by sample.
 
+Layer: the package's top; it only re-exports by name, and loads numpy and pyarrow, never torch.
+"""
+
+from rl_dump.contract import RESPONSE_FIELDS, ROLLOUT_DUMP, TRAIN_DUMP
 from rl_dump.errors import DumpError, RaggedError, UnsupportedContractError, WriteError
+from rl_dump.problems import Problem
 from rl_dump.ragged import RaggedArray
+from rl_dump.reader import Dump, open_dump
+from rl_dump.templates import check_templates, resolve_template
+from rl_dump.writer import DumpWriter, write_dump
 
-__all__ = ["DumpError", "RaggedArray", "RaggedError", "UnsupportedContractError", "WriteError"]
+__all__ = [
+    "RESPONSE_FIELDS",
+    "ROLLOUT_DUMP",
+    "TRAIN_DUMP",
+    "Dump",
+    "DumpError",
+    "DumpWriter",
+    "Problem",
+    "RaggedArray",
+    "RaggedError",
+    "UnsupportedContractError",
+    "WriteError",
+    "check_templates",
+    "open_dump",
+    "resolve_template",
+    "write_dump",
+]

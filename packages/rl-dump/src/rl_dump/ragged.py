@@ -12,6 +12,7 @@ Invariants, each matched by a test in `tests/unit/test_ragged.py` and `tests/pro
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -141,7 +142,7 @@ class RaggedArray:
     def __iter__(self) -> Iterator[NDArray[Any]]:
         """Yield every item as a view, in order."""
         bounds = self.offsets.tolist()
-        for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+        for start, stop in pairwise(bounds):
             yield self.values[start:stop]
 
     def __eq__(self, other: object) -> bool:

@@ -1,0 +1,193 @@
+"""Decide what the two dump documents contain: ids, versions, field names, dtypes and alignments.
+
+Layer: contract (standard library only). `train-dump.v2` and `rollout-dump.v1` share one header; they differ in the fields of a sample.
+
+Invariants, each matched by a test in `tests/unit/test_contract.py`:
+
+- the JSON Schema in `schemas/<id>.json` and `DumpHeader` name the same keys;
+- within a major, keys are only added, each with a default: a reader of an older minor ignores what it does not know.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias, TypedDict
+
+from rl_dump.errors import UnsupportedContractError
+
+__all__ = [
+    "CONTRACTS",
+    "FIELD_RULES",
+    "MINOR",
+    "RESPONSE_FIELDS",
+    "ROLLOUT_DUMP",
+    "TRAIN_DUMP",
+    "ContractId",
+    "DroppedSample",
+    "DumpHeader",
+    "FieldDocument",
+    "FieldRule",
+    "Producer",
+    "RowGroupDocument",
+    "check_contract",
+]
+
+ContractId: TypeAlias = Literal["train-dump.v2", "rollout-dump.v1"]
+
+TRAIN_DUMP: Final = "train-dump.v2"
+ROLLOUT_DUMP: Final = "rollout-dump.v1"
+CONTRACTS: Final[tuple[str, ...]] = (TRAIN_DUMP, ROLLOUT_DUMP)
+MINOR: Final = 0
+"""Minor version of both contracts as this release writes them."""
+
+RESPONSE_FIELDS: Final[tuple[str, ...]] = (
+    "rollout_log_probs",
+    "rollout_full_log_probs",
+    "teacher_log_probs",
+    "log_probs",
+    "ref_log_probs",
+    "values",
+    "advantages",
+    "returns",
+    "kl",
+    "entropy",
+    "opd_reverse_kl",
+)
+"""Float fields with one value per response token. A producer adds its own: `response_fields=(*RESPONSE_FIELDS, "my_field")`."""
+
+_log = logging.getLogger("rl_dump")
+
+
+class Producer(TypedDict):
+    """Name the distribution that wrote a document."""
+
+    distribution: str
+    version: str
+
+
+class FieldDocument(TypedDict):
+    """Describe one column of a dump."""
+
+    kind: Literal["scalar", "ragged", "text", "object"]
+    """`scalar`: one value per sample; `ragged`: an array per sample; `text`: a string; `object`: tagged JSON."""
+    dtype: str
+    """Logical dtype: a numpy name, `bfloat16`, `string` or `json`."""
+    stored: str
+    """Dtype in the file. bfloat16 and float16 are stored as float32 and 64-bit integers as the smallest that fits: both are exact."""
+    trailing: list[int]
+    """Dimensions after the ragged one; empty for one value per token."""
+    nullable: bool
+    """Whether some samples have no value."""
+    response_aligned: bool
+    """Whether the field has one value per response token and takes part in context-parallel restoring."""
+    form: Literal["array", "tensor", "list", "number"]
+    """What the producer held per sample, so that a conversion can give it back."""
+
+
+class RowGroupDocument(TypedDict):
+    """Describe one row group of a Parquet container."""
+
+    rows: int
+    crc32: dict[str, int]
+    """Checksum of every column's values in this row group, over the decoded values."""
+
+
+class DroppedSample(TypedDict, total=False):
+    """Say which sample was generated but not trained on, and why."""
+
+    rollout_position: int | None
+    sample_index: int | None
+    rollout_id: int | None
+    reason: str
+
+
+class DumpHeader(TypedDict):
+    """Hold everything of a dump but its columns."""
+
+    contract: str
+    minor: int
+    producer: Producer
+    format_version: int
+    batch_id: int | str
+    writer_rank: int
+    num_samples: int
+    fields: dict[str, FieldDocument]
+    dp_shards: list[dict[str, Any]]
+    raw_reward: list[float] | None
+    schedule: dict[str, Any] | None
+    dropped: list[DroppedSample]
+    metadata: dict[str, Any]
+    row_groups: list[RowGroupDocument]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldRule:
+    """State the dtype and alignment the contract fixes for one field name."""
+
+    dtype: str
+    """Numpy dtype, `string`, or `float`: any floating dtype."""
+    shape: Literal["[]", "[L]", "[R]", "[R+1]", "[nnz]"]
+    """`[]` one value; `[L]` prompt and response tokens; `[R]` response tokens; `[R+1]` and `[nnz]` the two arrays of a kept set."""
+
+
+def _rules() -> dict[str, FieldRule]:
+    scalars = {
+        "rollout_position": "int64",
+        "sample_index": "int64",
+        "rollout_ids": "int64",
+        "group_ids": "int64",
+        "total_lengths": "int64",
+        "response_lengths": "int64",
+        "rewards": "float64",
+        "raw_reward": "float64",
+        "truncated": "bool",
+        "loss_denominators": "float32",
+        "step": "int64",
+        "micro_batch": "int64",
+        "data_parallel_rank": "int64",
+        "finish_reason": "string",
+        "prompt": "json",
+        "response": "string",
+        "label": "json",
+        "metadata": "json",
+        "dataset": "string",
+    }
+    rules = {name: FieldRule(dtype=dtype, shape="[]") for name, dtype in scalars.items()}
+    rules["tokens"] = FieldRule(dtype="int64", shape="[L]")
+    rules["loss_masks"] = FieldRule(dtype="int32", shape="[R]")
+    rules["weight_versions"] = FieldRule(dtype="int64", shape="[R]")
+    rules["nucleus_status"] = FieldRule(dtype="uint8", shape="[R]")
+    rules["nucleus_offsets"] = FieldRule(dtype="int64", shape="[R+1]")
+    rules["nucleus_ids"] = FieldRule(dtype="int32", shape="[nnz]")
+    rules.update({name: FieldRule(dtype="float", shape="[R]") for name in RESPONSE_FIELDS})
+    return rules
+
+
+FIELD_RULES: Final[dict[str, FieldRule]] = _rules()
+"""Dtype and alignment of every field the contracts name; other fields are kept as they come."""
+
+
+def check_contract(found: object, minor: object, *, where: str) -> str:
+    """Return the contract id of a document, or refuse it.
+
+    Args:
+        found: the document's `contract` value.
+        minor: the document's `minor` value; a newer one is read, with one log line.
+        where: what to name in the error, usually the file's path.
+
+    Raises:
+        UnsupportedContractError: another contract, or another major of one of ours.
+    """
+    if found not in CONTRACTS:
+        msg = (
+            f"{where}: contract {found!r}, but this rl-dump reads {' and '.join(CONTRACTS)}; "
+            "read it with the rl-dump release that wrote it, or upgrade with `pip install -U rl-dump`"
+        )
+        raise UnsupportedContractError(msg)
+    if not isinstance(minor, int) or isinstance(minor, bool) or minor < 0:
+        msg = f"{where}: minor version {minor!r} of {found} is not a whole number"
+        raise UnsupportedContractError(msg)
+    if minor > MINOR:
+        _log.warning("%s: %s minor %d is newer than the %d known here; unknown keys are ignored", where, found, minor, MINOR)
+    return str(found)

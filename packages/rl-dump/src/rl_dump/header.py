@@ -1,0 +1,169 @@
+"""Decide how a dump's header is made, sealed and opened again.
+
+Layer: records. The header is JSON with a checksum beside it, so that a flipped bit in it is an error and never another batch id.
+"""
+
+from __future__ import annotations
+
+import zlib
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, cast, get_args
+
+from rl_dump import documents
+from rl_dump.contract import (
+    MINOR,
+    ContractId,
+    DroppedSample,
+    DumpHeader,
+    FieldDocument,
+    check_contract,
+)
+from rl_dump.errors import DumpError
+from rl_dump.fields import Field, Form, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+__all__ = ["field_of", "make_header", "open_header", "seal_header"]
+
+FORMAT_VERSION = 2
+"""Version number of the layout that other tools know under this name."""
+
+_DEFAULTS: dict[str, Any] = {
+    "dp_shards": [],
+    "raw_reward": None,
+    "schedule": None,
+    "dropped": [],
+    "metadata": {},
+    "row_groups": [],
+}
+
+
+def make_header(
+    *,
+    contract: str,
+    batch_id: int | str,
+    writer_rank: int,
+    num_samples: int,
+    fields: Iterable[Field],
+    dp_shards: Sequence[Mapping[str, Any]] = (),
+    schedule: Mapping[str, Any] | None = None,
+    raw_reward: Iterable[float] | None = None,
+    dropped: Sequence[DroppedSample] = (),
+    metadata: Mapping[str, Any] | None = None,
+) -> DumpHeader:
+    """Return the header of a new dump; the arguments are those of `writer.write_dump`.
+
+    Raises:
+        UnsupportedContractError: `contract` is not one this package writes.
+        DumpError: `batch_id` is neither a number nor a word, or a dropped sample gives no reason.
+    """
+    check_contract(contract, MINOR, where="write_dump")
+    if isinstance(batch_id, bool) or not isinstance(batch_id, (int, str)):
+        msg = f"batch_id must be the batch counter or a word, got {batch_id!r}"
+        raise DumpError(msg)
+    for entry in dropped:
+        if not entry.get("reason"):
+            msg = f"dropped sample {dict(entry)} gives no reason; say why it was not trained on"
+            raise DumpError(msg)
+    return {
+        "contract": contract,
+        "minor": MINOR,
+        "producer": {"distribution": "rl-dump", "version": _version()},
+        "format_version": FORMAT_VERSION,
+        "batch_id": batch_id,
+        "writer_rank": int(writer_rank),
+        "num_samples": int(num_samples),
+        "fields": {field.name: field.to_document() for field in fields},
+        "dp_shards": [dict(shard) for shard in dp_shards],
+        "raw_reward": None if raw_reward is None else [float(reward) for reward in raw_reward],
+        "schedule": None if schedule is None else dict(schedule),
+        "dropped": [cast("DroppedSample", dict(entry)) for entry in dropped],
+        "metadata": dict(metadata or {}),
+        "row_groups": [],
+    }
+
+
+def seal_header(header: DumpHeader) -> tuple[str, str]:
+    """Return the header as JSON and its CRC-32 in decimal."""
+    text = documents.dumps(dict(header), what="header")
+    return text, str(zlib.crc32(text.encode()))
+
+
+def open_header(text: bytes, crc: bytes | None, *, where: str) -> DumpHeader:
+    """Read a sealed header; keys that a newer minor added are dropped, keys it may lack get their default.
+
+    Raises:
+        DumpError: the checksum does not match, or a key is missing or of the wrong type.
+        UnsupportedContractError: another contract.
+    """
+    if crc is None or not crc.isdigit() or int(crc) != zlib.crc32(text):
+        msg = f"{where}: the header's checksum does not match: the file is damaged"
+        raise DumpError(msg)
+    found = documents.loads(text, what=f"{where}: header")
+    if not isinstance(found, dict):
+        msg = f"{where}: the header is a {type(found).__name__}, not an object"
+        raise DumpError(msg)
+    check_contract(found.get("contract"), found.get("minor"), where=where)
+    header = {key: found.get(key, _DEFAULTS.get(key, _MISSING)) for key in DumpHeader.__annotations__}
+    wrong = [key for key, value in header.items() if not isinstance(value, _TYPES[key]) or value is _MISSING]
+    if wrong:
+        msg = f"{where}: header key {wrong[0]!r} is missing or of the wrong type"
+        raise DumpError(msg)
+    return cast("DumpHeader", header)
+
+
+def field_of(name: str, document: FieldDocument, *, where: str) -> Field:
+    """Return the field a header describes.
+
+    Raises:
+        DumpError: a key is missing or has a value outside the contract.
+    """
+    try:
+        field = Field(
+            name=name,
+            kind=document["kind"],
+            dtype=str(document["dtype"]),
+            stored=str(document["stored"]),
+            trailing=tuple(int(size) for size in document["trailing"]),
+            nullable=bool(document["nullable"]),
+            response_aligned=bool(document["response_aligned"]),
+            form=document["form"],
+        )
+        if field.kind not in get_args(Kind) or field.form not in get_args(Form):
+            raise ValueError(field.kind, field.form)
+        if field.kind in {"scalar", "ragged"} and field.numpy_dtype.kind not in "iufb":
+            raise ValueError(field.dtype)
+    except (KeyError, TypeError, ValueError) as error:
+        msg = f"{where}: field {name!r} is described by {document!r}, which this rl-dump cannot read"
+        raise DumpError(msg) from error
+    return field
+
+
+def _version() -> str:
+    try:
+        return version("rl-dump")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+_MISSING = object()
+_TYPES: dict[str, tuple[type, ...]] = {
+    "contract": (str,),
+    "minor": (int,),
+    "producer": (dict,),
+    "format_version": (int,),
+    "batch_id": (int, str),
+    "writer_rank": (int,),
+    "num_samples": (int,),
+    "fields": (dict,),
+    "dp_shards": (list,),
+    "raw_reward": (list, type(None)),
+    "schedule": (dict, type(None)),
+    "dropped": (list,),
+    "metadata": (dict,),
+    "row_groups": (list,),
+}
+
+assert set(_TYPES) == set(DumpHeader.__annotations__)
+assert set(get_args(ContractId)) == {"train-dump.v2", "rollout-dump.v1"}

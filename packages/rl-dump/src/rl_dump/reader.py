@@ -1,0 +1,213 @@
+"""Decide what a dump looks like to whoever opens it: lazy columns, single samples, and what was noted beside them.
+
+Layer: algorithms. `open_dump` picks the container by the file's suffix; `Dump` looks the same for all of them.
+
+Invariants, each matched by a test in `tests/unit/test_reader.py`:
+
+- opening reads the header only; a column or a sample reads only its own pages;
+- every value handed out has passed its checksum;
+- a file that cannot be read is a `DumpError` with one line that names it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from typing_extensions import Self
+
+from rl_dump.errors import DumpError
+from rl_dump.parquet_reader import ParquetSource
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from rl_dump.contract import DroppedSample, DumpHeader
+    from rl_dump.fields import Column, Field
+    from rl_dump.problems import Problem
+    from rl_dump.ragged import RaggedArray
+
+__all__ = ["Dump", "DumpSource", "open_dump"]
+
+
+class DumpSource(Protocol):
+    """Name what a container must offer; one class per container implements it."""
+
+    header: DumpHeader
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        """Every column by its contract name, in file order."""
+
+    def column(self, name: str, *, stored: bool) -> Column:
+        """Read one column of all samples."""
+
+    def sample(self, row: int) -> dict[str, Any]:
+        """Read one sample."""
+
+    def verify(self) -> list[Problem]:
+        """Read everything and list what is wrong."""
+
+    def close(self) -> None:
+        """Release the file."""
+
+
+class Dump:
+    """Give access to one dump; `open_dump` makes it. Use as a context manager, or call `close`."""
+
+    def __init__(self, path: Path, source: DumpSource) -> None:
+        self._source = source
+        self.path = path
+        """The file."""
+
+    @property
+    def contract(self) -> str:
+        """`train-dump.v2` or `rollout-dump.v1`."""
+        return self._source.header["contract"]
+
+    @property
+    def batch_id(self) -> int | str:
+        """The batch counter, or a word such as `eval_3`."""
+        return self._source.header["batch_id"]
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples, N."""
+        return self._source.header["num_samples"]
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        """Every column by its contract name, in file order."""
+        return self._source.fields
+
+    @property
+    def header(self) -> DumpHeader:
+        """The whole header."""
+        return self._source.header
+
+    @property
+    def dp_shards(self) -> list[dict[str, Any]]:
+        """One mapping per data-parallel rank, in rank order; empty for a rollout dump."""
+        return self._source.header["dp_shards"]
+
+    @property
+    def schedule(self) -> dict[str, Any] | None:
+        """The plan document the batch ran under, or None."""
+        return self._source.header["schedule"]
+
+    @property
+    def raw_reward(self) -> list[float] | None:
+        """Rewards before normalisation of the whole batch, in rollout order, or None."""
+        return self._source.header["raw_reward"]
+
+    @property
+    def dropped(self) -> list[DroppedSample]:
+        """Samples that were generated but not trained on, with the reason."""
+        return self._source.header["dropped"]
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the producer noted beside the samples."""
+        return self._source.header["metadata"]
+
+    def column(self, name: str, *, stored: bool = False) -> NDArray[Any] | RaggedArray | list[Any]:
+        """Read one field of all samples.
+
+        Args:
+            name: a name in `fields`.
+            stored: keep the dtype of the file (token ids in the smallest integer that fits) instead of the contract's.
+
+        Returns:
+            An array [N] for one value per sample, a `RaggedArray` of N items for arrays, a list [N] for strings, objects and columns in
+            which some samples have no value (None).
+
+        Raises:
+            DumpError: there is no such field, or its bytes are damaged.
+        """
+        self._check_name(name)
+        return self._source.column(name, stored=stored).plain()
+
+    def sample(self, row: int) -> dict[str, Any]:
+        """Read every field of one sample.
+
+        Args:
+            row: 0-based row of the file; negative counts from the end. Not the rollout position: see `row_of_position`.
+
+        Raises:
+            DumpError: there is no such row, or its bytes are damaged.
+        """
+        position = row + self.num_samples if row < 0 else row
+        if not 0 <= position < self.num_samples:
+            msg = f"{self.path}: sample {row} asked of {self.num_samples}"
+            raise DumpError(msg)
+        return self._source.sample(position)
+
+    def positions(self) -> NDArray[np.int64]:
+        """Return each row's rollout position: int64 [N]; the row number where the dump holds none.
+
+        Raises:
+            DumpError: the column is damaged.
+        """
+        import numpy as np
+
+        if "rollout_position" not in self.fields:
+            return np.arange(self.num_samples, dtype=np.int64)
+        column = self._source.column("rollout_position", stored=False)
+        if column.valid is not None and not column.valid.all():
+            return np.arange(self.num_samples, dtype=np.int64)
+        return np.asarray(column.values, np.int64)
+
+    def columns(self) -> dict[str, Column]:
+        """Read every field of all samples, with what each is: what a conversion needs.
+
+        Raises:
+            DumpError: a column is damaged.
+        """
+        return {name: self._source.column(name, stored=False) for name in self.fields}
+
+    def verify(self) -> list[Problem]:
+        """Read the whole file and list what is wrong with it; an empty list means that nothing is."""
+        return self._source.verify()
+
+    def close(self) -> None:
+        """Release the file."""
+        self._source.close()
+
+    def __enter__(self) -> Self:
+        """Return the dump."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Release the file."""
+        self.close()
+
+    def __repr__(self) -> str:
+        """Name file, contract and size."""
+        return f"Dump({str(self.path)!r}, {self.contract}, batch {self.batch_id}, {self.num_samples} samples, {len(self.fields)} fields)"
+
+    def _check_name(self, name: str) -> None:
+        if name not in self.fields:
+            msg = f"{self.path}: no field {name!r}; it has {', '.join(self.fields) or 'none'}"
+            raise DumpError(msg)
+
+
+def open_dump(path: str | os.PathLike[str]) -> Dump:
+    """Open a dump; only its header is read.
+
+    Args:
+        path: a `.parquet` or `.pt` file.
+
+    Raises:
+        DumpError: the file is missing, damaged, or not a dump; one line that says what and where.
+        UnsupportedContractError: the file is a document of another contract or major.
+    """
+    target = Path(path)
+    if target.suffix != ".parquet":
+        msg = f"{target}: cannot tell the container from the suffix {target.suffix!r}; dumps end in .parquet or .pt"
+        raise DumpError(msg)
+    return Dump(target, ParquetSource(target))
