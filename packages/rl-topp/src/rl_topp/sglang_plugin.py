@@ -1,0 +1,147 @@
+"""The SGLang plugin: entry point, version guard and table of hooks. Layer: engine, on top of `errors` only.
+
+SGLang calls `register` once in every process that it starts (entry-point group `sglang.srt.plugins`). The hooks make a server return, for each token of
+a request that asks for it, the set of ids that the sampler could pick and the log-prob of the sampled id over that set:
+
+    POST /generate {"input_ids": [...], "sampling_params": {"top_p": 0.9, "custom_params": {"return_top_p_token_ids": true}}}
+    -> meta_info["rl_topp_kept_ids"]       one list of ids per token, or null where no filter was on: the whole vocabulary
+       meta_info["rl_topp_kept_log_probs"] one number per token, nats, at the request's temperature
+
+Invariants: a batch in which nobody asks runs SGLang's own code; greedy rows give SGLang's own tokens; an id is sampled from exactly the set that is
+returned; SGLang's `output_token_logprobs` stay what they are (over the vocabulary, before truncation). A request that does not ask may carry the two keys
+with null for every token when it shared a batch with one that did.
+
+This module imports only the standard library: SGLang loads it in processes that never sample.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+__all__ = [
+    "HOOKED",
+    "KEPT_IDS_KEY",
+    "KEPT_LOG_PROBS_KEY",
+    "OPT_IN_KEY",
+    "TESTED_VERSIONS",
+    "UnsupportedSGLangError",
+    "installed_version",
+    "missing_hooks",
+    "register",
+    "require_installed",
+    "signature_problems",
+]
+
+OPT_IN_KEY = "return_top_p_token_ids"
+"""Key of `sampling_params.custom_params` by which a request asks for its kept sets."""
+
+KEPT_IDS_KEY = "rl_topp_kept_ids"
+"""Key of `meta_info`: per generated token a list of ids, or None for the whole vocabulary."""
+
+KEPT_LOG_PROBS_KEY = "rl_topp_kept_log_probs"
+"""Key of `meta_info`: per generated token the log-prob of the sampled id over its kept set, in nats."""
+
+TESTED_VERSIONS = ("0.5.15.post1",)
+"""SGLang versions that the hooks were tested with."""
+
+_SAMPLING = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
+_SAMPLER = "sglang.srt.layers.sampler.Sampler"
+
+HOOKED: dict[str, tuple[str, tuple[str, ...]]] = {
+    f"{_SAMPLING}.from_schedule_batch": ("flag_rows", ("batch", "vocab_size")),
+    f"{_SAMPLING}.filter_batch": ("filter_flags", ("self", "keep_indices", "keep_indices_device")),
+    f"{_SAMPLING}.merge_batch": ("merge_flags", ("self", "other")),
+    f"{_SAMPLING}.copy_for_forward": ("copy_flags", ("self",)),
+    f"{_SAMPLER}.forward": (
+        "sample_and_record",
+        ("self", "logits_output", "sampling_info", "return_logprob", "top_logprobs_nums", "token_ids_logprobs", "positions"),
+    ),
+    f"{_SAMPLER}._sample_from_probs": ("sample_from_kept_set", ("self", "probs", "sampling_info", "positions", "simple_sampling_case")),
+    "sglang.srt.managers.utils.GenerationBatchResult.copy_to_cpu": ("copy_to_host", ("self", "return_logprob", "return_hidden_states")),
+    "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor._maybe_collect_customized_info": (
+        "collect",
+        ("self", "i", "req", "logits_output"),
+    ),
+    "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request": ("refuse_unsupported", ("self", "obj", "input_ids")),
+}
+"""Hooked function -> name of our function in `sglang_plugin_hooks`, and the parameters that the hooked one must have."""
+
+
+class UnsupportedSGLangError(RuntimeError):
+    """The installed SGLang is no version that the plugin was tested with, or a hooked function has other parameters."""
+
+
+def register() -> None:
+    """Register every hook with SGLang's `HookRegistry`; SGLang applies them when all plugins are loaded.
+
+    Raises:
+        UnsupportedSGLangError: unknown version, or other parameters than tested; the message lists all of them. SGLang logs it and starts
+            without the plugin: replies then lack the keys, and readers refuse them.
+    """
+    problems = signature_problems()
+    if problems:
+        raise UnsupportedSGLangError("; ".join(problems))
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    from rl_topp import sglang_plugin_hooks
+
+    for target, (name, _) in HOOKED.items():
+        HookRegistry.register(target, getattr(sglang_plugin_hooks, name), HookType.AROUND)
+
+
+def require_installed() -> None:
+    """Raise unless every hook is in place in this process.
+
+    Raises:
+        UnsupportedSGLangError: the version is unknown, a signature differs, or a function is not wrapped.
+    """
+    problems = signature_problems() or [
+        f"{target} is not hooked: SGLang did not load the plugin (SGLANG_PLUGINS?)" for target in missing_hooks()
+    ]
+    if problems:
+        raise UnsupportedSGLangError("; ".join(problems))
+
+
+def installed_version() -> str | None:
+    """Return the version of the installed SGLang, or None."""
+    try:
+        return importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def signature_problems() -> list[str]:
+    """Return what keeps the plugin from working with the installed SGLang, one sentence each; empty when all is well.
+
+    Imports the hooked modules, hence torch.
+    """
+    version = installed_version()
+    if version not in TESTED_VERSIONS:
+        return [
+            f"rl-topp's plugin was tested with sglang {', '.join(TESTED_VERSIONS)}, but {version or 'none'} is installed: install a tested one"
+        ]
+    problems = []
+    for target, (_, expected) in HOOKED.items():
+        try:
+            found = tuple(inspect.signature(_resolve(target)).parameters)
+        except (ImportError, AttributeError) as error:
+            problems.append(f"{target} was not found ({error})")
+            continue
+        if found != expected:
+            problems.append(f"{target} has parameters {found}, expected {expected}")
+    return problems
+
+
+def missing_hooks() -> list[str]:
+    """Return the hooked functions that are not wrapped in this process."""
+    return [target for target in HOOKED if not hasattr(_resolve(target), "__wrapped__")]
+
+
+def _resolve(target: str) -> Callable[..., Any]:
+    """Return the function at a dotted path; a class method comes back bound, so its parameters start after the class."""
+    function: Callable[..., Any] = pkgutil.resolve_name(target)
+    return function
