@@ -20,7 +20,7 @@ from rl_runtime.config.data import DataSection
 from rl_runtime.errors import ConfigError
 from rl_runtime.records import Prompt
 
-__all__ = ["DataSource", "Entry", "Split", "make_data_source", "split_of"]
+__all__ = ["DataSource", "Entry", "Split", "Tokenizer", "make_data_source", "split_of"]
 
 Split = Literal["train", "check", "eval"]
 Entry = Mapping[str, Any]
@@ -34,15 +34,18 @@ _WARM_START_STREAM = 3
 
 
 class Tokenizer(Protocol):
-    """The two calls that we make of a Hugging Face tokenizer."""
+    """The calls that we make of a Hugging Face tokenizer."""
 
-    chat_template: str | None
+    eos_token_id: int | None
 
     def apply_chat_template(self, conversation: list[dict[str, str]], *, add_generation_prompt: bool, tokenize: bool) -> str:
         """Render messages as text."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Text to ids."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        """Ids to text."""
 
 
 def split_of(value: str, held_out_fraction: float) -> Split:

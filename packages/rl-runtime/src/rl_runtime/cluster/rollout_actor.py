@@ -1,0 +1,104 @@
+"""The rollout side as a Ray actor: generates, plans and cuts batches, and puts one object per data-parallel rank into the object store. Layer: cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import ray
+
+from rl_runtime.cluster.process_log import log_to_file
+from rl_runtime.config.recipe import Recipe
+
+__all__ = ["RolloutActor"]
+
+
+@ray.remote(max_restarts=0)
+class RolloutActor:
+    """Holds the data source and the rollout manager."""
+
+    def __init__(self, recipe: Recipe, *, log_path: Path) -> None:
+        """Remember the recipe; loading is `start`'s task."""
+        log_to_file(log_path)
+        self._recipe = recipe
+
+    async def start(self, tokenizer_folder: Path) -> None:
+        """Load tokenizer, data source and hooks."""
+        from transformers import AutoTokenizer
+
+        from rl_runtime.rollout.data_source import make_data_source
+        from rl_runtime.rollout.dump import RolloutDumper
+
+        self._tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+        self._source = make_data_source(self._recipe.data, self._tokenizer, rng=self._recipe.run.rng)
+        self._dumper = RolloutDumper(self._recipe)
+
+    async def connect(self, urls: list[str]) -> None:
+        """Connect to engines that answer at `urls`."""
+        from rl_runtime.rollout.engine_client import EngineClient
+        from rl_runtime.rollout.manager import RolloutManager
+
+        clients = [EngineClient(url, self._recipe) for url in urls]
+        self._manager = RolloutManager(self._recipe, self._source, self._tokenizer, clients)
+
+    async def warm_start_batches(self, count: int) -> list[list[Any]]:
+        """Put the next `count` supervised batches into the object store.
+
+        Returns:
+            Per batch, one reference per data-parallel rank.
+        """
+        from rl_runtime.rollout.warm_start import warm_start_batch
+
+        return [
+            [ray.put(part) for part in warm_start_batch(self._source, self._tokenizer, self._recipe)] for _ in range(count)
+        ]
+
+    async def generate_batch(self, batch_id: int, weight_version: int) -> tuple[list[Any], dict[str, float]]:
+        """Generate, score, dump and plan one batch.
+
+        Args:
+            batch_id: loop counter.
+            weight_version: version that the engines hold; tells how stale a sample is.
+
+        Returns:
+            One reference per data-parallel rank, and the batch's metrics.
+        """
+        from rl_runtime.rollout.columns import batch_columns, flatten_groups
+        from rl_runtime.rollout.report import rollout_report
+
+        generated = await self._manager.generate_batch()
+        samples = flatten_groups(generated.groups)
+        columns = batch_columns(samples, divide_by_std=self._recipe.algorithm.name == "grpo")
+        self._dumper.write(batch_id, columns, samples)
+        metrics = rollout_report(generated, columns, weight_version=weight_version)
+        refs, schedule_metrics = self._assign(columns, batch_id)
+        return refs, {**metrics, **schedule_metrics}
+
+    async def load_batch(self, batch_id: int) -> tuple[list[Any], dict[str, float]]:
+        """Plan a batch that was dumped earlier; see `generate_batch`."""
+        from rl_runtime.rollout.dump import load_rollout_dump
+
+        return self._assign(load_rollout_dump(self._recipe, batch_id), batch_id)
+
+    async def evaluate(self, split: Literal["check", "eval"], count: int) -> dict[str, float]:
+        """Answer held-out prompts; gives mean scores by name, such as {"reward": 0.6, "exact_match": 0.2}."""
+        from rl_runtime.rollout.report import mean_scores
+
+        return mean_scores(await self._manager.evaluate(split, count))
+
+    async def close(self) -> None:
+        """Finish pending dumps."""
+        self._dumper.close()
+
+    def _assign(self, columns: Any, batch_id: int) -> tuple[list[Any], dict[str, float]]:
+        if self._recipe.debug.rollout_only:
+            return [], {}
+        from rl_runtime.rollout.assignment import assign_batch
+        from rl_runtime.rollout.report import schedule_report
+
+        assignment = assign_batch(columns, self._recipe, batch_id=batch_id)
+        plans = self._recipe.run.dir / "plans"
+        plans.mkdir(exist_ok=True)
+        (plans / f"plan_{batch_id}.json").write_text(json.dumps(assignment.plan.to_document()), encoding="utf-8")
+        return [ray.put(part) for part in assignment.rank_batches], schedule_report(assignment)

@@ -1,0 +1,73 @@
+"""Wait for Ray tasks with a deadline, while watching that nothing they depend on has died. Layer: cluster.
+
+Invariants: a wait ends at the deadline; the first failed task ends it at once, while its peers may hang in a collective; watchers run at least every interval.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from rl_runtime.errors import DeadlineError, TrainerError
+
+__all__ = ["Waiter"]
+
+_POLL_SECONDS = 0.5
+
+
+class Waiter:
+    """Waits for tasks; calls `watch` at every poll, which raises when the run cannot go on."""
+
+    def __init__(self, *, run_deadline: float, watch: Callable[[], None] = lambda: None) -> None:
+        """Bind all waits to the run's own deadline.
+
+        Args:
+            run_deadline: `time.monotonic()` value at which the run must end.
+            watch: raises when something died.
+        """
+        self._run_deadline = run_deadline
+        self.watch = watch
+
+    def all(self, refs: Sequence[ray.ObjectRef[Any]], what: str, *, timeout_seconds: float) -> list[Any]:
+        """Wait for all tasks and return their results, in order.
+
+        Args:
+            refs: results of remote calls.
+            what: what is waited for, for the error message.
+            timeout_seconds: deadline of this wait.
+
+        Raises:
+            DeadlineError: not done in time.
+            TrainerError: an actor died, without saying why.
+            Exception: whatever a task raised.
+        """
+        deadline = min(time.monotonic() + timeout_seconds, self._run_deadline)
+        pending = list(refs)
+        while pending:
+            done, pending = ray.wait(pending, num_returns=1, timeout=_POLL_SECONDS)
+            for ref in done:
+                self._result(ref, what)
+            self.watch()
+            if pending and time.monotonic() > deadline:
+                limit = "run.deadline_seconds" if deadline == self._run_deadline else f"{timeout_seconds:.0f} s"
+                msg = f"{what}: not done within {limit}; {len(pending)} of {len(refs)} tasks are still running"
+                raise DeadlineError(msg)
+        return [self._result(ref, what) for ref in refs]
+
+    def one(self, ref: ray.ObjectRef[Any], what: str, *, timeout_seconds: float) -> Any:
+        """Wait for one task; see `all`."""
+        return self.all([ref], what, timeout_seconds=timeout_seconds)[0]
+
+    def _result(self, ref: ray.ObjectRef[Any], what: str) -> Any:
+        try:
+            return ray.get(ref)
+        except RayTaskError as error:
+            raise error.as_instanceof_cause() from None
+        except RayActorError as error:
+            self.watch()
+            msg = f"{what}: the actor died: {' '.join(str(error).split())[:300]}"
+            raise TrainerError(msg) from None

@@ -1,0 +1,94 @@
+"""Write what was generated, and read it back as the columns of a batch. Layer: rollout.
+
+Invariants: what is loaded trains exactly as what was dumped; a failed write raises before the next batch is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from rl_dump import ROLLOUT_DUMP, BackgroundWriter, DumpError, RaggedArray, open_dump, resolve_template, write_dump
+
+from rl_runtime.batch import Column
+from rl_runtime.config.recipe import Recipe
+from rl_runtime.errors import ConfigError
+from rl_runtime.records import Sample
+from rl_runtime.rollout.columns import ABSENT_INDEX
+
+__all__ = ["RolloutDumper", "dump_path", "load_rollout_dump"]
+
+_RAGGED = ("tokens", "loss_masks", "rollout_log_probs", "weight_versions")
+_SCALARS = ("rollout_position", "rollout_ids", "group_ids", "total_lengths", "response_lengths", "raw_reward", "rewards", "truncated")
+_OPTIONAL = ("rollout_full_log_probs", "nucleus_ids", "nucleus_offsets", "nucleus_status")
+
+
+def dump_path(template: str, recipe: Recipe, batch_id: int) -> Path:
+    """Resolve a dump template of the recipe for one batch; `{run_dir}` is the run's folder."""
+    return resolve_template(template.replace("{run_dir}", str(recipe.run.dir)), batch_id=batch_id)
+
+
+class RolloutDumper:
+    """Writes one file per batch, in the background."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        """Write nothing when `dump.rollout` is empty."""
+        self._recipe = recipe
+        self._writer = BackgroundWriter() if recipe.dump.rollout else None
+
+    def write(self, batch_id: int, columns: dict[str, Column], samples: Sequence[Sample]) -> None:
+        """Queue one batch.
+
+        Raises:
+            WriteError: an earlier file could not be written; the message names it.
+        """
+        if self._writer is None:
+            return
+        absent = [None if index == ABSENT_INDEX else int(index) for index in np.asarray(columns["sample_index"])]
+        texts = {
+            "prompt": [sample.prompt for sample in samples],
+            "response": [sample.response for sample in samples],
+            "label": [sample.label for sample in samples],
+            "finish_reason": [sample.finish_reason for sample in samples],
+            "metadata": [dict(sample.metadata) for sample in samples],
+        }
+        self._writer.submit(
+            write_dump,
+            dump_path(self._recipe.dump.rollout, self._recipe, batch_id),
+            contract=ROLLOUT_DUMP,
+            batch_id=batch_id,
+            columns={**columns, "sample_index": absent, **texts},
+        )
+
+    def close(self) -> None:
+        """Wait for pending files."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+def load_rollout_dump(recipe: Recipe, batch_id: int) -> dict[str, Column]:
+    """Read the columns of a batch from `debug.load_rollout_dump`.
+
+    Raises:
+        ConfigError: the file lacks a column that training needs.
+        DumpError: the file cannot be read.
+    """
+    template = recipe.debug.load_rollout_dump.replace("{run_dir}", str(recipe.run.dir))
+    path = resolve_template(template, batch_id=batch_id) if "{batch_id}" in template else Path(template)
+    dump = open_dump(path)
+    missing = [name for name in (*_RAGGED, *_SCALARS) if name not in dump.fields]
+    if missing:
+        msg = f"debug.load_rollout_dump = {path}: lacks the fields {missing}; give a rollout dump that this program wrote"
+        raise ConfigError(msg)
+    present = [*_RAGGED, *_SCALARS, *(name for name in _OPTIONAL if name in dump.fields)]
+    columns: dict[str, Column] = {}
+    for name in present:
+        column = dump.column(name)
+        if not isinstance(column, np.ndarray | RaggedArray):
+            msg = f"{path}: field {name} is no numeric column"
+            raise DumpError(msg)
+        columns[name] = column
+    index = dump.column("sample_index") if "sample_index" in dump.fields else [None] * dump.num_samples
+    columns["sample_index"] = np.array([ABSENT_INDEX if value is None else int(value) for value in index], np.int64)
+    return columns

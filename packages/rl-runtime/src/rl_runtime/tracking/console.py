@@ -1,0 +1,91 @@
+"""What a person sees while a run goes on: one progress display, a line per step, and the curve at the end. Layer: tracking."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+__all__ = ["Display"]
+
+
+class Display:
+    """One rich progress display with a row for the warm-up and one for the batches; lines are printed above it."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        """Write to standard output unless a console is given."""
+        self.console = console or Console(highlight=False)
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description:<10}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("[dim]{task.fields[phase]}"),
+            console=self.console,
+            transient=True,
+        )
+        self._rows: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        """Start drawing."""
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Stop drawing."""
+        self._progress.stop()
+
+    def row(self, name: str, *, total: int | None) -> None:
+        """Add a row of `total` units; None: no number is known."""
+        self._rows[name] = self._progress.add_task(name, total=total, phase="")
+
+    def update(self, name: str, *, advance: int = 0, phase: str = "") -> None:
+        """Move a row on and say what it is doing."""
+        self._progress.update(self._rows[name], advance=advance, phase=phase)
+
+    def finish(self, name: str) -> None:
+        """Take a row away."""
+        self._progress.remove_task(self._rows.pop(name))
+
+    def print(self, text: str) -> None:
+        """Print a line above the display."""
+        self._progress.console.print(text)
+
+    def step_line(self, *, batch: int, num_batches: int, metrics: Mapping[str, float | None]) -> None:
+        """Print the line of one optimizer step."""
+        names = {
+            "rollout/reward_mean": "reward",
+            "train/loss": "loss",
+            "train/grad_norm": "grad",
+            "train/clip_fraction": "clip",
+            "train/entropy": "entropy",
+            "train/log_prob_gap": "gap",
+            "rollout/response_tokens_mean": "tokens",
+            "rollout/kept_set_mean": "kept",
+        }
+        parts = [f"{label} {metrics[name]:.3g}" for name, label in names.items() if metrics.get(name) is not None]
+        self.print(f"batch {batch + 1:>3}/{num_batches}  " + "  ".join(parts))
+
+    def curve(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Draw reward and exact match over batches in the terminal; evaluations as points."""
+        import plotext
+
+        reward = [(line["batch"], line["rollout/reward_mean"]) for line in lines if "rollout/reward_mean" in line]
+        exact = [(line["batch"], line["eval/exact_match"]) for line in lines if "eval/exact_match" in line]
+        if not reward:
+            return
+        plotext.clear_figure()
+        plotext.theme("clear")
+        plotext.plot_size(min(self.console.width, 100), 18)
+        plotext.title("reward (line) and held-out exact match (points) over batches")
+        plotext.plot(*zip(*reward, strict=True), marker="braille", label="reward")
+        if exact:
+            plotext.scatter(*zip(*exact, strict=True), marker="x", label="exact match")
+        plotext.ylim(0, 1)
+        self.console.print(plotext.build(), markup=False, highlight=False)

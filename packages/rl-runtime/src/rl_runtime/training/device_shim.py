@@ -1,0 +1,141 @@
+"""Let Megatron-Core 0.19.2 train without a GPU. Layer: engine glue; the only module that touches Megatron's internals.
+
+Megatron-Core names CUDA directly in its train step (`torch.cuda.current_device()`, `device="cuda"`, `torch.cuda.synchronize()`), in its pipeline
+transport and in its optimizer. The shim replaces the module-level name `torch`, in the modules that do so, by a proxy that answers for the CPU, and
+replaces one function that insists on CUDA gradients. `torch` itself stays as it is.
+
+Invariants: nothing is installed where a GPU is present; a module that the shim does not know is never touched; installing twice does nothing;
+another Megatron-Core version than the tested one is refused, because the shim names internals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from rl_runtime.errors import RuntimeSetupError
+
+__all__ = ["TESTED_MEGATRON_VERSION", "cpu_construction", "install_device_shim"]
+
+TESTED_MEGATRON_VERSION = "0.19.2"
+
+_CPU = torch.device("cpu")
+_MODULES = (
+    "megatron.core.utils",
+    "megatron.core.distributed.param_and_grad_buffer",
+    "megatron.core.distributed.distributed_data_parallel",
+    "megatron.core.models.common.embeddings.rotary_pos_embedding",
+    "megatron.core.optimizer.clip_grads",
+    "megatron.core.optimizer.optimizer",
+    "megatron.core.pipeline_parallel.p2p_communication",
+    "megatron.core.pipeline_parallel.schedules",
+    "megatron.core.tensor_parallel.layers",
+    "megatron.core.tensor_parallel.mappings",
+)
+_log = logging.getLogger(__name__)
+
+
+class _CudaOfCpu:
+    """Answers the few questions that a train step asks of `torch.cuda`; everything else is the real one's answer."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cuda, name)
+
+    @staticmethod
+    def current_device() -> torch.device:
+        return _CPU
+
+    @staticmethod
+    def synchronize(device: object = None) -> None:
+        del device
+
+    @staticmethod
+    def current_stream(device: object = None) -> None:
+        del device
+
+
+class _TorchOfCpu:
+    """`torch`, with factories that put "cuda" tensors on the CPU."""
+
+    cuda = _CudaOfCpu()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+def _on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
+    def create(*args: Any, **kwargs: Any) -> Any:
+        if str(kwargs.get("device")).startswith("cuda"):
+            kwargs["device"] = _CPU
+        return factory(*args, **kwargs)
+
+    return create
+
+
+for _name in ("empty", "full", "ones", "tensor", "zeros"):
+    setattr(_TorchOfCpu, _name, staticmethod(_on_cpu(getattr(torch, _name))))
+
+
+def _clip_grads_by_total_norm(parameters: Any, max_norm: float, total_norm: float, use_decoupled_grad: bool = False) -> None:
+    """Scale gradients by min(1, max_norm / (total_norm + 1e-6)) in place, as Megatron-Core does for CUDA gradients."""
+    if use_decoupled_grad:
+        msg = "the CPU optimizer has no decoupled gradients: leave `use_precision_aware_optimizer` off"
+        raise RuntimeSetupError(msg)
+    coefficient = max_norm / (float(total_norm) + 1e-6)
+    if coefficient >= 1.0:
+        return
+    for parameter in [parameters] if isinstance(parameters, torch.Tensor) else parameters:
+        if parameter.grad is not None:
+            parameter.grad.mul_(coefficient)
+
+
+def install_device_shim() -> bool:
+    """Install the shim where there is no GPU, and say so in the log.
+
+    Returns:
+        Whether the shim is in place: False on a machine with a GPU.
+
+    Raises:
+        RuntimeSetupError: no GPU, and another Megatron-Core version than the tested one.
+    """
+    if torch.cuda.is_available():
+        return False
+    import megatron.core
+
+    if megatron.core.__version__ != TESTED_MEGATRON_VERSION:
+        msg = (
+            f"training without a GPU is tested with megatron-core {TESTED_MEGATRON_VERSION}, found {megatron.core.__version__}: "
+            f"install the tested version, or train on a GPU"
+        )
+        raise RuntimeSetupError(msg)
+    modules = [importlib.import_module(name) for name in _MODULES]
+    if all(isinstance(module.torch, _TorchOfCpu) for module in modules):
+        return True
+    for module in modules:
+        module.torch = _TorchOfCpu()  # type: ignore[assignment]
+    optimizer_module: Any = importlib.import_module("megatron.core.optimizer.optimizer")
+    optimizer_module.clip_grad_by_total_norm_fp32 = _clip_grads_by_total_norm
+    _log.warning("no GPU: Megatron-Core %s runs on the CPU through a device shim (%d modules)", TESTED_MEGATRON_VERSION, len(modules))
+    return True
+
+
+@contextlib.contextmanager
+def cpu_construction() -> Iterator[None]:
+    """Keep `Tensor.cuda()` from leaving the CPU while a model is built: Megatron-Core calls it on tied embeddings of a pipeline.
+
+    With a GPU, nothing is changed.
+    """
+    if torch.cuda.is_available():
+        yield
+        return
+    original = torch.Tensor.cuda
+    torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        torch.Tensor.cuda = original  # type: ignore[method-assign]

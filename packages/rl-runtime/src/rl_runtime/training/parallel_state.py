@@ -1,0 +1,135 @@
+"""Where a trainer rank stands in the mesh, and the process groups of its axes. Layer: engine glue (torch.distributed, Megatron-Core).
+
+Axes from fastest to slowest: tp, cp, dp, pp (Megatron-Core's order). The report rank, which also writes dumps and exports weights, is on the last
+pipeline stage with tp = cp = dp = 0.
+
+Invariants: every wait in a collective has the deadline given here; the product of the axes is the world size.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state as mpu
+
+from rl_runtime.config.parallel import ParallelSection
+from rl_runtime.errors import RuntimeSetupError
+
+__all__ = ["Topology", "end_process_groups", "start_process_groups"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """This rank's place, the sizes of all axes, and the groups it communicates in."""
+
+    rank: int
+    """Global rank."""
+    world_size: int
+    """Number of trainer ranks."""
+    tp_rank: int
+    """Tensor-parallel rank."""
+    tp_size: int
+    """Tensor-parallel ranks."""
+    cp_rank: int
+    """Context-parallel rank."""
+    cp_size: int
+    """Context-parallel ranks."""
+    dp_rank: int
+    """Data-parallel rank, without context parallelism."""
+    dp_size: int
+    """Data-parallel ranks, without context parallelism."""
+    pp_rank: int
+    """Pipeline stage."""
+    pp_size: int
+    """Pipeline stages."""
+    device: torch.device
+    """Where this rank's tensors live."""
+    tp_group: dist.ProcessGroup
+    """Ranks that share this rank's layers and tokens."""
+    cp_group: dist.ProcessGroup
+    """Ranks that share this rank's sequences."""
+    dp_group: dist.ProcessGroup
+    """Ranks with the same weights and the same place in the sequence."""
+    dp_cp_group: dist.ProcessGroup
+    """Ranks with the same weights."""
+    pp_group: dist.ProcessGroup
+    """The stages of this rank's pipeline."""
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether this rank has the output layer."""
+        return self.pp_rank == self.pp_size - 1
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this rank writes dumps and exports weights."""
+        return self.is_last_stage and self.tp_rank == self.cp_rank == self.dp_rank == 0
+
+
+def start_process_groups(
+    parallel: ParallelSection, *, rank: int, world_size: int, rendezvous: str, timeout_seconds: float
+) -> Topology:
+    """Join the world and build the groups of every axis.
+
+    Args:
+        parallel: sizes of the axes.
+        rank: this process's rank.
+        world_size: number of processes.
+        rendezvous: "host:port" where rank 0 listens.
+        timeout_seconds: deadline of every collective.
+
+    Returns:
+        This rank's place.
+
+    Raises:
+        RuntimeSetupError: the axes do not multiply to the world size.
+    """
+    if parallel.world_size != world_size:
+        msg = f"rank {rank}: {world_size} trainer ranks were started, but [parallel] asks for {parallel.world_size}"
+        raise RuntimeSetupError(msg)
+    has_gpu = torch.cuda.is_available()
+    if has_gpu:
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    dist.init_process_group(
+        "nccl" if has_gpu else "gloo",
+        init_method=f"tcp://{rendezvous}",
+        rank=rank,
+        world_size=world_size,
+        timeout=datetime.timedelta(seconds=timeout_seconds),
+    )
+    mpu.initialize_model_parallel(
+        tensor_model_parallel_size=parallel.tensor,
+        pipeline_model_parallel_size=parallel.pipeline,
+        context_parallel_size=parallel.context,
+        distributed_timeout_minutes=max(1, math.ceil(timeout_seconds / 60)),
+        create_gloo_process_groups=False,
+    )
+    return Topology(
+        rank=rank,
+        world_size=world_size,
+        tp_rank=mpu.get_tensor_model_parallel_rank(),
+        tp_size=parallel.tensor,
+        cp_rank=mpu.get_context_parallel_rank(),
+        cp_size=parallel.context,
+        dp_rank=mpu.get_data_parallel_rank(),
+        dp_size=parallel.data,
+        pp_rank=mpu.get_pipeline_model_parallel_rank(),
+        pp_size=parallel.pipeline,
+        device=torch.device("cuda", torch.cuda.current_device()) if has_gpu else torch.device("cpu"),
+        tp_group=mpu.get_tensor_model_parallel_group(),
+        cp_group=mpu.get_context_parallel_group(),
+        dp_group=mpu.get_data_parallel_group(),
+        dp_cp_group=mpu.get_data_parallel_group(with_context_parallel=True),
+        pp_group=mpu.get_pipeline_model_parallel_group(),
+    )
+
+
+def end_process_groups() -> None:
+    """Leave every group. Does nothing where none was started."""
+    if dist.is_initialized():
+        mpu.destroy_model_parallel()
+        dist.destroy_process_group()
