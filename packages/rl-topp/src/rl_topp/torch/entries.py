@@ -1,0 +1,95 @@
+"""Kept sets as a flat list of (row, id) entries on the device: the form every sparse computation works on.
+
+Layer: torch. Invariants: each row's first entry is its target, so the sampled id is in its set whatever was recorded; a kept id equal to the target
+appears once; entries that another vocabulary shard holds have id -1 and count nowhere; sizes are known on the host, so building waits for no device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rl_topp.nucleus import NucleusSet
+from rl_topp.torch.scores import HIGHEST, MASS, SPREAD, TARGET
+
+__all__ = ["Entries", "build_entries", "segment_statistics"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entries:
+    """E entries of R rows."""
+
+    rows_R: Tensor
+    """int64 [R]: the row of the call that each listed row is."""
+    offsets_R1: Tensor
+    """int64 [R+1]: listed row r owns entries `offsets_R1[r]:offsets_R1[r + 1]`, its target first."""
+    segments_E: Tensor
+    """int64 [E]: the listed row of each entry."""
+    ids_E: Tensor
+    """int64 [E]: id relative to this shard's first, or -1 when the entry counts nowhere (other shard, or the target again)."""
+
+    @property
+    def call_rows_E(self) -> Tensor:
+        """int64 [E]: the row of the call of each entry."""
+        return self.rows_R[self.segments_E]
+
+    @property
+    def is_target_E(self) -> Tensor:
+        """bool [E]: whether the entry is its row's target."""
+        mask = torch.zeros_like(self.ids_E, dtype=torch.bool)
+        mask[self.offsets_R1[:-1]] = True
+        return mask
+
+
+def build_entries(
+    rows: NucleusSet, listed_rows: npt.NDArray[np.int64], targets_T: Tensor, *, vocab_start: int, num_local_ids: int
+) -> Entries:
+    """List the entries of `listed_rows`.
+
+    Args:
+        rows: kept sets of the call's T rows.
+        listed_rows: int64 [R], ascending; each has status 0.
+        targets_T: integers [T], on the device where the entries shall live.
+        vocab_start: first id of this shard.
+        num_local_ids: number of ids of this shard.
+    """
+    device = targets_T.device
+    listed = rows if listed_rows.size == len(rows) else rows.take(listed_rows)
+    num_rows = listed_rows.size
+    offsets = listed.offsets + np.arange(num_rows + 1)  # one more entry per row: its target, in front
+    segments = np.repeat(np.arange(num_rows), np.diff(offsets))
+    slots = np.full(segments.size, -1, np.int64)
+    slots[np.arange(listed.ids.size) + np.repeat(np.arange(1, num_rows + 1), listed.set_sizes)] = listed.ids
+    rows_R, offsets_R1, segments_E, slots_E = (torch.from_numpy(array).to(device) for array in (listed_rows, offsets, segments, slots))
+    targets_R = targets_T[rows_R].to(torch.int64)
+    ids_E = torch.where(slots_E == targets_R[segments_E], -1, slots_E)
+    ids_E[offsets_R1[:-1]] = targets_R
+    ids_E -= vocab_start
+    ids_E = torch.where((ids_E >= 0) & (ids_E < num_local_ids), ids_E, -1)
+    return Entries(rows_R=rows_R, offsets_R1=offsets_R1, segments_E=segments_E, ids_E=ids_E)
+
+
+def segment_statistics(entries: Entries, z_E: Tensor) -> Tensor:
+    """Return the statistics [4, R] of `scores` over this shard's entries.
+
+    Args:
+        entries: E entries of R rows.
+        z_E: logit / temperature per entry, -inf where the id is -1.
+    """
+    num_rows = entries.rows_R.numel()
+    if num_rows == 0:
+        return z_E.new_zeros(4, 0)
+    highest = torch.segment_reduce(z_E, "max", offsets=entries.offsets_R1, initial=-torch.inf, unsafe=True)
+    distance = torch.where(torch.isinf(z_E), -torch.inf, z_E - highest[entries.segments_E])
+    weight = torch.exp(distance)
+    spread = torch.where(weight > 0, weight * distance, 0.0)
+    statistics = z_E.new_empty(4, num_rows)
+    statistics[HIGHEST] = highest
+    statistics[TARGET] = z_E[entries.offsets_R1[:-1]]
+    statistics[MASS] = torch.segment_reduce(weight, "sum", offsets=entries.offsets_R1, initial=0.0, unsafe=True)
+    statistics[SPREAD] = torch.segment_reduce(spread, "sum", offsets=entries.offsets_R1, initial=0.0, unsafe=True)
+    return statistics

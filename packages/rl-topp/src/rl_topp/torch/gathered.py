@@ -1,0 +1,167 @@
+"""`nucleus_log_probs`: scores over kept sets from logits that exist already.
+
+Layer: torch. Only the logits of kept ids are read; a tensor-parallel shard adds its part and two small all-reduces finish the sums. Invariants: no
+[T, V] mask, no masked or rescaled copy of the logits; the gradient of a row with a kept set touches its kept entries only; rows over the whole
+vocabulary pass through float32 in blocks of bounded size.
+
+Gradient convention: every rank of the group computes the same loss from the same scores; each receives the gradient of its own shard of the logits, and
+backward needs no collective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from rl_topp.errors import NucleusError
+from rl_topp.nucleus import NucleusSet, OnTruncated
+from rl_topp.torch.dense_rows import block_statistics, dense_upstream, store_dense
+from rl_topp.torch.entries import Entries, build_entries, segment_statistics
+from rl_topp.torch.row_kinds import RowKinds, check_rows, sort_rows
+from rl_topp.torch.scores import NucleusScores, combine, compute_dtype, empty_statistics, entry_gradient, unpack_scores
+
+__all__ = ["nucleus_log_probs"]
+
+_BLOCK_BYTES = 64 * 2**20
+"""Bound on one block of float32 logits; a block of 64 MiB keeps a GPU busy and is small beside the logits themselves."""
+
+
+class _Call(NamedTuple):
+    """What stays the same between forward and backward of one call."""
+
+    rows: NucleusSet
+    kinds: RowKinds
+    vocab_start: int
+    held: int
+    """Columns of the shard that are ids of the vocabulary; the rest is padding."""
+    temperature: float
+    want_full: bool
+    want_entropy: bool
+    tp_group: dist.ProcessGroup | None
+
+
+def nucleus_log_probs(
+    logits_TV: Tensor,
+    targets_T: Tensor,
+    rows: NucleusSet,
+    *,
+    vocab_start: int = 0,
+    tp_group: dist.ProcessGroup | None = None,
+    temperature: float = 1.0,
+    on_truncated: OnTruncated = "mask",
+    full_log_probs: bool = False,
+    entropy: bool = False,
+    full_entropy: bool = False,
+) -> NucleusScores:
+    """Score each row's target over the row's kept set.
+
+    log p = z[y] - logsumexp(z[S]), z = logits / temperature, S = the kept set with the target (DeepSeek-V3.2, arXiv 2512.02556, section 3.1).
+
+    Args:
+        logits_TV: [T, V_local], float64, float32, bfloat16 or float16: this rank's shard. Columns beyond the vocabulary are padding, never counted.
+        targets_T: integers [T], ids of the whole vocabulary; anything where the status is 2.
+        rows: kept sets of the T rows: a `NucleusSet`, or what `align_rows` returns.
+        vocab_start: id of this shard's first column.
+        tp_group: ranks that hold the other shards; all call with the same rows and targets. None = no other shards.
+        temperature: divisor of the logits, the rollout's; > 0.
+        on_truncated: what a row with an incomplete set is worth, see `NucleusSet.scored_mask`.
+        full_log_probs: also return the log-probs over the vocabulary.
+        entropy: also return the entropy over the kept set.
+        full_entropy: also return the entropy over the vocabulary.
+
+    Returns:
+        `NucleusScores` of T rows. A target outside the vocabulary scores -inf.
+
+    Raises:
+        NucleusError: lengths that differ, a temperature that is not positive, or an unknown `on_truncated`.
+    """
+    if logits_TV.dim() != 2:
+        raise NucleusError(f"logits must have shape [T, V_local], got {list(logits_TV.shape)}")
+    check_rows(rows, num_rows=logits_TV.shape[0], num_targets=targets_T.numel(), temperature=temperature, on_truncated=on_truncated)
+    want_full = full_log_probs or full_entropy
+    call = _Call(
+        rows=rows,
+        kinds=sort_rows(rows, on_truncated=on_truncated, want_full=want_full),
+        vocab_start=vocab_start,
+        held=int(np.clip(rows.vocab_size - vocab_start, 0, logits_TV.shape[1])),
+        temperature=temperature,
+        want_full=want_full,
+        want_entropy=entropy or full_entropy,
+        tp_group=tp_group,
+    )
+    log_probs_KT, entropy_KT = _GatheredScores.apply(logits_TV, targets_T, call)  # type: ignore[no-untyped-call]
+    return unpack_scores(log_probs_KT, entropy_KT, full_log_probs=full_log_probs, entropy=entropy, full_entropy=full_entropy)
+
+
+class _GatheredScores(torch.autograd.Function):
+    """(logits, targets, call) -> log-probs [K, T] and entropies [K, T] (None unless wanted)."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_TV: Tensor, targets_T: Tensor, call: _Call) -> tuple[Tensor, Tensor | None]:
+        dtype = compute_dtype(logits_TV.dtype)
+        entries = build_entries(call.rows, call.kinds.kept, targets_T, vocab_start=call.vocab_start, num_local_ids=call.held)
+        z_E = _gather(logits_TV, entries, dtype).div_(call.temperature)
+        statistics = empty_statistics(1 + call.want_full, len(call.rows), dtype=dtype, device=logits_TV.device)
+        statistics[0][:, entries.rows_R] = segment_statistics(entries, z_E)
+        unfiltered_T = torch.from_numpy(np.isin(np.arange(len(call.rows)), call.kinds.unfiltered)).to(logits_TV.device)
+        for rows_D, z_DV in _dense_blocks(logits_TV, call, dtype):
+            block = block_statistics(z_DV, targets_T[rows_D].long(), first_id=call.vocab_start, want_entropy=call.want_entropy)
+            store_dense(statistics, rows_D, block, unfiltered_T)
+        combined = combine(statistics, call.tp_group)
+        ctx.call, ctx.entries = call, entries
+        ctx.save_for_backward(logits_TV, targets_T, z_E, combined.log_normaliser, combined.entropy)
+        return combined.log_probs, combined.entropy if call.want_entropy else None
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, score_gradient_KT: Tensor, entropy_gradient_KT: Tensor | None) -> tuple[Tensor, None, None]:
+        logits_TV, targets_T, z_E, log_normaliser_KT, entropy_KT = ctx.saved_tensors
+        call, entries = ctx.call, ctx.entries
+        gradient_TV = torch.zeros_like(logits_TV)
+        score_T = dense_upstream(score_gradient_KT, call.kinds.unfiltered)
+        entropy_T = None if entropy_gradient_KT is None else dense_upstream(entropy_gradient_KT, call.kinds.unfiltered)
+        for rows_D, z_DV in _dense_blocks(logits_TV, call, z_E.dtype):
+            log_p = z_DV - log_normaliser_KT[-1][rows_D, None]
+            columns = torch.arange(call.held, device=log_p.device) + call.vocab_start
+            block = entry_gradient(
+                log_p,
+                columns == targets_T[rows_D, None],
+                score_T[rows_D, None],
+                None if entropy_T is None else entropy_T[rows_D, None],
+                entropy_KT[-1][rows_D, None],
+            )
+            gradient_TV[rows_D, : call.held] = (block / call.temperature).to(gradient_TV.dtype)
+        call_rows = entries.call_rows_E
+        coefficients = entry_gradient(
+            z_E - log_normaliser_KT[0][call_rows],
+            entries.is_target_E,
+            score_gradient_KT[0][call_rows],
+            None if entropy_gradient_KT is None else entropy_gradient_KT[0][call_rows],
+            entropy_KT[0][call_rows],
+        )
+        valid = entries.ids_E >= 0
+        places = call_rows[valid], entries.ids_E[valid]
+        gradient_TV[places] += (coefficients[valid] / call.temperature).to(gradient_TV.dtype)
+        return gradient_TV, None, None
+
+
+def _gather(logits_TV: Tensor, entries: Entries, dtype: torch.dtype) -> Tensor:
+    """Return the logits [E] of the entries, -inf where the id counts nowhere."""
+    if logits_TV.numel() == 0:
+        return torch.full(entries.ids_E.shape, -torch.inf, dtype=dtype, device=logits_TV.device)
+    values = logits_TV[entries.call_rows_E, entries.ids_E.clamp(min=0)].to(dtype)
+    return torch.where(entries.ids_E >= 0, values, -torch.inf)
+
+
+def _dense_blocks(logits_TV: Tensor, call: _Call, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield rows that need the whole vocabulary, int64 [D], with their z [D, held] in the computing dtype, block by block."""
+    rows_per_block = max(1, _BLOCK_BYTES // max(1, call.held * dtype.itemsize))
+    for first in range(0, call.kinds.dense.size, rows_per_block):
+        rows_D = torch.from_numpy(call.kinds.dense[first : first + rows_per_block]).to(logits_TV.device)
+        yield rows_D, logits_TV[rows_D, : call.held].to(dtype).div_(call.temperature)

@@ -1,0 +1,124 @@
+"""From partial sums over one vocabulary shard to log-probs and entropies: the arithmetic that every path shares.
+
+Layer: torch. Shapes: T rows, K kinds of score (0 = over the support, 1 = over the vocabulary, present on request), 4 statistics.
+
+A shard describes each row by four numbers over the ids it holds, with z = logit / temperature:
+
+    highest  m = max z              target  z[y], or -inf when another shard holds y
+    mass     s = sum e^(z - m)      spread  w = sum e^(z - m) (z - m)
+
+`combine` reduces them over the tensor-parallel group (one MAX, one SUM all-reduce of a few numbers per row) and returns
+
+    log_normaliser = M + log S,    log p = z[y] - log_normaliser,    H = log S - W / S.
+
+Invariants: rows that no shard describes score 0; a target that no shard holds scores -inf, so it cannot pass unseen; entropies count ids of
+probability 0 as 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+__all__ = ["HIGHEST", "MASS", "SPREAD", "TARGET", "Combined", "NucleusScores", "combine", "compute_dtype", "empty_statistics", "entry_gradient", "unpack_scores"]
+
+HIGHEST, TARGET, MASS, SPREAD = range(4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NucleusScores:
+    """Scores of T rows, nats; 0 without gradient where a row has none (status 2; status 3 unless `on_truncated="full"`).
+
+    float32 [T] each, float64 for float64 inputs. The last three are None unless asked for.
+    """
+
+    log_probs: Tensor
+    """log p of the target over its kept set; over the vocabulary where no filter applied."""
+    full_log_probs: Tensor | None = None
+    """log p of the target over the vocabulary, for every sampled row."""
+    entropy: Tensor | None = None
+    """Entropy over the kept set; over the vocabulary where no filter applied."""
+    full_entropy: Tensor | None = None
+    """Entropy over the vocabulary, for every sampled row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Combined:
+    """What `combine` returns, [K, T] each."""
+
+    log_probs: Tensor
+    entropy: Tensor
+    log_normaliser: Tensor
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which scores of inputs of `dtype` are computed: float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def empty_statistics(num_kinds: int, num_rows: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return statistics [K, 4, T] that describe no id at all."""
+    statistics = torch.zeros(num_kinds, 4, num_rows, dtype=dtype, device=device)
+    statistics[:, [HIGHEST, TARGET]] = -torch.inf
+    return statistics
+
+
+def combine(statistics: Tensor, tp_group: dist.ProcessGroup | None) -> Combined:
+    """Reduce per-shard statistics over the group and finish the scores.
+
+    Args:
+        statistics: [K, 4, T], this shard's; not changed.
+        tp_group: ranks that hold the other shards; None = this shard is the whole vocabulary.
+    """
+    reduce = tp_group is not None and dist.get_world_size(tp_group) > 1
+    highest, mass = statistics[:, HIGHEST], statistics[:, MASS]
+    peaks = statistics[:, [HIGHEST, TARGET]]  # indexing by a list copies, so the collective may write into it
+    if reduce:
+        dist.all_reduce(peaks, op=dist.ReduceOp.MAX, group=tp_group)
+    peak, target = peaks[:, 0], peaks[:, 1]
+    held = mass > 0
+    shift = torch.where(held, highest - peak, 0.0)  # -inf - -inf is what a shard without ids would give
+    scale = torch.where(held, torch.exp(shift), 0.0)
+    sums = torch.stack([mass * scale, (statistics[:, SPREAD] + shift * mass) * scale])
+    if reduce:
+        dist.all_reduce(sums, op=dist.ReduceOp.SUM, group=tp_group)
+    described = sums[0] > 0
+    log_mass = torch.log(torch.where(described, sums[0], 1.0))
+    log_normaliser = torch.where(described, peak + log_mass, 0.0)
+    return Combined(
+        log_probs=torch.where(described, target - log_normaliser, 0.0),
+        entropy=torch.where(described, log_mass - sums[1] / torch.where(described, sums[0], 1.0), 0.0),
+        log_normaliser=log_normaliser,
+    )
+
+
+def entry_gradient(log_p: Tensor, is_target: Tensor, score_gradient: Tensor, entropy_gradient: Tensor | None, entropy: Tensor | None) -> Tensor:
+    """Return dL/dz of single (row, id) entries, given what arrives from above at their rows.
+
+    dL/dz = g ([id = y] - p) - g_H p (log p + H), and 0 where p is 0. All arguments broadcast against each other.
+
+    Args:
+        log_p: z - log_normaliser of the entry.
+        is_target: whether the entry is its row's target.
+        score_gradient: g, dL/d(log p of the row).
+        entropy_gradient: g_H, dL/d(entropy of the row), or None.
+        entropy: H of the row; needed with `entropy_gradient`.
+    """
+    p = torch.exp(log_p)
+    gradient = score_gradient * (is_target.to(p.dtype) - p)
+    if entropy_gradient is not None and entropy is not None:
+        gradient = gradient - entropy_gradient * torch.where(p > 0, p * (log_p + entropy), 0.0)
+    return gradient
+
+
+def unpack_scores(log_probs_KT: Tensor, entropy_KT: Tensor | None, *, full_log_probs: bool, entropy: bool, full_entropy: bool) -> NucleusScores:
+    """Give the scores of `combine` their public names, and only those that were asked for."""
+    return NucleusScores(
+        log_probs=log_probs_KT[0],
+        full_log_probs=log_probs_KT[1] if full_log_probs else None,
+        entropy=entropy_KT[0] if entropy and entropy_KT is not None else None,
+        full_entropy=entropy_KT[1] if full_entropy and entropy_KT is not None else None,
+    )
