@@ -1,1 +1,43 @@
-"""Which samples run where and when."""
+"""Which samples run where and when: packing and balancing for data-parallel training.
+
+Pure functions on numpy. ``build_dp_schedule`` decides optimizer steps, micro-batches and ranks of one rollout batch;
+``check_plan`` proves a plan's promises; ``schedule-plan.v1`` carries it between processes.
+"""
+
+from rl_schedule.cost import CostModel, QuadraticCost, TokenCost
+from rl_schedule.errors import InfeasibleScheduleError, PlanDocumentError, ScheduleError, UnsupportedContractError
+from rl_schedule.invariants import Problem, check_plan
+from rl_schedule.karmarkar_karp import karmarkar_karp
+from rl_schedule.packing import best_fit_decreasing, first_fit, first_fit_decreasing
+from rl_schedule.plan import RankView, SchedulePlan
+from rl_schedule.request import ScheduleRequest
+from rl_schedule.schedule import build_dp_schedule, plan_schedule
+from rl_schedule.statistics import ScheduleStats, StepStats
+from rl_schedule.steps import StepSplitter, compute_dynamic_global_batch_size
+from rl_schedule.transformer_cost import TransformerCost
+
+__all__ = [
+    "CostModel",
+    "InfeasibleScheduleError",
+    "PlanDocumentError",
+    "Problem",
+    "QuadraticCost",
+    "RankView",
+    "ScheduleError",
+    "SchedulePlan",
+    "ScheduleRequest",
+    "ScheduleStats",
+    "StepSplitter",
+    "StepStats",
+    "TokenCost",
+    "TransformerCost",
+    "UnsupportedContractError",
+    "best_fit_decreasing",
+    "build_dp_schedule",
+    "check_plan",
+    "compute_dynamic_global_batch_size",
+    "first_fit",
+    "first_fit_decreasing",
+    "karmarkar_karp",
+    "plan_schedule",
+]

@@ -1,0 +1,175 @@
+"""What no plan can beat: lower bounds on micro-batches and on slot time; algorithm layer, above ``arrays``.
+
+Decides how few micro-batches to try, how heavy each slot has to be, and what ``stats`` call unreachable. Invariant:
+a bound is never above the value of any plan that keeps the cap (tested against brute force). Valid for every cost that
+depends on the length alone and is >= 0.
+
+Notation: samples longest first, L_p length and c_p cost of the p-th (1-based), K micro-batches on D ranks, m = K / D
+slots; B_1 >= B_2 >= ... the micro-batch costs of some plan in descending order.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from rl_schedule.arrays import FloatArray, IntArray
+
+__all__ = ["CostBounds", "cost_bounds", "micro_batch_bound", "slot_bound", "slot_targets"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostBounds:
+    """Limits on the micro-batch costs of any plan with K micro-batches on D ranks; all int64, so exact everywhere."""
+
+    ceiling: IntArray
+    """[K], non-increasing: the i-th costliest micro-batch costs at most ``ceiling[i]`` (0-based)."""
+    floor: IntArray
+    """[m], non-increasing: the costliest micro-batch of slot k costs at least ``floor[k]`` when slots are sorted by cost."""
+    knapsack: IntArray
+    """[m]: the (k + 1) * D costliest micro-batches together cost at most ``knapsack[k]``."""
+    total: int
+    """Cost of all samples."""
+    num_ranks: int
+    """D."""
+
+
+def micro_batch_bound(lengths: IntArray, cap: int) -> int:
+    """Return a lower bound on the bins of size ``cap`` that hold ``lengths``; 0 for no samples.
+
+    Martello and Toth's L2 (Discrete Applied Mathematics 28, 1990): for a threshold t <= cap / 2, samples longer than
+    cap - t are alone, those above cap / 2 are pairwise apart, and what the room of the latter cannot take of the
+    samples >= t needs further bins; the best t counts. t = 1 gives ceil(tokens / cap). An oversized sample is one bin.
+
+    Example: 7, 7, 7 under cap 8 need 3, although ceil(21 / 8) is 3; 5, 5, 5 under 8 need 3, although ceil(15 / 8) is 2.
+    """
+    oversized = int(np.count_nonzero(lengths > cap))
+    fitting = np.sort(lengths[lengths <= cap])
+    if not fitting.size:
+        return oversized
+    prefix = np.concatenate([[0], np.cumsum(fitting)])
+    half = int(np.searchsorted(fitting, cap // 2, side="right"))
+    small = fitting[:half]
+    thresholds = np.concatenate([[1], small[np.flatnonzero(np.diff(small, prepend=0))]])
+    first_alone = np.searchsorted(fitting, cap - thresholds, side="right")
+    first_small = np.searchsorted(fitting, thresholds, side="left")
+    room = cap * (first_alone - half) - (prefix[first_alone] - prefix[half])
+    overflow = np.maximum(prefix[half] - prefix[first_small] - room, 0)
+    return oversized + int(np.max(fitting.size - half + -(-overflow // cap)))
+
+
+def cost_bounds(lengths: IntArray, costs: IntArray, cap: int, *, num_ranks: int, num_slots: int) -> CostBounds:
+    """Bound the micro-batch costs of every plan that keeps the cap.
+
+    - ceiling: a micro-batch whose longest sample is l costs at most A(l) = c(l) + (cap - l) * r, r the largest cost per
+      token among lengths <= min(l, cap - l). Among the i costliest one has a longest sample no longer than L_i, so
+      B_i <= max over j >= i of A(L_j).
+    - floor: the p longest need nb(p) = max(ceil(p / floor(cap / L_p)), how many are > cap / 2, ceil(their tokens / cap))
+      micro-batches, so B_nb(p) >= the least cost among them. Slot k is at least B_(k * D + 1).
+    - knapsack: the costliest (k + 1) * D * cap tokens, taken fractionally, plus what oversized samples have beyond.
+
+    Args:
+        lengths: int64 [n], longest first.
+        costs: int64 [n], their costs.
+        cap: tokens per micro-batch.
+        num_ranks: D.
+        num_slots: m.
+    """
+    fitted = np.minimum(lengths, cap)
+    density = costs / np.maximum(fitted, 1)
+    return CostBounds(
+        ceiling=_ceiling(lengths, costs, density, cap, num_ranks * num_slots),
+        floor=_floor(lengths, costs, cap, num_ranks, num_slots),
+        knapsack=_knapsack(fitted, costs, density, cap, num_ranks, num_slots),
+        total=int(costs.sum()),
+        num_ranks=num_ranks,
+    )
+
+
+def _ceiling(lengths: IntArray, costs: IntArray, density: FloatArray, cap: int, num_bins: int) -> IntArray:
+    densest_from = np.maximum.accumulate(density[::-1])[::-1]
+    companions = np.minimum(lengths, cap - lengths)
+    first = np.searchsorted(-lengths, -companions, side="left")
+    rate = np.concatenate([densest_from, [0.0]])[first]
+    company = np.ceil(np.maximum(cap - lengths, 0) * rate).astype(np.int64)
+    heaviest_from = np.maximum.accumulate(np.concatenate([costs + company, [0]])[::-1])[::-1]
+    ceiling: IntArray = heaviest_from[np.minimum(np.arange(num_bins), lengths.size)]
+    return ceiling
+
+
+def _floor(lengths: IntArray, costs: IntArray, cap: int, num_ranks: int, num_slots: int) -> IntArray:
+    floor = np.zeros(num_slots, dtype=np.int64)
+    if not lengths.size:
+        return floor
+    count = np.arange(1, lengths.size + 1)
+    needed = np.maximum.reduce([
+        -(-count // np.maximum(cap // lengths, 1)),
+        np.cumsum(2 * lengths > cap),
+        -(-np.cumsum(np.minimum(lengths, cap)) // cap),
+    ])
+    least = np.minimum.accumulate(costs)
+    first = np.searchsorted(np.maximum.accumulate(needed), np.arange(num_slots) * num_ranks + 1)
+    reached = first < lengths.size
+    floor[reached] = least[first[reached]]
+    return floor
+
+
+def _knapsack(fitted: IntArray, costs: IntArray, density: FloatArray, cap: int, num_ranks: int, num_slots: int) -> IntArray:
+    densest_first = np.argsort(-density, kind="stable")
+    tokens = np.concatenate([[0], np.cumsum(fitted[densest_first])])
+    worth = np.concatenate([[0], np.cumsum(costs[densest_first])])
+    budget = np.arange(1, num_slots + 1) * (num_ranks * cap)
+    whole = np.searchsorted(tokens, budget, side="right") - 1
+    rate = np.concatenate([density[densest_first], [0.0]])[whole]
+    rest: IntArray = np.ceil((budget - tokens[whole]) * rate).astype(np.int64)
+    return worth[whole] + rest
+
+
+def slot_bound(bounds: CostBounds, *, rank_limit: float | None = None) -> float:
+    """Return a lower bound on the slot imbalance: sum over slots of the costliest micro-batch, over total / D.
+
+    For any ranks: max over k of sum(floor[:k]) + (total - the most the k * D costliest can hold when slot j is capped at
+    floor[j]) / D. With ``rank_limit`` = the costliest rank over the mean, also: the slot with the costliest sample c_1
+    has micro-batches <= ceiling[j], so rank j idles there at least c_1 - ceiling[j]; the least S with
+    sum_j min(rank_limit * mean, S - (c_1 - ceiling[j])+) >= total.
+
+    Returns:
+        At least 1.0; 1.0 for no work.
+    """
+    if bounds.total == 0 or not bounds.floor.size:
+        return 1.0
+    slots = bounds.floor.size
+    capped = np.minimum(bounds.ceiling.reshape(slots, -1), bounds.floor[:, None]).sum(axis=1)
+    held = np.minimum(np.cumsum(capped), bounds.knapsack)
+    forced = np.cumsum(bounds.floor) * bounds.num_ranks + np.maximum(bounds.total - held, 0)
+    best = max(1.0, int(forced.max()) / bounds.total)
+    if rank_limit is None:
+        return best
+    return max(best, _idle_bound(bounds, rank_limit) * bounds.num_ranks / bounds.total)
+
+
+def _idle_bound(bounds: CostBounds, rank_limit: float) -> int:
+    """Largest slot sum S at which ranks within the limit and with the forced idle time cannot do all the work yet."""
+    heaviest = math.ceil(rank_limit * bounds.total / bounds.num_ranks)
+    idle = np.maximum(bounds.floor[0] - bounds.ceiling[: bounds.num_ranks], 0)
+    low, high = 0, heaviest + int(idle.max())
+    while high - low > 1:
+        middle = (low + high) // 2
+        done = int(np.clip(middle - idle, 0, heaviest).sum())
+        low, high = (low, middle) if done >= bounds.total else (middle, high)
+    return low
+
+
+def slot_targets(bounds: CostBounds) -> list[int]:
+    """Return the cost each slot should reach, [m]: floor[k] or a common level T, whichever is higher.
+
+    T is the least level at which micro-batches capped at max(floor[k], T) and at their ceiling hold the total.
+    """
+    ceiling = bounds.ceiling.reshape(bounds.floor.size, -1)
+    low, high = 0, bounds.total
+    while high - low > 1:
+        level = (low + high) // 2
+        held = int(np.minimum(ceiling, np.maximum(bounds.floor, level)[:, None]).sum())
+        low, high = (low, level) if held >= bounds.total else (level, high)
+    targets: list[int] = np.maximum(bounds.floor, high).tolist()
+    return targets

@@ -1,0 +1,123 @@
+"""What a sample costs: the cost protocol, the two simple models, and exact int64 costs; algorithm layer.
+
+Decides how a cost model's answer becomes the integers that every balancer adds up. Invariant: after
+``integer_costs`` all sums over a step are exact, so a plan cannot depend on summation order or platform.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_schedule.arrays import IntArray
+from rl_schedule.contract import CostDocument
+from rl_schedule.errors import ScheduleError
+
+__all__ = ["CostModel", "QuadraticCost", "TokenCost", "describe_cost", "evaluate_cost", "integer_costs"]
+
+_TOTAL_BITS = 60
+"""Integer costs are scaled so that their sum stays below 2**60: headroom for the few sums of two totals."""
+
+
+@runtime_checkable
+class CostModel(Protocol):
+    """Cost of samples by length. Any callable of this form will do; it must depend on the length alone."""
+
+    def __call__(self, lengths: IntArray, /) -> npt.NDArray[Any]:
+        """Return the cost of each sample.
+
+        Args:
+            lengths: int64 [n], padded tokens, each >= 1.
+
+        Returns:
+            Integers or floats [n], finite and >= 0, in any unit (only ratios matter).
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCost:
+    """One unit per token: ``c(s) = s``. Right when attention is a small part of the work."""
+
+    def __call__(self, lengths: IntArray, /) -> npt.NDArray[Any]:
+        """Return ``lengths`` unchanged: int64 [n]."""
+        return lengths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuadraticCost:
+    """``c(s) = linear * s + quadratic * s**2``; the default is the constant that published schedulers use.
+
+    The default stands for the layers of a 7B transformer with full attention: 24576 = 6 * hidden 4096, so the unit is
+    FLOPs up to one common factor. Example: ``QuadraticCost()(np.array([70_000]))`` is 6_620_320_000, beyond int32.
+    """
+
+    linear: int = 24576
+    """Cost per token, unit free."""
+    quadratic: int = 1
+    """Cost per pair of tokens, same unit."""
+
+    def __post_init__(self) -> None:
+        """Refuse a model under which work could be negative."""
+        if self.linear < 0 or self.quadratic < 0:
+            raise ScheduleError(f"QuadraticCost needs coefficients >= 0, got {self.linear} and {self.quadratic}")
+
+    def __call__(self, lengths: IntArray, /) -> npt.NDArray[Any]:
+        """Return the costs, int64 [n]; exact for lengths below two billion."""
+        s = lengths.astype(np.int64, copy=False)
+        return self.linear * s + self.quadratic * s * s
+
+
+def evaluate_cost(model: CostModel, lengths: IntArray) -> npt.NDArray[Any]:
+    """Call ``model`` and check what it returns: one finite number >= 0 per sample.
+
+    Raises:
+        ScheduleError: wrong shape, not numeric, or a value that is not finite or below 0 (named by its length).
+    """
+    costs = np.asarray(model(lengths))
+    if costs.shape != lengths.shape:
+        raise ScheduleError(f"the cost model returned shape {costs.shape} for {lengths.size} lengths; return one cost per sample")
+    if costs.dtype.kind not in "iuf":
+        raise ScheduleError(f"the cost model returned dtype {costs.dtype}; return integers or floats")
+    bad = np.flatnonzero(~(np.isfinite(costs) & (costs >= 0)))
+    if bad.size:
+        first = int(bad[0])
+        raise ScheduleError(
+            f"the cost of a sample of {int(lengths[first])} tokens is {costs[first]}; costs must be finite and >= 0 (int32 overflow?)"
+        )
+    return costs
+
+
+def integer_costs(costs: npt.NDArray[Any]) -> IntArray:
+    """Turn costs into int64 [n] whose sum is below 2**60.
+
+    Integers that fit are kept; everything else is multiplied by one power of two (exact in floating point) and rounded,
+    which moves a cost by less than 2**-58 of the total.
+    """
+    if costs.size == 0:
+        return np.empty(0, dtype=np.int64)
+    total = math.fsum(costs.tolist())
+    if costs.dtype.kind in "iu" and total < 2.0**_TOTAL_BITS:
+        return costs.astype(np.int64)
+    if total == 0.0:
+        return np.zeros(costs.size, dtype=np.int64)
+    _, exponent = np.frexp(total)
+    scaled = np.ldexp(costs.astype(np.float64), _TOTAL_BITS - 1 - int(exponent))
+    rounded: IntArray = np.rint(scaled).astype(np.int64)
+    return rounded
+
+
+def describe_cost(model: CostModel) -> CostDocument:
+    """Say which model this is in words that survive JSON; a model from elsewhere is ``custom`` with its name."""
+    document = getattr(model, "to_document", None)
+    if document is not None:
+        described: CostDocument = document()
+        return described
+    if isinstance(model, TokenCost):
+        return {"kind": "tokens", "parameters": {}}
+    if isinstance(model, QuadraticCost):
+        return {"kind": "quadratic", "parameters": {"linear": model.linear, "quadratic": model.quadratic}}
+    name = getattr(model, "__qualname__", type(model).__qualname__)
+    return {"kind": "custom", "parameters": {"name": f"{type(model).__module__}:{name}"}}

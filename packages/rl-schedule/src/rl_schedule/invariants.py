@@ -1,0 +1,273 @@
+"""The promises of a plan, checked against its request; layer above ``plan`` and ``request``.
+
+Decides whether a plan keeps P1-P10. It recomputes everything from the request and trusts nothing the plan says about
+itself, so it also judges plans made by other code. Invariant: no promise is skipped because an earlier one is broken,
+unless what is left cannot be read.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from rl_schedule.alignment import split_bins
+from rl_schedule.arrays import IntArray
+from rl_schedule.cost import evaluate_cost, integer_costs
+from rl_schedule.dealing import bin_sums, number_bins
+from rl_schedule.packing import first_fit_decreasing
+from rl_schedule.plan import SchedulePlan, plan_digest
+from rl_schedule.request import ScheduleRequest
+from rl_schedule.steps import group_rollouts
+
+__all__ = ["Problem", "check_plan"]
+
+_TOLERANCE = 1.001
+"""P10 allows 0.1 % over the strided reference."""
+
+_SHOWN = 8
+"""Sample ids written into one message; ``Problem.samples`` has all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One broken promise."""
+
+    promise: str
+    """``P1`` to ``P10``."""
+    message: str
+    """What was found, what was promised, and where."""
+    samples: tuple[int, ...] = ()
+    """Rollout positions concerned, ascending."""
+    rank: int | None = None
+    """Data-parallel rank concerned, if it is one."""
+    step: int | None = None
+    """Step concerned, if it is one."""
+    micro_batch: int | None = None
+    """Micro-batch of that rank, flat over steps, if it is one."""
+
+    def __str__(self) -> str:
+        """Return ``promise: message``."""
+        return f"{self.promise}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """A plan, its request, and the arrays every check reads."""
+
+    plan: SchedulePlan
+    request: ScheduleRequest
+    lengths: IntArray
+    """Padded tokens [n]."""
+    row_of: IntArray
+    """Micro-batch row of each entry of ``sample_positions``."""
+    step_of: IntArray
+    """Step of each micro-batch of a rank [M]."""
+
+    @property
+    def per_rank(self) -> int:
+        return self.plan.micro_batches_per_rank
+
+
+def check_plan(plan: SchedulePlan, request: ScheduleRequest) -> list[Problem]:
+    """List every promise that ``plan`` breaks for ``request``; an empty list is a good plan.
+
+    Args:
+        plan: any plan, also one from a document.
+        request: what was asked for, with the data.
+
+    Returns:
+        Problems in promise order, with the sample ids they concern. P8 is checked as "the digest belongs to the arrays";
+        that equal requests give equal digests is a property of ``build_dp_schedule``.
+    """
+    structure = list(_check_structure(plan, request))
+    if structure:
+        return structure
+    sizes = np.diff(plan.micro_batch_offsets)
+    case = _Case(
+        plan=plan,
+        request=request,
+        lengths=request.padded_lengths,
+        row_of=np.repeat(np.arange(sizes.size), sizes).astype(np.int64),
+        step_of=np.repeat(np.arange(len(plan.num_microbatches)), plan.num_microbatches).astype(np.int64),
+    )
+    checks: tuple[Callable[[_Case], Iterator[Problem]], ...] = (
+        _check_alignment,
+        _check_placement,
+        _check_local_indices,
+        _check_rollouts,
+        _check_cap,
+        _check_fillers,
+        _check_digest,
+        _check_balance,
+    )
+    return [problem for check in checks for problem in check(case)]
+
+
+def _check_structure(plan: SchedulePlan, request: ScheduleRequest) -> Iterator[Problem]:
+    """P1, and whatever makes the arrays unreadable."""
+    if plan.dp_size != request.dp_size:
+        yield Problem(promise="P1", message=f"the plan is for {plan.dp_size} ranks, the request for {request.dp_size}")
+    rows = plan.dp_size * plan.micro_batches_per_rank
+    offsets = plan.micro_batch_offsets
+    if offsets.size != rows + 1:
+        yield Problem(promise="P1", message=f"{offsets.size - 1} micro-batches are laid out, {plan.dp_size} ranks with equal counts have {rows}")
+    elif offsets[0] != 0 or offsets[-1] != plan.sample_positions.size or bool(np.any(np.diff(offsets) < 0)):
+        yield Problem(promise="P3", message=f"micro_batch_offsets do not rise from 0 to {plan.sample_positions.size}")
+    outside = plan.sample_positions[(plan.sample_positions < 0) | (plan.sample_positions >= len(request.total_lengths))]
+    if outside.size:
+        yield _about("P3", f"positions outside 0..{len(request.total_lengths) - 1} are placed", outside)
+    if len(plan.global_batch_sizes) != len(plan.num_microbatches):
+        yield Problem(promise="P1", message=f"{len(plan.global_batch_sizes)} step sizes for {len(plan.num_microbatches)} steps")
+
+
+def _check_alignment(case: _Case) -> Iterator[Problem]:
+    """P2: the count per rank is a positive multiple of the pipeline group."""
+    group = case.request.alignment // case.request.dp_size
+    for step, count in enumerate(case.plan.num_microbatches):
+        if count < 1 or count % group:
+            yield Problem(promise="P2", message=f"step {step} has {count} micro-batches per rank, not a positive multiple of {group}", step=step)
+
+
+def _check_placement(case: _Case) -> Iterator[Problem]:
+    """P3: placed exactly once, or listed as dropped."""
+    placed = np.bincount(case.plan.sample_positions, minlength=case.lengths.size)
+    if np.any(placed > 1):
+        yield _about("P3", "samples are placed more than once", np.flatnonzero(placed > 1))
+    listed = np.asarray(case.plan.dropped_samples, dtype=np.int64)
+    missing = np.setdiff1d(np.flatnonzero(placed == 0), listed)
+    if missing.size:
+        yield _about("P3", "samples are neither placed nor listed as dropped", missing)
+    wrong = np.setdiff1d(listed, np.flatnonzero(placed == 0))
+    if wrong.size:
+        yield _about("P3", "samples are listed as dropped but are placed or do not exist", wrong)
+    ids = np.asarray(case.request.rollout_ids)
+    gone = set(np.setdiff1d(ids, ids[placed > 0]).tolist())
+    if gone != set(case.plan.dropped_rollouts):
+        yield Problem(promise="P3", message=f"dropped_rollouts lists {len(case.plan.dropped_rollouts)} ids, {len(gone)} rollouts run nowhere")
+
+
+def _check_local_indices(case: _Case) -> Iterator[Problem]:
+    """P4: flattened local indices count up from 0."""
+    for rank in range(case.plan.dp_size):
+        view = case.plan.rank_view(rank)
+        flat = np.concatenate([np.empty(0, dtype=np.int64), *view.micro_batch_indices])
+        if not np.array_equal(flat, np.arange(view.partition.size)):
+            yield Problem(promise="P4", message=f"the local indices of rank {rank} are not 0..{view.partition.size - 1}", rank=rank)
+
+
+def _check_rollouts(case: _Case) -> Iterator[Problem]:
+    """P5: a rollout is in one step, whole or not at all; step sizes count rollouts."""
+    rollouts = group_rollouts(np.asarray(case.request.rollout_ids))
+    number_of = np.empty(case.lengths.size, dtype=np.int64)
+    number_of[rollouts.positions] = np.repeat(np.arange(len(rollouts)), np.diff(rollouts.offsets))
+    step = np.full(case.lengths.size, -1, dtype=np.int64)
+    if case.per_rank:
+        step[case.plan.sample_positions] = case.step_of[case.row_of % case.per_rank]
+    first = step[rollouts.positions[rollouts.offsets[:-1]]] if len(rollouts) else step
+    torn = np.flatnonzero(step != first[number_of]) if len(rollouts) else step
+    if torn.size:
+        ids = sorted({int(rollouts.ids[number_of[i]]) for i in torn})
+        yield _about("P5", f"rollouts {ids[:_SHOWN]} span more than one step", torn)
+    counts = np.bincount(first[first >= 0], minlength=len(case.plan.global_batch_sizes))
+    for number, (stated, found) in enumerate(zip(case.plan.global_batch_sizes, counts.tolist(), strict=False)):
+        if stated != found:
+            yield Problem(promise="P5", message=f"step {number} states {stated} rollouts and holds {found}", step=number)
+
+
+def _check_cap(case: _Case) -> Iterator[Problem]:
+    """P6 and P9: padded tokens under the cap, unless one oversized sample is alone; the oversized are listed."""
+    cap, request = case.request.token_cap, case.request
+    sizes = np.diff(case.plan.micro_batch_offsets)
+    if cap is None:
+        too_many = np.flatnonzero(sizes > (request.micro_batch_size or 0))
+        for row in too_many.tolist():
+            yield _in_row("P6", f"holds {int(sizes[row])} samples, micro_batch_size is {request.micro_batch_size}", case, row)
+        oversized = np.empty(0, dtype=np.int64)
+    else:
+        tokens = bin_sums(case.lengths[case.plan.sample_positions], case.row_of, sizes.size)
+        for row in np.flatnonzero((tokens > cap) & (sizes > 1)).tolist():
+            yield _in_row("P9" if request.pad_to_multiple > 1 else "P6", f"holds {int(tokens[row])} tokens, the cap is {cap}", case, row)
+        oversized = np.flatnonzero(case.lengths > cap)
+    if oversized.tolist() != list(case.plan.oversized_samples):
+        differing = np.setxor1d(oversized, np.asarray(case.plan.oversized_samples, dtype=np.int64))
+        yield _about("P6", f"oversized_samples does not list exactly the samples above {cap} tokens; these differ", differing)
+    if request.on_oversized == "drop":
+        placed = np.intersect1d(oversized, case.plan.sample_positions)
+        if placed.size:
+            yield _about("P6", 'oversized samples are placed although on_oversized is "drop"', placed)
+
+
+def _check_fillers(case: _Case) -> Iterator[Problem]:
+    """P7: empty micro-batches are exactly the listed fillers."""
+    empty = {divmod(row, case.per_rank) for row in np.flatnonzero(np.diff(case.plan.micro_batch_offsets) == 0).tolist()}
+    listed = set(case.plan.filler_micro_batches)
+    for rank, number in sorted(empty - listed):
+        yield Problem(promise="P7", message=f"micro-batch {number} of rank {rank} is empty and no listed filler", rank=rank, micro_batch=number)
+    for rank, number in sorted(listed - empty):
+        yield Problem(promise="P7", message=f"({rank}, {number}) is listed as filler and is no empty micro-batch", rank=rank, micro_batch=number)
+
+
+def _check_digest(case: _Case) -> Iterator[Problem]:
+    """P8: the digest belongs to these arrays."""
+    expected = plan_digest(case.plan.dp_size, case.plan.arrays())
+    if case.plan.digest != expected:
+        yield Problem(promise="P8", message=f"the digest is {case.plan.digest}, the arrays give {expected}")
+
+
+def _check_balance(case: _Case) -> Iterator[Problem]:
+    """P10: a balanced dynamic plan is no worse than strided first-fit-decreasing bins with as many micro-batches."""
+    request, cap = case.request, case.request.token_cap
+    if cap is None or request.balance == "none" or request.rank_slack != 0.0 or not case.per_rank:
+        return
+    model = request.balance_model
+    rank_of, step_of = case.row_of // case.per_rank, case.step_of[case.row_of % case.per_rank]
+    for step, count in enumerate(case.plan.num_microbatches):
+        here = step_of == step
+        positions = case.plan.sample_positions[here]
+        if not positions.size:
+            continue
+        costs = integer_costs(evaluate_cost(model, case.lengths[positions]))
+        ours = int(bin_sums(costs, rank_of[here], request.dp_size).max())
+        if ours * request.dp_size <= _TOLERANCE * int(costs.sum()):
+            continue
+        reference = strided_reference(case.lengths[positions], costs, cap=cap, num_ranks=request.dp_size, num_bins=count * request.dp_size)
+        if reference is not None and ours > _TOLERANCE * reference:
+            yield Problem(
+                promise="P10",
+                message=f"the costliest rank of step {step} is {ours / reference:.4f} times that of strided first-fit-decreasing bins",
+                step=step,
+            )
+
+
+def strided_reference(lengths: IntArray, costs: IntArray, *, cap: int, num_ranks: int, num_bins: int) -> int | None:
+    """Cost of the costliest rank when first-fit-decreasing bins, split up to ``num_bins``, go to ranks in turn.
+
+    Returns:
+        None when first-fit-decreasing needs more bins than that: there is no such plan to compare with.
+    """
+    bins = first_fit_decreasing(lengths, cap)
+    if len(bins) > num_bins:
+        return None
+    split = number_bins(split_bins(bins, lengths.tolist(), num_bins), lengths.size)
+    return int(bin_sums(costs, split % num_ranks, num_ranks).max())
+
+
+def _about(promise: str, message: str, samples: IntArray) -> Problem:
+    ids = tuple(np.unique(samples).tolist())
+    shown = ", ".join(str(i) for i in ids[:_SHOWN])
+    return Problem(promise=promise, message=f"{message}: {shown}{', ...' if len(ids) > _SHOWN else ''}", samples=ids)
+
+
+def _in_row(promise: str, message: str, case: _Case, row: int) -> Problem:
+    rank, number = divmod(row, case.per_rank)
+    samples = tuple(sorted(case.plan.micro_batch_samples(rank, number).tolist()))
+    return Problem(
+        promise=promise,
+        message=f"micro-batch {number} of rank {rank} {message} (samples {', '.join(str(i) for i in samples[:_SHOWN])})",
+        samples=samples,
+        rank=rank,
+        micro_batch=number,
+        step=int(case.step_of[number]),
+    )
+
+

@@ -1,0 +1,118 @@
+"""One optimizer step: which mode packs it, and how good the outcome is; algorithm layer, below ``schedule``.
+
+Decides between static, plain and balanced packing. Invariants: the number of micro-batches is a multiple of the
+alignment; every bin without samples is a filler; the cap holds in every mode.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rl_schedule.alignment import refuse_fillers, round_up, split_bins
+from rl_schedule.arrays import IntArray
+from rl_schedule.assignment import Assignment
+from rl_schedule.balanced import balance_step
+from rl_schedule.bounds import cost_bounds, micro_batch_bound, slot_bound
+from rl_schedule.cost import evaluate_cost, integer_costs
+from rl_schedule.dealing import arrange_slots, bin_sums, deal_bins, number_bins
+from rl_schedule.packing import fill_first_fit, group_bins
+from rl_schedule.request import ScheduleRequest
+from rl_schedule.statistics import StepStats, rank_imbalance, slot_imbalance
+
+__all__ = ["PlannedStep", "plan_step"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStep:
+    """A step's samples, where each of them runs, and the figures."""
+
+    members: IntArray
+    """int64 [n]: rollout positions of the step, in rollout order."""
+    assignment: Assignment
+    """Micro-batch of each member."""
+    stats: StepStats
+    """Figures of the step."""
+
+
+def plan_step(request: ScheduleRequest, number: int, members: IntArray, all_lengths: IntArray, *, num_rollouts: int) -> PlannedStep:
+    """Pack, align, deal and measure one step.
+
+    Args:
+        request: the settings.
+        number: the step, for messages.
+        members: rollout positions of the step, in rollout order.
+        all_lengths: int64, padded tokens of every rollout position.
+        num_rollouts: rollouts of the step.
+
+    Raises:
+        InfeasibleScheduleError: fillers are needed and ``on_misaligned`` is ``"error"``.
+        ScheduleError: the cost model returns something that is no cost.
+    """
+    lengths = all_lengths[members]
+    costs = integer_costs(evaluate_cost(request.cost_model, lengths))
+    levelled = lengths if request.balance == "tokens" else costs
+    assignment = _assign(request, number, lengths, levelled)
+    return PlannedStep(members=members, assignment=assignment, stats=_measure(request, assignment, lengths, costs, num_rollouts))
+
+
+def _assign(request: ScheduleRequest, number: int, lengths: IntArray, levelled: IntArray) -> Assignment:
+    cap = request.token_cap
+    if cap is not None and request.balance != "none":
+        assignment = balance_step(
+            lengths, levelled, cap=cap, num_ranks=request.dp_size, alignment=request.alignment, rank_slack=request.rank_slack
+        )
+        _check_fillers(request, number, lengths.size, lengths.size, assignment.num_slots * request.dp_size)
+        return assignment
+    if cap is None:
+        chunks = np.arange(lengths.size) // (request.micro_batch_size or 1)
+        count, path = -(-lengths.size // (request.micro_batch_size or 1)), "static"
+        needed = round_up(count, request.alignment)
+        bins = chunks
+    else:
+        first_fit = group_bins(np.asarray(fill_first_fit(lengths.tolist(), cap), dtype=np.int64))
+        needed, path = round_up(len(first_fit), request.alignment), "first_fit"
+        split = split_bins(first_fit, lengths.tolist(), needed)
+        count, bins = len(split), number_bins(split, lengths.size)
+    _check_fillers(request, number, lengths.size, count, needed)
+    num_slots = needed // request.dp_size
+    if request.balance == "none":
+        placed = bins % request.dp_size * num_slots + bins // request.dp_size
+        return Assignment(bin_of=placed, num_ranks=request.dp_size, num_slots=num_slots, path=f"{path}|strided")
+    dealt = deal_bins(bins, levelled, num_ranks=request.dp_size, num_bins=needed)
+    arranged = arrange_slots(dealt, levelled, num_ranks=request.dp_size, num_slots=num_slots)
+    return Assignment(bin_of=arranged, num_ranks=request.dp_size, num_slots=num_slots, path=f"{path}|kk")
+
+
+def _check_fillers(request: ScheduleRequest, number: int, num_samples: int, packed: int, needed: int) -> None:
+    refuse_fillers(
+        request.on_misaligned, step=number, num_samples=num_samples, packed=packed, needed=needed, alignment=request.alignment
+    )
+
+
+def _measure(request: ScheduleRequest, assignment: Assignment, lengths: IntArray, costs: IntArray, num_rollouts: int) -> StepStats:
+    ranks, slots, cap = assignment.num_ranks, assignment.num_slots, request.token_cap
+    bin_costs = bin_sums(costs, assignment.bin_of, ranks * slots).reshape(ranks, slots)
+    imbalance = rank_imbalance(bin_costs)
+    order = np.argsort(-lengths, kind="stable")
+    tokens = int(lengths.sum())
+    if cap is None:
+        least, bound = -(-lengths.size // (request.micro_batch_size or 1)), imbalance
+    else:
+        least = micro_batch_bound(lengths, cap)
+        limits = cost_bounds(lengths[order], costs[order], cap, num_ranks=ranks, num_slots=slots)
+        bound = max(imbalance, slot_bound(limits, rank_limit=imbalance))
+    return StepStats(
+        num_rollouts=num_rollouts,
+        num_samples=int(lengths.size),
+        num_tokens=tokens,
+        micro_batches=slots,
+        micro_batch_bound=round_up(least, request.alignment) // ranks,
+        fillers=ranks * slots - int(np.unique(assignment.bin_of).size),
+        fill=None if cap is None else tokens / (ranks * slots * cap),
+        rank_imbalance=imbalance,
+        slot_imbalance=slot_imbalance(bin_costs),
+        slot_bound=bound,
+        rank_slack=assignment.rank_slack,
+        path=assignment.path,
+        mean_rank_cost=int(costs.sum()) / ranks,
+    )

@@ -1,0 +1,194 @@
+"""What is asked for: the frozen, validated request; record layer above ``arrays`` and ``cost``.
+
+Decides which settings exist, their defaults and their legal values. Invariant: a ``ScheduleRequest`` that exists is
+well-formed, so the algorithms below check nothing again; what can still fail is data that a policy ``"error"`` refuses.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from rl_schedule.arrays import IntArray, Integers, integer_column, positive_column, positive_int
+from rl_schedule.contract import SettingsDocument
+from rl_schedule.cost import CostModel, QuadraticCost, TokenCost, describe_cost
+from rl_schedule.errors import ScheduleError
+from rl_schedule.steps import StepSplitter, load_splitter
+
+__all__ = ["Balance", "OnMisaligned", "OnOversized", "OnTrailing", "RankSlack", "ScheduleRequest"]
+
+Balance: TypeAlias = Literal["none", "tokens", "flops"]
+"""Plain arrival-order reference mode, or what is levelled over ranks and slots."""
+
+OnOversized: TypeAlias = Literal["alone", "error", "drop"]
+"""A sample longer than the token cap: own micro-batch, refusal, or its whole rollout dropped before the cut into steps."""
+
+OnMisaligned: TypeAlias = Literal["split_then_filler", "error"]
+"""Too few samples to give every rank the same number of micro-batches: fillers, or refusal."""
+
+OnTrailing: TypeAlias = Literal["drop", "partial_step", "error"]
+"""Rollouts that do not fill a last step: dropped and listed, trained as a smaller step, or refused."""
+
+RankSlack: TypeAlias = float | Literal["auto"]
+"""How far ranks with an unsplittable long sample may end above the mean (0.0025 = 0.25 %)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ScheduleRequest:
+    """One rollout batch and how it is to be trained; the keywords of ``build_dp_schedule``.
+
+    Example: ``ScheduleRequest(total_lengths=[7, 3, 5], rollout_ids=[0, 0, 1], global_batch_size=2, dp_size=1,
+    max_tokens_per_gpu=8)`` asks for one step of two rollouts on one rank, at most 8 tokens per micro-batch.
+
+    Raises:
+        ScheduleError: any value outside what the field states; nothing is coerced silently.
+    """
+
+    total_lengths: Integers
+    """Prompt + response tokens of each sample, >= 1; [n], index = rollout position, 0-based. Kept as int64."""
+    rollout_ids: Integers
+    """Execution each sample came from; [n]. Samples of one id stay in one step. Kept as int64."""
+    global_batch_size: int | Sequence[int] | None
+    """Rollouts (not samples) per step; a list of them under ``splitter="sizes"``; may be None where the splitter needs none."""
+    dp_size: int
+    """Data-parallel ranks, without context parallelism."""
+    cp_size: int = 1
+    """Context-parallel ranks that share one micro-batch's tokens; multiplies the token cap."""
+    vpp_size: int = 1
+    """Virtual pipeline chunks per rank; 1 = none."""
+    microbatch_group_size_per_vp_stage: int = 1
+    """With ``vpp_size > 1`` every rank's micro-batch count is a multiple of this; otherwise it is not used."""
+    max_tokens_per_gpu: int | None = None
+    """Dynamic packing: a micro-batch holds at most this times ``cp_size`` tokens. Exactly one of this and the next."""
+    micro_batch_size: int | None = None
+    """Static packing: samples per micro-batch."""
+    balance: Balance = "flops"
+    """``none`` = arrival-order first-fit, strided ranks; ``tokens`` or ``flops`` = levelled over ranks and slots."""
+    rank_slack: RankSlack = 0.0
+    """0 suits one synchronisation per step; ``"auto"`` (at most 0.75 %) suits one per micro-batch."""
+    cost: CostModel | None = None
+    """What ``flops`` levels and ``stats`` measure; None = ``QuadraticCost()``. ``tokens`` levels tokens, whatever this is."""
+    splitter: str | StepSplitter = "fixed"
+    """``fixed``, ``sizes``, ``all``, a ``StepSplitter``, or its import path ``package.module:name``."""
+    on_oversized: OnOversized = "alone"
+    """What to do with a sample longer than the token cap."""
+    on_misaligned: OnMisaligned = "split_then_filler"
+    """What to do when a step has fewer micro-batches than its ranks need even after splitting."""
+    on_trailing: OnTrailing = "drop"
+    """What to do with rollouts that do not fill a step."""
+    pad_to_multiple: int = 1
+    """Each sequence is padded to a multiple of this before the cap (2 * cp_size for zig-zag context parallelism)."""
+
+    def __post_init__(self) -> None:
+        """Freeze the columns as int64 and check every setting."""
+        freeze = object.__setattr__
+        freeze(self, "total_lengths", positive_column(self.total_lengths, "total_lengths"))
+        freeze(self, "rollout_ids", integer_column(self.rollout_ids, "rollout_ids"))
+        if len(self.rollout_ids) != len(self.total_lengths):
+            raise ScheduleError(
+                f"total_lengths has {len(self.total_lengths)} samples but rollout_ids has {len(self.rollout_ids)}; "
+                "pass one rollout id per sample"
+            )
+        for name in ("dp_size", "cp_size", "vpp_size", "microbatch_group_size_per_vp_stage", "pad_to_multiple"):
+            freeze(self, name, positive_int(getattr(self, name), name))
+        self._check_limits()
+        freeze(self, "global_batch_size", _checked_batch_size(self.global_batch_size, self.splitter))
+        for name, legal in (("balance", Balance), ("on_oversized", OnOversized), ("on_misaligned", OnMisaligned), ("on_trailing", OnTrailing)):
+            if getattr(self, name) not in get_args(legal):
+                raise ScheduleError(f"{name} must be one of {', '.join(get_args(legal))}, got {getattr(self, name)!r}")
+        freeze(self, "rank_slack", _checked_slack(self.rank_slack))
+        if self.cost is not None and not callable(self.cost):
+            raise ScheduleError(f"cost must be callable on an int64 array of lengths, got {self.cost!r}")
+
+    def _check_limits(self) -> None:
+        """Require exactly one of the two micro-batch limits."""
+        limits = {"max_tokens_per_gpu": self.max_tokens_per_gpu, "micro_batch_size": self.micro_batch_size}
+        given = {name: value for name, value in limits.items() if value is not None}
+        if len(given) != 1:
+            raise ScheduleError(
+                f"pass exactly one of max_tokens_per_gpu (dynamic) and micro_batch_size (static), got {'both' if given else 'neither'}"
+            )
+        for name, value in given.items():
+            object.__setattr__(self, name, positive_int(value, name))
+
+    @property
+    def token_cap(self) -> int | None:
+        """Tokens one micro-batch may hold, ``max_tokens_per_gpu * cp_size``; None under static packing."""
+        return None if self.max_tokens_per_gpu is None else self.max_tokens_per_gpu * self.cp_size
+
+    @property
+    def alignment(self) -> int:
+        """Micro-batches of a step over all ranks are a multiple of this: ``dp_size`` times the VPP group if there is one."""
+        return self.dp_size * (self.microbatch_group_size_per_vp_stage if self.vpp_size > 1 else 1)
+
+    @property
+    def padded_lengths(self) -> IntArray:
+        """Tokens each sample occupies, int64 [n]: its length rounded up to ``pad_to_multiple``."""
+        lengths = positive_column(self.total_lengths, "total_lengths")
+        multiple = self.pad_to_multiple
+        return lengths if multiple == 1 else -(-lengths // multiple) * multiple
+
+    @property
+    def cost_model(self) -> CostModel:
+        """The model that ``stats`` measure: ``cost``, or the default."""
+        return QuadraticCost() if self.cost is None else self.cost
+
+    @property
+    def balance_model(self) -> CostModel:
+        """The model that is levelled: tokens under ``balance="tokens"``, else ``cost_model``."""
+        return TokenCost() if self.balance == "tokens" else self.cost_model
+
+    def settings(self) -> SettingsDocument:
+        """Return every setting, without the two columns, as JSON values."""
+        batch = self.global_batch_size
+        return {
+            "global_batch_size": batch if batch is None or isinstance(batch, int) else list(batch),
+            "dp_size": self.dp_size,
+            "cp_size": self.cp_size,
+            "vpp_size": self.vpp_size,
+            "microbatch_group_size_per_vp_stage": self.microbatch_group_size_per_vp_stage,
+            "max_tokens_per_gpu": self.max_tokens_per_gpu,
+            "micro_batch_size": self.micro_batch_size,
+            "balance": self.balance,
+            "rank_slack": self.rank_slack,
+            "cost": describe_cost(self.cost_model),
+            "splitter": self.splitter if isinstance(self.splitter, str) else _name_of(self.splitter),
+            "on_oversized": self.on_oversized,
+            "on_misaligned": self.on_misaligned,
+            "on_trailing": self.on_trailing,
+            "pad_to_multiple": self.pad_to_multiple,
+        }
+
+
+def _name_of(splitter: StepSplitter) -> str:
+    module = getattr(splitter, "__module__", type(splitter).__module__)
+    return f"{module}:{getattr(splitter, '__qualname__', type(splitter).__qualname__)}"
+
+
+def _checked_batch_size(value: int | Sequence[int] | None, splitter: str | StepSplitter) -> int | tuple[int, ...] | None:
+    """Check ``global_batch_size`` against the splitter that will read it."""
+    if isinstance(splitter, str) and splitter not in {"fixed", "sizes", "all"}:
+        load_splitter(splitter)
+    if not isinstance(splitter, str) and not callable(splitter):
+        raise ScheduleError(f"splitter must be a name, an import path or a callable, got {splitter!r}")
+    if splitter == "sizes":
+        if value is None or isinstance(value, int):
+            raise ScheduleError(f'splitter="sizes" needs global_batch_size as a list of rollouts per step, got {value!r}')
+        sizes = tuple(int(size) for size in positive_column(value, "global_batch_size"))
+        if not sizes:
+            raise ScheduleError('splitter="sizes" needs at least one step in global_batch_size, got []')
+        return sizes
+    if value is None and splitter != "fixed":
+        return None
+    if value is not None and not isinstance(value, (int, str)) and hasattr(value, "__len__"):
+        raise ScheduleError(f'global_batch_size is a list only under splitter="sizes", got {value!r} with splitter={splitter!r}')
+    return positive_int(value, "global_batch_size")
+
+
+def _checked_slack(value: RankSlack) -> RankSlack:
+    """Return ``rank_slack`` as a float in [0, 1] or ``"auto"``."""
+    if value == "auto":
+        return value
+    if isinstance(value, (str, bool)) or not math.isfinite(float(value)) or not 0.0 <= float(value) <= 1.0:
+        raise ScheduleError(f'rank_slack must be a fraction from 0 to 1 (0.0025 = 0.25 %) or "auto", got {value!r}')
+    return float(value)
