@@ -3,8 +3,10 @@
 Layer: the package's top; it only re-exports by name, and loads numpy and pyarrow, never torch.
 """
 
+from rl_dump.background import BackgroundWriter
 from rl_dump.contract import RESPONSE_FIELDS, ROLLOUT_DUMP, TRAIN_DUMP
 from rl_dump.errors import DumpError, RaggedError, UnsupportedContractError, WriteError
+from rl_dump.join import Join, Missing, Pair, join
 from rl_dump.problems import Problem
 from rl_dump.ragged import RaggedArray
 from rl_dump.reader import Dump, open_dump
@@ -15,15 +17,20 @@ __all__ = [
     "RESPONSE_FIELDS",
     "ROLLOUT_DUMP",
     "TRAIN_DUMP",
+    "BackgroundWriter",
     "Dump",
     "DumpError",
     "DumpWriter",
+    "Join",
+    "Missing",
+    "Pair",
     "Problem",
     "RaggedArray",
     "RaggedError",
     "UnsupportedContractError",
     "WriteError",
     "check_templates",
+    "join",
     "open_dump",
     "resolve_template",
     "write_dump",

@@ -151,13 +151,16 @@ class DumpWriter:
             DumpError: other fields, or different numbers of samples.
             WriteError: the file system refused.
         """
-        if self._parquet is None:
-            msg = f"{self._path}: write() outside of the writer's `with` block"
-            raise DumpError(msg)
         if set(columns) != set(self._fields):
             msg = f"{self._path}: row group has fields {sorted(columns)}, the dump has {sorted(self._fields)}"
             raise DumpError(msg)
-        arrays = {name: encode(replace(columns[name], field=field)) for name, field in self._fields.items()}
+        self.write_arrays({name: encode(replace(columns[name], field=field)) for name, field in self._fields.items()})
+
+    def write_arrays(self, arrays: Mapping[str, pa.Array]) -> None:
+        """Append one row group of arrow arrays, already in the types of `parquet.arrow_schema`; otherwise as `write`."""
+        if self._parquet is None:
+            msg = f"{self._path}: nothing can be written outside of the writer's `with` block"
+            raise DumpError(msg)
         rows = {len(array) for array in arrays.values()}
         if len(rows) > 1:
             msg = f"{self._path}: columns of one row group have {sorted(rows)} samples"
@@ -165,7 +168,7 @@ class DumpWriter:
         if not rows or rows == {0}:
             return
         try:
-            self._parquet.write_table(pa.table(arrays, schema=self._parquet.schema), row_group_size=max(rows))
+            self._parquet.write_table(pa.table(dict(arrays), schema=self._parquet.schema), row_group_size=max(rows))
         except OSError as error:
             msg = f"cannot write {self._path}: {error.strerror or error}"
             raise WriteError(msg) from error

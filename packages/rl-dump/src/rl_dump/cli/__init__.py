@@ -1,0 +1,8 @@
+"""Decide what the command `rl-dump` is called with and how it ends.
+
+Layer: cli. Exit codes: 0 nothing to report, 1 something found, 2 an error, told in one line on standard error.
+"""
+
+from rl_dump.cli.app import main
+
+__all__ = ["main"]

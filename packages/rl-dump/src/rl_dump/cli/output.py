@@ -1,0 +1,81 @@
+"""Decide how results are printed: a rich table for people, JSON for programs, one line for an error.
+
+Layer: cli.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from rl_dump.errors import DumpError
+from rl_dump.ragged import RaggedArray
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+__all__ = ["error_line", "print_json", "print_line", "print_table"]
+
+
+def print_json(value: object) -> None:
+    """Print one JSON document; arrays as lists, non-finite numbers as strings."""
+    typer.echo(json.dumps(plain(value), ensure_ascii=False, allow_nan=False))
+
+
+def print_line(text: str) -> None:
+    """Print one line without markup."""
+    Console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table; numbers are right-aligned."""
+    shown = [[cell(value) for value in row] for row in rows]
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for index, name in enumerate(columns):
+        numeric = bool(shown) and all(row[index][:1].isdigit() or row[index][:1] in {"-", ""} for row in shown)
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in shown:
+        table.add_row(*(text.replace("[", r"\[") for text in row))
+    Console().print(table)
+
+
+def cell(value: object) -> str:
+    """Show one value: floats with six digits, None as a dash."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value)
+
+
+def plain(value: object) -> Any:
+    """Turn a result into what JSON can hold."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, (type, RaggedArray)):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, RaggedArray)):
+        return [plain(item) for item in value]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
+
+
+@contextlib.contextmanager
+def error_line() -> Iterator[None]:
+    """End with exit code 2 and one line on standard error when the block raises a `DumpError`."""
+    try:
+        yield
+    except DumpError as error:
+        typer.echo(f"rl-dump: {' '.join(str(error).split())}", err=True)
+        raise typer.Exit(2) from None

@@ -1,0 +1,11 @@
+"""Write train dumps from torch: restoring over the context group, streaming over data-parallel ranks, keeping log-probs.
+
+Layer: torch; the only part of the package that imports it.
+"""
+
+from rl_dump.torch.capture import LogProbCapture
+from rl_dump.torch.restore import GatherTensor, restore_context_parallel_fields_to_cpu
+from rl_dump.torch.save import save_debug_train_data
+from rl_dump.torch.topology import DumpTopology
+
+__all__ = ["DumpTopology", "GatherTensor", "LogProbCapture", "restore_context_parallel_fields_to_cpu", "save_debug_train_data"]

@@ -1,0 +1,134 @@
+"""Decide how fields cut along the context-parallel axis come back together on the CPU of one rank.
+
+Layer: torch. The geometry is the caller's: it passes the function that gathers.
+
+Invariants, each matched by a test in `tests/distributed/test_restore.py`:
+
+- every rank of the context group makes the same collective calls in the same order, whatever it keeps;
+- only a rank with `keep_restored` holds CPU copies;
+- on the device, at most one chunk of `chunk_bytes` is restored at a time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from rl_dump.contract import RESPONSE_FIELDS
+from rl_dump.errors import DumpError
+from rl_dump.torch.columns import CpuColumns, to_ragged
+from rl_dump.writer import row_group_bounds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from rl_dump.fields import ColumnInput
+
+import numpy as np
+
+__all__ = ["CHUNK_BYTES", "GatherTensor", "restore_context_parallel_fields_to_cpu"]
+
+CHUNK_BYTES = 64 << 20
+"""Restored bytes per collective: large enough that its start-up cost does not show, small beside a model."""
+
+
+class GatherTensor(Protocol):
+    """Restore full responses from context-parallel pieces, in one collective over the context group."""
+
+    def __call__(
+        self, pieces: Sequence[torch.Tensor], total_lengths: Sequence[int], response_lengths: Sequence[int]
+    ) -> Sequence[torch.Tensor]:
+        """Return one tensor [R] per sample.
+
+        Args:
+            pieces: this rank's part of each response, possibly empty.
+            total_lengths: tokens of prompt and response of each sample.
+            response_lengths: tokens of each response, R.
+        """
+
+
+def restore_context_parallel_fields_to_cpu(
+    rollout_data: Mapping[str, Any],
+    gather_tensor: GatherTensor | None,
+    *,
+    keep_restored: bool,
+    response_fields: Iterable[str] = RESPONSE_FIELDS,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> CpuColumns:
+    """Restore every response-aligned field to full length, on the CPU of the ranks that keep it.
+
+    Args:
+        rollout_data: the trainer's batch: `total_lengths` and `response_lengths` (N integers each), and per field a list of N tensors with
+            this rank's pieces. All ranks of the context group hold the same fields and lengths.
+        gather_tensor: joins the pieces of several samples in one collective; None if the fields are whole already (context size 1).
+        keep_restored: whether this rank keeps the result. The others take part and discard.
+        response_fields: the fields to restore; those absent from `rollout_data` are skipped, in the same way on every rank.
+        chunk_bytes: most bytes restored per collective, unless one sample alone has more.
+
+    Returns:
+        The restored columns, N items each; empty where `keep_restored` is False.
+
+    Raises:
+        DumpError: a field has another number of samples, an entry that is no tensor, or a restored length other than the response's.
+    """
+    present = [name for name in response_fields if rollout_data.get(name) is not None]
+    totals, responses = ([int(length) for length in rollout_data[key]] for key in ("total_lengths", "response_lengths"))
+    for name in present:
+        _check_pieces(name, rollout_data[name], len(responses))
+    values: dict[str, ColumnInput] = {}
+    dtypes: dict[str, str] = {}
+    for name in present:
+        flat = _restore_field(name, rollout_data[name], gather_tensor, totals, responses, keep=keep_restored, chunk_bytes=chunk_bytes)
+        if flat is None:
+            continue
+        values[name], dtype = to_ragged(flat, responses)
+        if dtype is not None:
+            dtypes[name] = dtype
+    return CpuColumns(values=values, dtypes=dtypes)
+
+
+def _restore_field(
+    name: str,
+    pieces: Sequence[torch.Tensor],
+    gather_tensor: GatherTensor | None,
+    totals: list[int],
+    responses: list[int],
+    *,
+    keep: bool,
+    chunk_bytes: int,
+) -> torch.Tensor | None:
+    if not pieces:
+        return torch.zeros(0) if keep else None
+    # Made once, at its final size: on the CPU there is one copy of the field, not two.
+    flat = torch.empty((sum(responses), *pieces[0].shape[1:]), dtype=pieces[0].dtype) if keep else None
+    width = pieces[0].element_size() * int(np.prod(pieces[0].shape[1:], dtype=np.int64))
+    start = 0
+    for first, last in row_group_bounds(np.asarray(responses, np.int64) * width, chunk_bytes):
+        chunk = [piece.detach() for piece in pieces[first:last]]
+        restored = chunk if gather_tensor is None else gather_tensor(chunk, totals[first:last], responses[first:last])
+        for offset, piece in enumerate(restored):
+            row = first + offset
+            if len(piece) != responses[row]:
+                msg = f"{name}: sample {row} has {len(piece)} values after restoring, its response has {responses[row]} tokens"
+                raise DumpError(msg)
+        if flat is not None:
+            length = sum(responses[first:last])
+            flat[start : start + length].copy_(torch.cat(list(restored)))
+            start += length
+        del chunk, restored
+    return flat
+
+
+def _check_pieces(name: str, pieces: Any, count: int) -> None:
+    if not isinstance(pieces, (list, tuple)) or len(pieces) != count:
+        found = len(pieces) if isinstance(pieces, (list, tuple)) else type(pieces).__name__
+        msg = f"{name}: needs a list of {count} tensors, one per sample, got {found}"
+        raise DumpError(msg)
+    for row, piece in enumerate(pieces):
+        if not isinstance(piece, torch.Tensor) or piece.dim() == 0:
+            msg = f"{name}: sample {row} is {type(piece).__name__}, not a tensor [tokens, ...]"
+            raise DumpError(msg)
+        if piece.dtype != pieces[0].dtype or piece.shape[1:] != pieces[0].shape[1:]:
+            msg = f"{name}: sample {row} is {piece.dtype} {list(piece.shape)}, sample 0 is {pieces[0].dtype} {list(pieces[0].shape)}"
+            raise DumpError(msg)
