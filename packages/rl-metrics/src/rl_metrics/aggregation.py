@@ -1,0 +1,50 @@
+"""The five ways to make one loss out of many tokens, and the checks they share.
+
+Layer: names and validation only; below ``denominators``, ``loss_scale`` and the reducers.
+
+With ``x_it`` the loss of response token ``t`` of sample ``i`` and ``m_it`` its mask:
+
+==============  =======================================================  ===============================  ==================
+aggregation     loss of a step                                           denominator ``D_i``              step units ``U``
+==============  =======================================================  ===============================  ==================
+token_mean      sum_it m x / sum_it m                                    1                                trained tokens
+sample_mean     mean over samples of sum_t m x / sum_t m                 own mask sum                     samples
+rollout_mean    mean over rollouts of their token-weighted mean          mask sum over all siblings       rollouts
+prompt_mean     mean over prompt groups of their token-weighted mean     mask sum over the group          prompt groups
+constant        sum_it m x / U                                           1                                the constant
+==============  =======================================================  ===============================  ==================
+
+Every one of them is ``(1 / U) sum_i (sum_t m_it x_it) / D_i``: a plain sum over tokens once ``D`` and ``U`` are known for the whole step,
+which is why no micro-batch split and no layout can change it. ``prompt_mean`` is the formula of the DAPO paper (arXiv:2503.14476, eq. 8, taken
+per prompt), ``constant`` that of Dr. GRPO (arXiv:2503.20783).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from rl_metrics.errors import MetricsError
+
+__all__ = ["AGGREGATIONS", "Aggregation", "check_aggregation", "check_step_units"]
+
+Aggregation = Literal["token_mean", "sample_mean", "rollout_mean", "prompt_mean", "constant"]
+"""How the tokens of a step become one loss."""
+
+AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
+"""All aggregations, in the order of the table above."""
+
+
+def check_aggregation(aggregation: str) -> None:
+    """Raise :class:`MetricsError` unless ``aggregation`` is one of :data:`AGGREGATIONS`."""
+    if aggregation not in AGGREGATIONS:
+        raise MetricsError(f"unknown loss aggregation {aggregation!r}; use one of {', '.join(AGGREGATIONS)}")
+
+
+def check_step_units(aggregation: Aggregation, step_units: float | None) -> float:
+    """Return ``step_units`` if it is a positive number, as every aggregation but ``token_mean`` needs; else raise :class:`MetricsError`."""
+    if step_units is None or not step_units > 0:
+        wanted = {"sample_mean": "samples", "rollout_mean": "rollouts", "prompt_mean": "prompt groups", "constant": "the constant divisor"}
+        raise MetricsError(
+            f"step_units is {step_units!r}; {aggregation} needs a positive number: {wanted.get(aggregation, 'units')} of the whole step"
+        )
+    return float(step_units)

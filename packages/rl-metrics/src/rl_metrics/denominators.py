@@ -1,0 +1,153 @@
+"""What each sample's masked sum is divided by, and how many units a step has.
+
+Both are computed over the WHOLE step before samples are packed into micro-batches: a micro-batch does not know how many tokens the siblings
+of its samples have elsewhere. Layer: numpy, above ``aggregation``.
+
+Invariants, tested: siblings share one denominator; a denominator of 0 is given as 1, so that a fully masked unit contributes 0 but still
+counts as a unit, leaving the weights of the others alone; no token is added to any denominator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_metrics.aggregation import Aggregation, check_aggregation, check_step_units
+from rl_metrics.errors import MetricsError
+
+__all__ = ["count_step_units", "loss_denominators", "mask_sums", "prompt_denominators", "rollout_denominators"]
+
+
+def mask_sums(loss_masks: Sequence[Any]) -> npt.NDArray[np.float64]:
+    """Return how many tokens of each sample are trained.
+
+    Args:
+        loss_masks: N masks [R_i] of 0 and 1: lists, numpy arrays or CPU tensors.
+
+    Returns:
+        float64 [N]; the count of non-zero mask entries.
+
+    Raises:
+        MetricsError: when a mask is not flat or holds something else than 0 and 1.
+    """
+    sums = np.zeros(len(loss_masks), np.float64)
+    for i, mask in enumerate(loss_masks):
+        array = np.asarray(mask)
+        if array.ndim != 1:
+            raise MetricsError(f"sample {i}: loss mask has shape {array.shape}; give one entry per response token")
+        if not np.isin(array, (0, 1)).all():
+            raise MetricsError(f"sample {i}: loss mask holds values other than 0 and 1; weights belong into the loss, not into the mask")
+        sums[i] = np.count_nonzero(array)
+    return sums
+
+
+def rollout_denominators(loss_masks: Sequence[Any], rollout_ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float64]:
+    """Return each sample's denominator for ``rollout_mean``: the trained tokens of its rollout, over all siblings.
+
+    Args:
+        loss_masks: N masks [R_i], the whole step (or any larger set that contains every sibling).
+        rollout_ids: int [N], equal for siblings. Any integers; order does not matter.
+
+    Returns:
+        float64 [N], 1 where the rollout has no trained token. Whole numbers, so float32 holds them exactly up to 2^24 tokens a rollout.
+
+    Raises:
+        MetricsError: when the lists differ in length, or as in :func:`mask_sums`.
+
+    Example:
+        Masks of 3, 1 and 2 ones with ``rollout_ids = [0, 0, 1]`` give ``[4, 4, 2]``.
+    """
+    return _grouped(loss_masks, rollout_ids, "rollout_ids")
+
+
+def prompt_denominators(loss_masks: Sequence[Any], group_ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float64]:
+    """Return each sample's denominator for ``prompt_mean``: the trained tokens of its prompt group. Otherwise as :func:`rollout_denominators`."""
+    return _grouped(loss_masks, group_ids, "group_ids")
+
+
+def loss_denominators(
+    aggregation: Aggregation,
+    loss_masks: Sequence[Any],
+    *,
+    rollout_ids: Sequence[int] | None = None,
+    group_ids: Sequence[int] | None = None,
+) -> npt.NDArray[np.float64]:
+    """Return the denominators ``D_i`` of any aggregation (the table in :mod:`rl_metrics.aggregation`).
+
+    Args:
+        aggregation: one of the five.
+        loss_masks: N masks [R_i] of the whole step.
+        rollout_ids: int [N], needed for ``rollout_mean``.
+        group_ids: int [N], needed for ``prompt_mean``.
+
+    Returns:
+        float64 [N], at least 1. All ones for ``token_mean`` and ``constant``, whose divisor is one number for the step.
+
+    Raises:
+        MetricsError: for an unknown aggregation or missing ids.
+    """
+    check_aggregation(aggregation)
+    if aggregation == "rollout_mean":
+        return rollout_denominators(loss_masks, _required(rollout_ids, "rollout_ids", aggregation))
+    if aggregation == "prompt_mean":
+        return prompt_denominators(loss_masks, _required(group_ids, "group_ids", aggregation))
+    if aggregation == "sample_mean":
+        return np.maximum(mask_sums(loss_masks), 1.0)
+    return np.ones(len(loss_masks), np.float64)
+
+
+def count_step_units(
+    aggregation: Aggregation,
+    loss_masks: Sequence[Any],
+    *,
+    rollout_ids: Sequence[int] | None = None,
+    group_ids: Sequence[int] | None = None,
+    constant: float | None = None,
+) -> float:
+    """Return the step's units ``U``: what the sum over all samples is divided by.
+
+    Args:
+        aggregation: one of the five.
+        loss_masks: N masks [R_i] of the whole step.
+        rollout_ids: int [N], needed for ``rollout_mean``.
+        group_ids: int [N], needed for ``prompt_mean``.
+        constant: the divisor of ``constant``.
+
+    Returns:
+        Trained tokens, samples, rollouts, prompt groups or the constant. Fully masked samples, rollouts and groups are counted.
+
+    Raises:
+        MetricsError: for an unknown aggregation, missing ids, or a constant that is not positive.
+    """
+    check_aggregation(aggregation)
+    if aggregation == "token_mean":
+        return float(mask_sums(loss_masks).sum())
+    if aggregation == "sample_mean":
+        return float(len(loss_masks))
+    if aggregation == "rollout_mean":
+        return float(np.unique(np.asarray(_required(rollout_ids, "rollout_ids", aggregation))).size)
+    if aggregation == "prompt_mean":
+        return float(np.unique(np.asarray(_required(group_ids, "group_ids", aggregation))).size)
+    return check_step_units(aggregation, constant)
+
+
+def _required(ids: Sequence[int] | None, name: str, aggregation: Aggregation) -> Sequence[int]:
+    """Return ``ids`` or say which argument the aggregation lacks."""
+    if ids is None:
+        raise MetricsError(f"{aggregation} needs {name}, one integer per sample of the step")
+    return ids
+
+
+def _grouped(loss_masks: Sequence[Any], ids: Sequence[int] | npt.NDArray[np.integer[Any]], name: str) -> npt.NDArray[np.float64]:
+    """Sum the trained tokens over equal ids and give every sample its group's sum, 0 as 1."""
+    labels = np.asarray(ids)
+    if labels.ndim != 1 or labels.size != len(loss_masks):
+        raise MetricsError(f"{len(loss_masks)} loss masks but {name} of shape {labels.shape}; give one id per sample")
+    sums = mask_sums(loss_masks)
+    if not labels.size:
+        return sums
+    _, inverse = np.unique(labels, return_inverse=True)
+    return np.maximum(np.bincount(inverse, weights=sums), 1.0)[inverse]

@@ -1,0 +1,25 @@
+"""The errors of this package.
+
+Every error is a :class:`MetricsError` and therefore a :class:`ValueError`: a caller who does not care about the kind catches one class.
+Messages say what was given, where (sample, rank, key), what was expected and what to do.
+"""
+
+from __future__ import annotations
+
+__all__ = ["GeometryError", "KeyAgreementError", "MetricsError", "UnsupportedContractError"]
+
+
+class MetricsError(ValueError):
+    """Something about a loss or a metric is wrong: shapes that disagree, an unknown aggregation, a record that cannot be merged."""
+
+
+class GeometryError(MetricsError):
+    """A sequence or a stream cannot be cut over the context-parallel ranks as asked."""
+
+
+class KeyAgreementError(MetricsError):
+    """Ranks or micro-batches of one step report different metrics."""
+
+
+class UnsupportedContractError(MetricsError):
+    """A document carries another contract id than the one this package reads."""

@@ -1,0 +1,166 @@
+"""The slow, obvious form of every reduction: a loop over samples in float64 that the tensor code is tested against.
+
+Layer: numpy, above ``packing`` and ``denominators``. :mod:`rl_metrics.torch` offers the same names for tensors.
+
+Invariants, tested: the sum over CP ranks of :func:`get_sum_of_sample_mean` equals the value of one rank that holds everything; a value at
+a masked position never enters, be it NaN or infinite; a step whose tokens are all masked has loss 0 and no mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_metrics.aggregation import Aggregation, check_aggregation
+from rl_metrics.context_parallel import ContextParallel, IntArray
+from rl_metrics.denominators import count_step_units, loss_denominators, mask_sums
+from rl_metrics.errors import MetricsError
+from rl_metrics.packing import packed_responses
+
+__all__ = ["aggregate", "get_sum_of_sample_mean", "loss_reducer", "reducer_denominators"]
+
+Reducer = Callable[[npt.ArrayLike], np.float64]
+"""Takes the local response values of a micro-batch, returns their masked, divided sum."""
+
+
+def get_sum_of_sample_mean(
+    total_lengths: Sequence[int] | IntArray,
+    response_lengths: Sequence[int] | IntArray,
+    loss_masks: Sequence[Any],
+    sample_denoms: Sequence[float] | npt.NDArray[Any] | None = None,
+    calculate_per_token_loss: bool = False,
+    *,
+    cp: ContextParallel | None = None,
+    stream_offsets: Sequence[int] | IntArray | None = None,
+    stream_length: int | None = None,
+) -> Reducer:
+    """Return the reference reducer of one micro-batch: ``x -> sum_i (sum over local t of m_it x_it) / D_i``.
+
+    Arguments, result and errors are those of :func:`rl_metrics.torch.get_sum_of_sample_mean`, on arrays and in float64.
+
+    Example:
+        Responses of 2 and 1 tokens, all trained: ``[1, 3, 5]`` gives (1 + 3) / 2 + 5 / 1 = 7.
+    """
+    place = cp or ContextParallel()
+    owned = packed_responses(
+        total_lengths,
+        response_lengths,
+        place,
+        stream_length=stream_length if place.layout == "contiguous" else None,
+        stream_offsets=stream_offsets if place.layout == "contiguous" else None,
+    )
+    if len(loss_masks) != owned.counts.size:
+        raise MetricsError(f"{len(loss_masks)} loss masks for {owned.counts.size} samples; give one per sample")
+    for i, (mask, length) in enumerate(zip(loss_masks, response_lengths, strict=True)):
+        if len(mask) != length:
+            raise MetricsError(
+                f"sample {i}: loss mask has {len(mask)} entries, the response {length} tokens; give the FULL mask on every rank"
+            )
+    sums = np.ones(owned.counts.size) if calculate_per_token_loss else mask_sums(loss_masks)
+    divisors = sums if calculate_per_token_loss or sample_denoms is None else np.asarray(sample_denoms, np.float64)
+    if divisors.shape != sums.shape:
+        raise MetricsError(f"sample_denoms has shape {divisors.shape} for {sums.size} samples; give one per sample")
+
+    def reduce(x: npt.ArrayLike) -> np.float64:
+        values = np.asarray(x, np.float64)
+        if values.shape != owned.flat_indices.shape:
+            raise MetricsError(
+                f"got values of shape {values.shape}; this rank owns {owned.flat_indices.size} response tokens of the micro-batch"
+            )
+        total, start = 0.0, 0
+        for i, count in enumerate(owned.counts):
+            local = slice(start, start + int(count))
+            trained = np.asarray(loss_masks[i])[owned.response_indices[local]] != 0
+            total += float(np.sum(values[local][trained])) / (float(divisors[i]) or 1.0)
+            start = local.stop
+        return np.float64(total)
+
+    return reduce
+
+
+def reducer_denominators(aggregation: Aggregation, denominators: Any) -> tuple[Any, bool]:
+    """Return the arguments ``(sample_denoms, calculate_per_token_loss)`` that make the low-level reducer compute ``aggregation``.
+
+    Raises:
+        MetricsError: when ``rollout_mean`` or ``prompt_mean`` come without denominators, or ``token_mean`` or ``constant`` with some: a
+            micro-batch cannot know its siblings' tokens, and nothing is divided per sample in the latter two.
+    """
+    check_aggregation(aggregation)
+    if aggregation in ("rollout_mean", "prompt_mean") and denominators is None:
+        raise MetricsError(
+            f"{aggregation} needs denominators computed over the whole step: call loss_denominators({aggregation!r}, ...) before packing"
+        )
+    if aggregation in ("token_mean", "constant"):
+        if denominators is not None and not np.all(np.asarray(denominators) == 1):
+            raise MetricsError(f"{aggregation} divides once per step, not per sample, but got denominators other than 1; leave them out")
+        return None, True
+    return denominators, False
+
+
+def loss_reducer(
+    aggregation: Aggregation,
+    total_lengths: Sequence[int] | IntArray,
+    response_lengths: Sequence[int] | IntArray,
+    loss_masks: Sequence[Any],
+    *,
+    denominators: Sequence[float] | npt.NDArray[Any] | None = None,
+    cp: ContextParallel | None = None,
+    stream_offsets: Sequence[int] | IntArray | None = None,
+    stream_length: int | None = None,
+) -> Reducer:
+    """Return the reference reducer of one micro-batch for an aggregation. As :func:`rl_metrics.torch.loss_reducer`, in float64."""
+    sample_denoms, per_token = reducer_denominators(aggregation, denominators)
+    return get_sum_of_sample_mean(
+        total_lengths,
+        response_lengths,
+        loss_masks,
+        sample_denoms,
+        per_token,
+        cp=cp,
+        stream_offsets=stream_offsets,
+        stream_length=stream_length,
+    )
+
+
+def aggregate(
+    aggregation: Aggregation,
+    values: Sequence[npt.ArrayLike],
+    loss_masks: Sequence[Any],
+    *,
+    rollout_ids: Sequence[int] | None = None,
+    group_ids: Sequence[int] | None = None,
+    constant: float | None = None,
+) -> float | None:
+    """Return the aggregated value of a whole step held in one place: the number every layout must report.
+
+    Args:
+        aggregation: one of the five.
+        values: N arrays [R_i], a value per response token.
+        loss_masks: N masks [R_i].
+        rollout_ids: int [N], for ``rollout_mean``.
+        group_ids: int [N], for ``prompt_mean``.
+        constant: the divisor of ``constant``.
+
+    Returns:
+        The value in float64, or None ("no data") when no token of the step is trained.
+
+    Raises:
+        MetricsError: when lengths disagree or an argument is missing.
+
+    Example:
+        Two samples of 100 tokens at 0.5 and 900 at 0.3: ``token_mean`` 0.32, ``sample_mean`` 0.4.
+    """
+    divisors = loss_denominators(aggregation, loss_masks, rollout_ids=rollout_ids, group_ids=group_ids)
+    units = count_step_units(aggregation, loss_masks, rollout_ids=rollout_ids, group_ids=group_ids, constant=constant)
+    if not mask_sums(loss_masks).any():
+        return None
+    total = 0.0
+    for i, (value, mask) in enumerate(zip(values, loss_masks, strict=True)):
+        array, trained = np.asarray(value, np.float64), np.asarray(mask) != 0
+        if array.shape != trained.shape:
+            raise MetricsError(f"sample {i}: values of shape {array.shape} but a mask of shape {trained.shape}")
+        total += float(np.sum(array[trained])) / divisors[i]
+    return total / units

@@ -1,0 +1,61 @@
+"""What the rollout log reports about response-aligned values, on the trainer's side.
+
+Layer: arithmetic above ``metric``; the collective is in :mod:`rl_metrics.torch`. Every value is masked, reduced like the loss, and counted
+once whatever the CP width: each CP rank contributes its disjoint part to the numerator and an equal share of the weight, so no factor
+``cp`` appears anywhere. Invariant, tested: with one step per batch the rollout report equals the train step's.
+"""
+
+from __future__ import annotations
+
+from typing import SupportsFloat
+
+from rl_metrics.aggregation import Aggregation, check_aggregation, check_step_units
+from rl_metrics.errors import MetricsError
+from rl_metrics.metric import Metric
+
+__all__ = ["rollout_log_metric_contribution"]
+
+_UNITS: dict[Aggregation, str] = {
+    "token_mean": "token",
+    "sample_mean": "sample",
+    "rollout_mean": "rollout",
+    "prompt_mean": "prompt",
+    "constant": "",
+}
+
+
+def rollout_log_metric_contribution(
+    name: str,
+    reducer_sum: SupportsFloat,
+    *,
+    aggregation: Aggregation,
+    step_tokens: float,
+    step_units: float | None = None,
+    group_size: int,
+) -> Metric:
+    """Return this rank's contribution to one rollout metric, a record of kind ``mean``.
+
+    Args:
+        name: name in the log.
+        reducer_sum: output of the loss reducer over all of this rank's samples of the batch (its CP part of them), detached.
+        aggregation: one of the five.
+        step_tokens: trained tokens of the whole batch, all ranks, each counted once. 0 makes the metric "no data".
+        step_units: ``U`` of the whole batch; not used by ``token_mean``.
+        group_size: ranks that contribute, ``dp * cp``.
+
+    Returns:
+        A record with numerator ``reducer_sum`` and weight ``U / group_size``; the weights of all ranks add up to ``U``.
+
+    Raises:
+        MetricsError: for an unknown aggregation, missing units, or a group below 1.
+
+    Example:
+        ``rollout_mean`` of 8 rollouts on 4 ranks whose sums are 4, 0, 10 and 2: each weighs 2, and the log shows 16 / 8 = 2.0.
+    """
+    check_aggregation(aggregation)
+    if group_size < 1:
+        raise MetricsError(f"group_size is {group_size}; it counts ranks, so give at least 1")
+    units = float(step_tokens) if aggregation == "token_mean" else check_step_units(aggregation, step_units)
+    if not step_tokens:
+        return Metric.empty(name, "mean", unit=_UNITS[aggregation])
+    return Metric.of_mean(name, float(reducer_sum), units / group_size, unit=_UNITS[aggregation])

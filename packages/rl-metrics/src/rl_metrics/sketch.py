@@ -1,0 +1,175 @@
+"""A quantile sketch of bounded relative error that merges exactly.
+
+Layer: numpy, float64. The sketch is the one of Masson, Rim and Lee ("DDSketch", VLDB 2019): with ``g = (1 + a) / (1 - a)`` a magnitude ``v``
+falls into bucket ``i = ceil(log_g v)``, which holds ``(g^(i-1), g^i]`` and answers with ``2 g^i / (g + 1)``, at most ``a v`` away from every
+``v`` in it.
+
+Invariants, tested: for finite data a quantile is within relative error ``a`` of the true order statistic (values below the smallest normal
+float64 count as zero); counts add, so merging is associative, commutative and loses nothing; size is bounded by the range of magnitudes,
+1,400 buckets for twelve decades at ``a = 0.01``, not by the number of values.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_metrics.context_parallel import IntArray
+from rl_metrics.errors import MetricsError
+
+__all__ = ["DEFAULT_RELATIVE_ERROR", "QuantileSketch"]
+
+DEFAULT_RELATIVE_ERROR = 0.01
+"""Default error bound: a reported percentile is within 1 % of a value that is the true percentile."""
+
+_TINY = float(np.finfo(np.float64).tiny)
+_COUNT_SLACK = 1e-9
+"""Shares of one value held by several ranks (1/3 + 1/3 + 1/3) may miss 1 by rounding; ranks are compared with this relative slack."""
+
+FloatArray = npt.NDArray[np.float64]
+
+
+def _no_indices() -> IntArray:
+    return np.empty(0, np.int64)
+
+
+def _no_counts() -> FloatArray:
+    return np.empty(0, np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class QuantileSketch:
+    """Weights in geometric buckets. ``QuantileSketch.of([1.0, 2.0, 3.0]).quantile(0.5)`` lies within 1 % of 2."""
+
+    relative_error: float = DEFAULT_RELATIVE_ERROR
+    """``a``: bound on the relative error of a quantile, between 0 and 1."""
+
+    zero: float = 0.0
+    """Weight of zeros."""
+
+    nonfinite: float = 0.0
+    """Weight of NaN and infinities. Where it is positive every quantile is NaN, since their order is unknown."""
+
+    positive_indices: IntArray = field(default_factory=_no_indices)
+    """int64 [p]: buckets of positive values, ascending."""
+
+    positive_counts: FloatArray = field(default_factory=_no_counts)
+    """float64 [p]: weight in each."""
+
+    negative_indices: IntArray = field(default_factory=_no_indices)
+    """int64 [q]: buckets of the magnitudes of negative values, ascending."""
+
+    negative_counts: FloatArray = field(default_factory=_no_counts)
+    """float64 [q]: weight in each."""
+
+    def __post_init__(self) -> None:
+        """Refuse an error bound outside (0, 1)."""
+        if not 0 < self.relative_error < 1:
+            raise MetricsError(f"relative_error is {self.relative_error}; it must lie between 0 and 1, for example 0.01")
+
+    @classmethod
+    def of(
+        cls, values: npt.ArrayLike, mask: npt.ArrayLike | None = None, *, relative_error: float = DEFAULT_RELATIVE_ERROR
+    ) -> QuantileSketch:
+        """Sketch an array of any shape; entries where ``mask`` is zero do not enter."""
+        array = np.asarray(values, np.float64)
+        array = array.ravel() if mask is None else array[np.asarray(mask) != 0]
+        finite = array[np.isfinite(array)]
+        empty = cls(relative_error=relative_error)
+        positive_indices, positive_counts = empty._buckets(finite[finite >= _TINY])
+        negative_indices, negative_counts = empty._buckets(-finite[finite <= -_TINY])
+        return cls(
+            relative_error=relative_error,
+            zero=float(np.count_nonzero(np.abs(finite) < _TINY)),
+            nonfinite=float(array.size - finite.size),
+            positive_indices=positive_indices,
+            positive_counts=positive_counts,
+            negative_indices=negative_indices,
+            negative_counts=negative_counts,
+        )
+
+    @property
+    def count(self) -> float:
+        """Total weight, values that are not finite included."""
+        return self.zero + self.nonfinite + float(self.positive_counts.sum()) + float(self.negative_counts.sum())
+
+    def merge(self, other: QuantileSketch) -> QuantileSketch:
+        """Return the sketch of both sets together: the counts add.
+
+        Raises:
+            MetricsError: when the error bounds differ, since then the buckets do.
+        """
+        if self.relative_error != other.relative_error:
+            raise MetricsError(f"cannot merge sketches of relative error {self.relative_error} and {other.relative_error}: use one bound")
+        positive_indices, positive_counts = _add(self.positive_indices, self.positive_counts, other.positive_indices, other.positive_counts)
+        negative_indices, negative_counts = _add(self.negative_indices, self.negative_counts, other.negative_indices, other.negative_counts)
+        return QuantileSketch(
+            relative_error=self.relative_error,
+            zero=self.zero + other.zero,
+            nonfinite=self.nonfinite + other.nonfinite,
+            positive_indices=positive_indices,
+            positive_counts=positive_counts,
+            negative_indices=negative_indices,
+            negative_counts=negative_counts,
+        )
+
+    def scaled(self, factor: float) -> QuantileSketch:
+        """Return the sketch with every weight multiplied by ``factor``; quantiles do not change."""
+        return QuantileSketch(
+            relative_error=self.relative_error,
+            zero=self.zero * factor,
+            nonfinite=self.nonfinite * factor,
+            positive_indices=self.positive_indices,
+            positive_counts=self.positive_counts * factor,
+            negative_indices=self.negative_indices,
+            negative_counts=self.negative_counts * factor,
+        )
+
+    def quantile(self, q: float) -> float | None:
+        """Return the value at rank ``q (n - 1)`` of the sorted data, the lower one between two, within the error bound.
+
+        Args:
+            q: between 0 and 1.
+
+        Returns:
+            The estimate; NaN when the data held a value that is not finite; None when there is no data.
+
+        Raises:
+            MetricsError: for ``q`` outside [0, 1].
+        """
+        if not 0 <= q <= 1:
+            raise MetricsError(f"quantile {q} does not exist; give a number between 0 and 1")
+        total = self.count
+        if not total:
+            return None
+        if self.nonfinite:
+            return math.nan
+        values = np.concatenate([-self._estimates(self.negative_indices)[::-1], [0.0], self._estimates(self.positive_indices)])
+        weights = np.concatenate([self.negative_counts[::-1], [self.zero], self.positive_counts])
+        reached = np.cumsum(weights)
+        target = q * (total - 1) + _COUNT_SLACK * total
+        place = int(np.searchsorted(reached, target, side="right"))
+        occupied = np.flatnonzero(weights)
+        return float(values[min(max(place, occupied[0]), occupied[-1])])
+
+    def _log_base(self) -> float:
+        return math.log1p(self.relative_error) - math.log1p(-self.relative_error)
+
+    def _buckets(self, magnitudes: FloatArray) -> tuple[IntArray, FloatArray]:
+        """Return the occupied buckets of positive numbers and their counts."""
+        indices, counts = np.unique(np.ceil(np.log(magnitudes) / self._log_base()).astype(np.int64), return_counts=True)
+        return indices, counts.astype(np.float64)
+
+    def _estimates(self, indices: IntArray) -> FloatArray:
+        """Return ``2 g^i / (g + 1) = (1 - a) g^i`` for each bucket; the factor enters the exponent so that the top bucket stays finite."""
+        estimates: FloatArray = np.exp(indices * self._log_base() + math.log1p(-self.relative_error))
+        return estimates
+
+
+def _add(indices_a: IntArray, counts_a: FloatArray, indices_b: IntArray, counts_b: FloatArray) -> tuple[IntArray, FloatArray]:
+    """Add two sparse histograms."""
+    indices, inverse = np.unique(np.concatenate([indices_a, indices_b]), return_inverse=True)
+    return indices, np.bincount(inverse, weights=np.concatenate([counts_a, counts_b]), minlength=indices.size).astype(np.float64)

@@ -1,0 +1,109 @@
+"""What a training step reports, from the pieces its micro-batches leave behind.
+
+Layer: numpy-free arithmetic above ``metric``; the collective is in :mod:`rl_metrics.torch`.
+
+A micro-batch's metric is a reducer output: a plain sum over its trained tokens, divided by denominators of the whole step. So the step's
+value is their sum over micro-batches and ranks divided by the step's units, whatever the split. Invariant, tested: the report is the same
+for every (dp, cp), both layouts and any micro-batch split, and equals :func:`rl_metrics.loss_reduction.aggregate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import SupportsFloat
+
+from rl_metrics.aggregation import Aggregation, check_aggregation, check_step_units
+from rl_metrics.errors import KeyAgreementError, MetricsError
+from rl_metrics.metric import Metric, merge_metrics, report
+
+__all__ = ["MicroBatchMetrics", "finish_step_report", "step_contributions"]
+
+TRAINED_TOKENS = "(trained tokens of the step)"
+"""Internal name of the token count that travels with the sums; a user's metric may not take it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatchMetrics:
+    """What one micro-batch reports on one rank. Serves as the third element of Megatron's loss function result.
+
+    A filler micro-batch reports the same names with 0 and ``num_tokens=0``: ranks must agree on names.
+    """
+
+    sums: Mapping[str, SupportsFloat]
+    """name -> output of the loss reducer on this rank, UNSCALED, detached: a Python float or a 0-dim tensor on any device.
+
+    Hand over a tensor that shares no memory with the loss: Megatron divides the loss in place.
+    """
+
+    num_tokens: SupportsFloat
+    """Trained tokens by the FULL masks of the micro-batch: every CP rank gives the same number. Decides "no data" too."""
+
+    metrics: Sequence[Metric] = field(default=())
+    """Metrics with a kind of their own, such as a maximum of the importance ratio or a sample count."""
+
+
+def step_contributions(sums: Sequence[Mapping[str, float]], num_tokens: Sequence[float], extra: Sequence[Sequence[Metric]]) -> list[Metric]:
+    """Merge one rank's micro-batches into records that travel.
+
+    Args:
+        sums: per micro-batch, name -> reducer output.
+        num_tokens: per micro-batch, trained tokens by the full masks.
+        extra: per micro-batch, further metrics.
+
+    Returns:
+        One ``sum`` record per name, one for the tokens, and the merged further metrics.
+
+    Raises:
+        KeyAgreementError: when a micro-batch reports other names than the first.
+        MetricsError: when further metrics cannot merge or reuse a name.
+    """
+    names = list(sums[0]) if sums else []
+    for k, values in enumerate(sums):
+        if set(values) != set(names):
+            raise KeyAgreementError(
+                f"micro-batch {k} reports other metrics than micro-batch 0: lacks {sorted(set(names) - set(values))}, "
+                f"adds {sorted(set(values) - set(names))}; report the same names from every micro-batch, fillers included"
+            )
+    further = merge_metrics(metric for metrics in extra for metric in metrics)
+    clash = sorted((set(names) | {TRAINED_TOKENS}) & set(further)) + [name for name in names if name == TRAINED_TOKENS]
+    if clash:
+        raise MetricsError(f"metric name {clash[0]!r} is used twice in one step; rename one of them")
+    records = [Metric.of_sum(name, sum(float(values[name]) for values in sums)) for name in names]
+    return [*records, Metric.of_sum(TRAINED_TOKENS, float(sum(num_tokens)), unit="token"), *further.values()]
+
+
+def finish_step_report(
+    reduced: Mapping[str, Metric], names: Collection[str], *, aggregation: Aggregation, step_units: float | None, cp_size: int
+) -> dict[str, float | None]:
+    """Turn the reduced records of a step into its report.
+
+    Args:
+        reduced: the records of :func:`step_contributions`, merged over the ``dp * cp`` ranks.
+        names: which of them are reducer outputs; the others report by their own kind.
+        aggregation: one of the five.
+        step_units: ``U`` of the whole step; not used by ``token_mean``, whose unit is counted here.
+        cp_size: context-parallel ranks, each of which counted every token of its samples.
+
+    Returns:
+        name -> value; None when no token of the step was trained.
+
+    Raises:
+        MetricsError: for an unknown aggregation or missing units.
+
+    Example:
+        ``token_mean`` at ``cp_size = 2``: sums 10 and 6 with 4 tokens counted on each rank give 16 / (8 / 2) = 4.
+    """
+    check_aggregation(aggregation)
+    if cp_size < 1:
+        raise MetricsError(f"cp_size is {cp_size}; it counts ranks, so give at least 1")
+    tokens = reduced[TRAINED_TOKENS].numerator / cp_size
+    units = tokens if aggregation == "token_mean" else check_step_units(aggregation, step_units)
+    lines: dict[str, float | None] = {}
+    others = []
+    for name, metric in reduced.items():
+        if name in names:
+            lines[name] = metric.numerator / units if tokens else None
+        elif name != TRAINED_TOKENS:
+            others.append(metric)
+    return lines | report(others)

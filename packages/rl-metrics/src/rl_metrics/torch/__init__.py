@@ -1,0 +1,24 @@
+"""Tensors and collectives: the reductions of this package for training code. The only part that imports torch.
+
+Process groups are arguments; ``None`` is torch's default group, or this process alone where none was initialised. Nothing imports Megatron.
+"""
+
+from rl_metrics.torch.collectives import all_reduce_metrics
+from rl_metrics.torch.gather import gather_responses
+from rl_metrics.torch.reducers import get_sum_of_sample_mean, loss_reducer, megatron_num_tokens
+from rl_metrics.torch.reports import gather_and_reduce_log_dict, reduce_train_step_metrics
+from rl_metrics.torch.slicing import slice_response, slice_tokens
+from rl_metrics.torch.whitening import masked_whiten
+
+__all__ = [
+    "all_reduce_metrics",
+    "gather_and_reduce_log_dict",
+    "gather_responses",
+    "get_sum_of_sample_mean",
+    "loss_reducer",
+    "masked_whiten",
+    "megatron_num_tokens",
+    "reduce_train_step_metrics",
+    "slice_response",
+    "slice_tokens",
+]

@@ -1,0 +1,38 @@
+"""What a process group means here: its size, this rank in it, the device its collectives want.
+
+Layer: thin access to ``torch.distributed``. ``None`` is the default group; without an initialised process group it is this process alone,
+so that the same code runs in a notebook.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["collective_device", "group_rank", "group_size", "is_alone"]
+
+
+def is_alone(group: dist.ProcessGroup | None) -> bool:
+    """Say whether a collective over the group would have nobody to talk to."""
+    return group_size(group) == 1
+
+
+def group_size(group: dist.ProcessGroup | None) -> int:
+    """Return the number of ranks in the group; 1 without any process group."""
+    if group is None and not (dist.is_available() and dist.is_initialized()):
+        return 1
+    return dist.get_world_size(group)
+
+
+def group_rank(group: dist.ProcessGroup | None) -> int:
+    """Return this process's rank inside the group."""
+    if group is None and not (dist.is_available() and dist.is_initialized()):
+        return 0
+    return dist.get_rank(group)
+
+
+def collective_device(group: dist.ProcessGroup | None) -> torch.device:
+    """Return where a host value must lie to be reduced over the group: the current GPU for NCCL alone, else the CPU."""
+    if dist.get_backend(group) == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

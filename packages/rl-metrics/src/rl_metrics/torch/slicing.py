@@ -1,0 +1,92 @@
+"""Cut tokens and response-aligned tensors down to what one context-parallel rank holds.
+
+Layer: indexing with the arrays of :mod:`rl_metrics.packing`; no geometry here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from rl_metrics.context_parallel import ContextParallel, response_slice
+from rl_metrics.errors import MetricsError
+from rl_metrics.packing import packed_token_index
+
+__all__ = ["slice_response", "slice_tokens"]
+
+
+def slice_tokens(
+    tokens: torch.Tensor | Sequence[torch.Tensor],
+    cp: ContextParallel,
+    *,
+    pad_value: float = 0,
+    pad_multiple: int | None = None,
+    stream_length: int | None = None,
+) -> torch.Tensor:
+    """Return this rank's part of the packed stream of one or more sequences.
+
+    Works for anything that is aligned with tokens: ids, positions, labels. The rows :func:`rl_metrics.packed_response_rows` gives for the
+    same arguments index the result.
+
+    Args:
+        tokens: sequences [L_i] or [L_i, ...] of one dtype and device, in stream order; a single tensor is a stream of one sequence.
+        cp: the rank's place.
+        pad_value: what stands at padding.
+        pad_multiple: pad every sequence to a multiple of this many tokens; default ``2 * cp.size`` for zigzag, 1 for contiguous.
+        stream_length: length of the whole padded stream, a multiple of ``cp.size``; default: no more padding than needed.
+
+    Returns:
+        Tensor [stream_length / cp.size, ...].
+
+    Raises:
+        GeometryError: when the padding does not fit the layout.
+        MetricsError: when there is no sequence, so that dtype and device are unknown.
+
+    Example:
+        ``slice_tokens([arange(6)], ContextParallel(size=2, rank=0))`` is ``[0, 1, 0, 0]``: tokens 0, 1 and two of padding.
+    """
+    sequences = [tokens] if isinstance(tokens, torch.Tensor) else list(tokens)
+    if not sequences:
+        raise MetricsError("no sequences to slice; a micro-batch without samples has no packed stream")
+    index = packed_token_index([sequence.shape[0] for sequence in sequences], cp, pad_multiple=pad_multiple, stream_length=stream_length)
+    flat = sequences[0] if len(sequences) == 1 else torch.cat(sequences)
+    places = torch.from_numpy(index).to(flat.device)
+    padding = flat.new_full((1, *flat.shape[1:]), pad_value)
+    return torch.cat([flat, padding]).index_select(0, torch.where(places < 0, flat.shape[0], places))
+
+
+def slice_response(
+    response: torch.Tensor,
+    total_length: int,
+    response_length: int,
+    cp: ContextParallel,
+    *,
+    stream_offset: int = 0,
+    stream_length: int | None = None,
+    padded_length: int | None = None,
+) -> torch.Tensor:
+    """Return the part of a full response-aligned tensor that this rank owns, in the order of ``response_indices``.
+
+    Args:
+        response: tensor [R] or [R, ...], one entry per response token.
+        total_length: ``L``, tokens.
+        response_length: ``R``, tokens.
+        cp: the rank's place.
+        stream_offset: as in :func:`rl_metrics.chunk_ranges`.
+        stream_length: as in :func:`rl_metrics.chunk_ranges`.
+        padded_length: as in :func:`rl_metrics.chunk_ranges`.
+
+    Returns:
+        Tensor [n] or [n, ...]; n may be 0. Differentiable.
+
+    Raises:
+        MetricsError: when the tensor does not hold ``R`` entries.
+        GeometryError: as in :func:`rl_metrics.response_slice`.
+    """
+    if response.dim() < 1 or response.shape[0] != response_length:
+        raise MetricsError(f"the response tensor has shape {tuple(response.shape)}, but the response has {response_length} tokens")
+    owned = response_slice(
+        total_length, response_length, cp, stream_offset=stream_offset, stream_length=stream_length, padded_length=padded_length
+    )
+    return response.index_select(0, torch.from_numpy(owned.response_indices).to(response.device))
