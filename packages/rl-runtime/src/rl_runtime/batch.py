@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
 from rl_dump import RaggedArray
 from rl_schedule import RankView
 
@@ -31,8 +32,8 @@ class RankBatch:
     """The rank's part of the plan, with the digest of the whole plan."""
     columns: Mapping[str, Column]
     """The rank's samples, in the order of `plan.partition`."""
-    step_units: npt.NDArray[np.int64]
-    """int64 [steps]: units that each step's loss is averaged over (rollouts, samples or prompt groups, by the aggregation)."""
+    step_units: npt.NDArray[np.float64]
+    """float64 [steps]: units that each step's loss is averaged over (rollouts, samples, prompt groups or tokens, by the aggregation)."""
 
 
 def take_columns(columns: Mapping[str, Column], positions: npt.NDArray[np.int64]) -> dict[str, Column]:

@@ -88,7 +88,7 @@ def report(run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")]) ->
 
 
 def _interrupt_on_terminate() -> None:
-    def interrupt(signum: int, frame: FrameType | None) -> NoReturn:
+    def interrupt(_signum: int, _frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupt)

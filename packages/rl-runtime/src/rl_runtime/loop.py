@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from rl_runtime.cluster.actor_group import ActorGroup
 from rl_runtime.cluster.placement import reserve

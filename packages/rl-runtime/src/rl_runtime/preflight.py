@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rl_dump import DumpError, check_templates
-
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import ConfigError
 from rl_runtime.rollout.hooks import load_hook

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from rl_topp import NucleusSet
 
 from rl_runtime.errors import GenerateError
+from rl_topp import NucleusSet
 
 __all__ = ["Prompt", "PromptGroup", "Rollout", "Sample"]
 
@@ -91,7 +91,7 @@ class Sample:
         if self.prompt_tokens.size == 0 or self.response_tokens.size == 0:
             msg = f"{where}: has {self.prompt_tokens.size} prompt and {self.response_tokens.size} response tokens; each needs at least one"
             raise GenerateError(msg)
-        arrays = {
+        arrays: dict[str, npt.NDArray[np.int32] | npt.NDArray[np.int64] | npt.NDArray[np.float32] | None] = {
             "loss_mask": self.loss_mask,
             "rollout_log_probs": self.rollout_log_probs,
             "weight_versions": self.weight_versions,

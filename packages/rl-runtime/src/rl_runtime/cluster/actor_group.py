@@ -25,6 +25,8 @@ from rl_runtime.errors import EngineError
 __all__ = ["ActorGroup"]
 
 _STOP_SECONDS = 15.0
+_ENGINE_CALLS = 4
+"""Calls that one engine actor answers side by side: it must say how its server is while that starts or loads weights."""
 
 
 class ActorGroup:
@@ -37,13 +39,13 @@ class ActorGroup:
         self._recipe = recipe
         self._waiter = waiter
         self._last_watch = time.monotonic()
-        self.rollout = RolloutActor.options(**placement.manager_options()).remote(recipe, log_path=logs / "rollout.log")
+        self.rollout = ray.remote(RolloutActor).options(max_restarts=0, **placement.manager_options()).remote(recipe, log_path=logs / "rollout.log")
         self.engines = [
-            EngineActor.options(**placement.engine_options(index, recipe)).remote(recipe, index=index, run_dir=recipe.run.dir)
+            ray.remote(EngineActor).options(max_restarts=0, max_concurrency=_ENGINE_CALLS, **placement.engine_options(index, recipe)).remote(recipe, index=index, run_dir=recipe.run.dir)
             for index in range(num_engines)
         ]
         self.trainers = [
-            TrainerActor.options(**placement.trainer_options(rank, recipe)).remote(recipe, rank=rank, log_path=logs / f"trainer_{rank}.log")
+            ray.remote(TrainerActor).options(max_restarts=0, **placement.trainer_options(rank, recipe)).remote(recipe, rank=rank, log_path=logs / f"trainer_{rank}.log")
             for rank in range(num_trainers)
         ]
         self._data_parallel_ranks: list[int] = []

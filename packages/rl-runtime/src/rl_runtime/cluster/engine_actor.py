@@ -8,8 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import ray
-
 from rl_runtime.cluster.process_log import log_to_file
 from rl_runtime.config.recipe import Recipe
 
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["EngineActor"]
 
 
-@ray.remote(max_restarts=0, max_concurrency=4)
 class EngineActor:
     """Starts, watches and stops one server."""
 

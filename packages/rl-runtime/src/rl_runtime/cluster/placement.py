@@ -66,7 +66,7 @@ class Placement:
 
 
 def _has_gpus() -> bool:
-    return ray.cluster_resources().get("GPU", 0) > 0
+    return bool(ray.cluster_resources().get("GPU", 0))
 
 
 def _engine_gpus(recipe: Recipe) -> float:

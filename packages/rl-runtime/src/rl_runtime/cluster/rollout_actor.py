@@ -14,7 +14,6 @@ from rl_runtime.config.recipe import Recipe
 __all__ = ["RolloutActor"]
 
 
-@ray.remote(max_restarts=0)
 class RolloutActor:
     """Holds the data source and the rollout manager."""
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["TrainerActor"]
 
 
-@ray.remote(max_restarts=0)
 class TrainerActor:
     """One rank of the trainer's mesh."""
 

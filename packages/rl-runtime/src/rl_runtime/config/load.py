@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import difflib
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import tomllib
 from pydantic import BaseModel, ValidationError
 
 from rl_runtime.config.recipe import Recipe
@@ -61,10 +61,11 @@ def _apply_override(table: dict[str, Any], override: str) -> None:
     except tomllib.TOMLDecodeError:
         value = text.strip()
     for section in sections[:-1]:
-        table = table.setdefault(section, {})
-        if not isinstance(table, dict):
+        inner: object = table.setdefault(section, {})
+        if not isinstance(inner, dict):
             msg = f"override {override!r}: {section} is a value, not a table"
             raise ConfigError(msg)
+        table = inner
     table[sections[-1]] = value
 
 

@@ -11,13 +11,13 @@ from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
-from rl_dump import RaggedArray
-from rl_topp import NucleusSet
 
+from rl_dump import RaggedArray
 from rl_runtime.batch import Column
 from rl_runtime.errors import GenerateError, RewardError
 from rl_runtime.records import PromptGroup, Sample
 from rl_runtime.rollout.groups import normalise_group_rewards
+from rl_topp import NucleusSet
 
 __all__ = ["ABSENT_INDEX", "batch_columns", "flatten_groups", "scores_by_rollout"]
 

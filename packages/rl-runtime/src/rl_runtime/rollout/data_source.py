@@ -153,7 +153,7 @@ class _FileEntries:
             record = json.loads(line)
             prompt, label = str(record["prompt"]), str(record.get("label", ""))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            msg = f"data.path = {self._section.path!r}, line {number}: expected an object with \"prompt\" (and \"label\"): {error!r}"
+            msg = f'data.path = {self._section.path!r}, line {number}: expected an object with "prompt" (and "label"): {error!r}'
             raise ConfigError(msg) from error
         return {"question": prompt, "answer": label, "metadata": {**record, "prompt": prompt}}
 

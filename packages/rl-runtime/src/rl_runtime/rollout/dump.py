@@ -6,11 +6,13 @@ Invariants: what is loaded trains exactly as what was dumped; a failed write rai
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from rl_dump import ROLLOUT_DUMP, BackgroundWriter, DumpError, RaggedArray, open_dump, resolve_template, write_dump
 
+from rl_dump import ROLLOUT_DUMP, BackgroundWriter, DumpError, RaggedArray, open_dump, resolve_template, write_dump
 from rl_runtime.batch import Column
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import ConfigError
@@ -46,20 +48,17 @@ class RolloutDumper:
         if self._writer is None:
             return
         absent = [None if index == ABSENT_INDEX else int(index) for index in np.asarray(columns["sample_index"])]
-        texts = {
+        texts: dict[str, list[Any]] = {
             "prompt": [sample.prompt for sample in samples],
             "response": [sample.response for sample in samples],
             "label": [sample.label for sample in samples],
             "finish_reason": [sample.finish_reason for sample in samples],
             "metadata": [dict(sample.metadata) for sample in samples],
         }
-        self._writer.submit(
-            write_dump,
-            dump_path(self._recipe.dump.rollout, self._recipe, batch_id),
-            contract=ROLLOUT_DUMP,
-            batch_id=batch_id,
-            columns={**columns, "sample_index": absent, **texts},
-        )
+        fields: dict[str, Column | list[Any]] = {**columns, "sample_index": absent, **texts}
+        path = dump_path(self._recipe.dump.rollout, self._recipe, batch_id)
+        write = partial(write_dump, path, contract=ROLLOUT_DUMP, batch_id=batch_id, columns=fields)
+        self._writer.submit(write, path=path)
 
     def close(self) -> None:
         """Wait for pending files."""

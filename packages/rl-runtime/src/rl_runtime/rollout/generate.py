@@ -86,7 +86,8 @@ async def play_rollout(hook: GenerateHook, context: GenerateContext, prompt: Pro
         GenerateError: the hook returned something that is no sample, an empty list, or samples with other ids; the message names the rollout.
     """
     result = await hook(context, prompt, sampling)
-    samples = result if isinstance(result, list) else [result]
+    samples: list[object] = list(result) if isinstance(result, list) else [result]
+    checked = []
     for sample in samples:
         if not isinstance(sample, Sample):
             msg = (
@@ -94,4 +95,5 @@ async def play_rollout(hook: GenerateHook, context: GenerateContext, prompt: Pro
                 f"{type(sample).__name__}; return a Sample or a list of Samples"
             )
             raise GenerateError(msg)
-    return Rollout(rollout_id=context.rollout_id, group_id=prompt.group_id, samples=tuple(samples))
+        checked.append(sample)
+    return Rollout(rollout_id=context.rollout_id, group_id=prompt.group_id, samples=tuple(checked))

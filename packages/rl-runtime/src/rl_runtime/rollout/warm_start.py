@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from rl_dump import RaggedArray
 
-from rl_runtime.batch import Column
+from rl_dump import RaggedArray
+from rl_runtime.batch import Column, RankBatch
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import ConfigError
 from rl_runtime.rollout.assignment import assign_batch
-from rl_runtime.batch import RankBatch
 from rl_runtime.rollout.data_source import DataSource, Tokenizer
 
 __all__ = ["warm_start_batch"]

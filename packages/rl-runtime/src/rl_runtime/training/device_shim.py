@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.metadata
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -105,11 +106,10 @@ def install_device_shim() -> bool:
     """
     if torch.cuda.is_available():
         return False
-    import megatron.core
-
-    if megatron.core.__version__ != TESTED_MEGATRON_VERSION:
+    found = importlib.metadata.version("megatron-core")
+    if found != TESTED_MEGATRON_VERSION:
         msg = (
-            f"training without a GPU is tested with megatron-core {TESTED_MEGATRON_VERSION}, found {megatron.core.__version__}: "
+            f"training without a GPU is tested with megatron-core {TESTED_MEGATRON_VERSION}, found {found}: "
             f"install the tested version, or train on a GPU"
         )
         raise RuntimeSetupError(msg)

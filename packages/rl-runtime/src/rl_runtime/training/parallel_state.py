@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
+from rl_metrics import ContextParallel
 
 from rl_runtime.config.parallel import ParallelSection
 from rl_runtime.errors import RuntimeSetupError
@@ -58,6 +59,17 @@ class Topology:
     """Ranks with the same weights."""
     pp_group: dist.ProcessGroup
     """The stages of this rank's pipeline."""
+    shard_group: dist.ProcessGroup | None
+    """Gloo group of the ranks that send shards of a dump (last stage, tp = cp = 0), in data-parallel order; None elsewhere."""
+
+    @property
+    def context_parallel(self) -> ContextParallel:
+        """This rank's place in its context-parallel group."""
+        return ContextParallel(self.cp_size, self.cp_rank)
+
+    def dp_rank_of(self, rank: int) -> int:
+        """Data-parallel rank of a global rank."""
+        return rank // (self.tp_size * self.cp_size) % self.dp_size
 
     @property
     def is_last_stage(self) -> bool:
@@ -92,6 +104,7 @@ def start_process_groups(
         msg = f"rank {rank}: {world_size} trainer ranks were started, but [parallel] asks for {parallel.world_size}"
         raise RuntimeSetupError(msg)
     has_gpu = torch.cuda.is_available()
+    timeout = datetime.timedelta(seconds=timeout_seconds)
     if has_gpu:
         torch.cuda.set_device(rank % torch.cuda.device_count())
     dist.init_process_group(
@@ -99,7 +112,7 @@ def start_process_groups(
         init_method=f"tcp://{rendezvous}",
         rank=rank,
         world_size=world_size,
-        timeout=datetime.timedelta(seconds=timeout_seconds),
+        timeout=timeout,
     )
     mpu.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tensor,
@@ -108,6 +121,9 @@ def start_process_groups(
         distributed_timeout_minutes=max(1, math.ceil(timeout_seconds / 60)),
         create_gloo_process_groups=False,
     )
+    first = (parallel.pipeline - 1) * parallel.data * parallel.context * parallel.tensor
+    senders = [first + dp_rank * parallel.context * parallel.tensor for dp_rank in range(parallel.data)]
+    shard_group = dist.new_group(senders, backend="gloo", timeout=timeout)
     return Topology(
         rank=rank,
         world_size=world_size,
@@ -125,6 +141,7 @@ def start_process_groups(
         dp_group=mpu.get_data_parallel_group(),
         dp_cp_group=mpu.get_data_parallel_group(with_context_parallel=True),
         pp_group=mpu.get_pipeline_model_parallel_group(),
+        shard_group=shard_group if rank in senders else None,
     )
 
 

@@ -1,0 +1,133 @@
+"""Run micro-batches through Megatron-Core's forward-backward function. Layer: engine glue (Megatron-Core).
+
+Two kinds of pass: a scoring pass (no gradients) and a training pass. Both use the same micro-batches in the same order, so their log-probs agree
+exactly as long as the weights are the same.
+
+Invariants: the loss function always returns Megatron-Core's 3-tuple; every rank, with whatever tokens, enters backward; what a pass computes for a
+token is kept in its micro-batch's `fields`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from rl_metrics import MicroBatchMetrics
+from rl_runtime.training.batch import MicroBatch
+from rl_runtime.training.log_probs import ResponseScores, ScoreRequest, score_responses
+
+__all__ = ["LossFunction", "run_scoring_pass", "run_training_pass"]
+
+LossFunction = Callable[[MicroBatch, ResponseScores], tuple[torch.Tensor, MicroBatchMetrics]]
+"""Takes a micro-batch and its scores; returns the scaled loss (a scalar with a graph) and what the micro-batch reports."""
+
+_OutputFunction = Callable[..., Any]
+
+
+def run_scoring_pass(
+    model: torch.nn.Module,
+    micro_batches: Sequence[MicroBatch],
+    *,
+    temperature: float,
+    tp_group: dist.ProcessGroup,
+    log_probs_name: str,
+    entropy_name: str | None = None,
+) -> None:
+    """Compute log-probs without gradients and keep them in the micro-batches, on the last pipeline stage.
+
+    Args:
+        model: the model, wrapped or not.
+        micro_batches: at least one; the same number on every rank.
+        temperature: divisor of the logits.
+        tp_group: tensor-parallel ranks.
+        log_probs_name: name of the field that log-probs are kept under.
+        entropy_name: name of the field for entropies; None: not computed.
+    """
+
+    def keep(batch: MicroBatch) -> _OutputFunction:
+        def collect(scores: ResponseScores, non_loss_data: bool = True) -> None:
+            assert non_loss_data
+            batch.fields[log_probs_name] = scores.log_probs_K.detach()
+            if entropy_name is not None:
+                assert scores.entropy_K is not None
+                batch.fields[entropy_name] = scores.entropy_K.detach()
+
+        return collect
+
+    with torch.no_grad():
+        _run(model, micro_batches, keep, temperature=temperature, entropy=entropy_name is not None, tp_group=tp_group, forward_only=True)
+
+
+def run_training_pass(
+    model: torch.nn.Module,
+    micro_batches: Sequence[MicroBatch],
+    loss_function: LossFunction,
+    *,
+    temperature: float,
+    entropy: bool,
+    tp_group: dist.ProcessGroup,
+) -> list[MicroBatchMetrics]:
+    """Compute losses and gradients, reduced over all ranks.
+
+    Args:
+        model: the model in its data-parallel wrapper, with cleared gradients.
+        micro_batches: at least one; the same number on every rank.
+        loss_function: the scaled loss of one micro-batch.
+        temperature: divisor of the logits.
+        entropy: whether the loss function wants entropies.
+        tp_group: tensor-parallel ranks.
+
+    Returns:
+        What each micro-batch reports, on the last pipeline stage; empty elsewhere.
+    """
+    per_token: bool = model.config.calculate_per_token_loss  # type: ignore[union-attr,assignment]
+
+    def close(batch: MicroBatch) -> _OutputFunction:
+        def finish(scores: ResponseScores) -> tuple[torch.Tensor, torch.Tensor, MicroBatchMetrics]:
+            loss, metrics = loss_function(batch, scores)
+            num_tokens = batch.num_trained_tokens if per_token else 1
+            return loss + scores.anchor, torch.tensor(num_tokens, dtype=torch.int, device=loss.device), metrics
+
+        return finish
+
+    return _run(model, micro_batches, close, temperature=temperature, entropy=entropy, tp_group=tp_group, forward_only=False)
+
+
+def _run(
+    model: torch.nn.Module,
+    micro_batches: Sequence[MicroBatch],
+    close: Callable[[MicroBatch], _OutputFunction],
+    *,
+    temperature: float,
+    entropy: bool,
+    tp_group: dist.ProcessGroup,
+    forward_only: bool,
+) -> list[Any]:
+    def step(iterator: Iterator[MicroBatch], part: torch.nn.Module) -> tuple[Any, _OutputFunction]:
+        batch = next(iterator)
+        output = part(
+            batch.tokens_1T,
+            batch.positions_1T,
+            None,
+            packed_seq_params=batch.stream,
+            output_processor=score_responses,
+            output_processor_context=ScoreRequest(micro_batch=batch, temperature=temperature, entropy=entropy, tp_group=tp_group),
+        )
+        return output, close(batch)
+
+    results: list[Any] = get_forward_backward_func()(
+        forward_step_func=step,
+        data_iterator=iter(micro_batches),
+        model=[model],
+        num_microbatches=len(micro_batches),
+        # Shapes travel with the tensors (variable_seq_lengths); Megatron-Core still wants a length here.
+        seq_length=micro_batches[0].tokens_1T.shape[1],
+        micro_batch_size=1,
+        forward_only=forward_only,
+        collect_non_loss_data=forward_only,
+    )
+    return results
