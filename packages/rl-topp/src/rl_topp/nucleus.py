@@ -178,7 +178,7 @@ class NucleusSet:
         if buffers is None or not buffers.ends_with(self):
             buffers = _Buffers(self)
         buffers.extend(other)
-        return buffers.snapshot(self.vocab_size)
+        return self._trusted(buffers.ids.view(), buffers.offsets.view(), buffers.status.view(), self.vocab_size, buffers)
 
     def slice(self, start: int, stop: int) -> NucleusSet:
         """Return the tokens [start, stop); the ids are a view, nothing but T+1 offsets is copied.
@@ -333,16 +333,13 @@ class _Buffers:
         self.status = GrowingArray(start.status)
 
     def ends_with(self, nucleus: NucleusSet) -> bool:
-        """Say whether `nucleus` is the newest snapshot, so that growing in place overwrites nobody's tokens."""
+        """Say whether `nucleus` is the newest set of the chain, so that growing in place overwrites nobody's tokens."""
         return self.status.size == len(nucleus)
 
     def extend(self, other: NucleusSet) -> None:
         self.offsets.extend(other.offsets[1:] + self.ids.size)
         self.ids.extend(other.ids)
         self.status.extend(other.status)
-
-    def snapshot(self, vocab_size: int) -> NucleusSet:
-        return NucleusSet._trusted(self.ids.view(), self.offsets.view(), self.status.view(), vocab_size, self)
 
 
 def _restore(ids: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64], status: npt.NDArray[np.uint8], vocab_size: int) -> NucleusSet:

@@ -39,7 +39,7 @@ class Entries:
 
     @property
     def is_target_E(self) -> Tensor:
-        """bool [E]: whether the entry is its row's target."""
+        """Whether the entry is its row's target, bool [E]."""
         mask = torch.zeros_like(self.ids_E, dtype=torch.bool)
         mask[self.offsets_R1[:-1]] = True
         return mask

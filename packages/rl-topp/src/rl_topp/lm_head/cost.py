@@ -1,0 +1,55 @@
+"""Which kept sets are scored by single dot products and which by blocks of logits: the cheaper way by expected time.
+
+Layer: numpy; no tensors. The model: dot products cost a time per entry; blocks cost a time per row (matrix products against the shard) and a time per call
+(the shard is read whole). Rows with more entries than the break-even size gain from blocks; they move there together, if their gain exceeds the cost
+per call. Invariant: depends on set sizes and shapes only, so all ranks of a tensor-parallel group choose alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["COSTS", "DeviceCost", "choose_blocked"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceCost:
+    """Measured costs of forward and backward together, seconds, per element of the inner dimension H."""
+
+    entry_seconds: float
+    """Per entry and element: one dot product and its two gradient updates."""
+    product_seconds: float
+    """Per row, id and element: the four matrix products of a block."""
+    pass_seconds: float
+    """Per id and element of the shard: reading the weight and writing its gradient, once per call."""
+
+
+COSTS: Final = {
+    "cpu": DeviceCost(entry_seconds=4.0e-9, product_seconds=2.0e-10, pass_seconds=2.0e-9),
+    "cuda": DeviceCost(entry_seconds=3.0e-12, product_seconds=1.4e-14, pass_seconds=2.0e-12),
+}
+"""By device type. Where they come from: benchmarks/gpu_lm_head.py on one H200 (bfloat16), benchmarks/cpu_lm_head.py on one core (float32)."""
+
+
+def choose_blocked(
+    set_sizes: npt.NDArray[np.int64], *, num_local_ids: int, width: int, device_type: str, blocks_run_anyway: bool
+) -> npt.NDArray[np.bool_]:
+    """Return bool [R]: which rows with kept sets are cheaper in blocks.
+
+    Args:
+        set_sizes: int64 [R], ids per row.
+        num_local_ids: ids of this shard.
+        width: H, the inner dimension.
+        device_type: `cpu` or `cuda`; another one is costed as `cuda`.
+        blocks_run_anyway: rows without a filter are in the same call, so the cost per call is paid already.
+    """
+    cost = COSTS.get(device_type, COSTS["cuda"])
+    saved = (set_sizes * cost.entry_seconds - num_local_ids * cost.product_seconds) * width
+    gain = saved[saved > 0].sum()
+    worth = bool(gain > (0.0 if blocks_run_anyway else num_local_ids * width * cost.pass_seconds))
+    cheaper: npt.NDArray[np.bool_] = saved > 0
+    return cheaper if worth else np.zeros_like(cheaper)

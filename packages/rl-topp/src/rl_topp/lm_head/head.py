@@ -1,0 +1,259 @@
+"""`nucleus_lm_head_log_probs`: scores over kept sets from hidden states and the output weight, without logits.
+
+Layer: torch, above `sparse`, `blocked` and (on CUDA) `triton_kernels`. One autograd function. Forward scores the kept ids of each row, either by single
+dot products or out of blocks of logits (`cost` chooses per row), reduces over the tensor-parallel group and keeps a few numbers per row; backward gives
+the gradients of hidden states and weight. Invariants: no [T, V] tensor exists; sums are float32 at least; no atomics, so results repeat; rows that
+score 0 (not sampled, truncated) receive exactly zero gradient; with no kept set in the call, nothing but the blocks runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from rl_topp.errors import NucleusError
+from rl_topp.lm_head.blocked import BlockedRows, FullGradient, blocked_gradients, blocked_scores, make_blocked_rows
+from rl_topp.lm_head.cost import choose_blocked
+from rl_topp.lm_head.sparse import sparse_gradients, sparse_scores
+from rl_topp.lm_head.weight_gradient import Destinations, WeightGradient
+from rl_topp.nucleus import NucleusSet, OnTruncated
+from rl_topp.torch.dense_rows import dense_upstream, store_dense
+from rl_topp.torch.entries import Entries, build_entries, segment_statistics
+from rl_topp.torch.row_kinds import RowKinds, check_rows, sort_rows
+from rl_topp.torch.scores import NucleusScores, combine, compute_dtype, empty_statistics, entry_gradient, unpack_scores
+
+__all__ = ["HiddenGradient", "Method", "nucleus_lm_head_log_probs"]
+
+HiddenGradient = Literal["all_reduce", "partial"]
+"""What a tensor-parallel rank returns for the hidden states: the sum over all shards, or its own shard's part."""
+Method = Literal["auto", "sparse", "blocked"]
+"""How kept sets are scored: the cheaper way per row, always dot products, always blocks."""
+
+_BLOCK_BYTES = 128 * 2**20
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+
+
+class _Call(NamedTuple):
+    """What stays the same between forward and backward of one call."""
+
+    rows: NucleusSet
+    kinds: RowKinds
+    sparse: npt.NDArray[np.int64]
+    """Rows with kept sets scored by dot products."""
+    blocked: npt.NDArray[np.int64]
+    """Rows with kept sets scored out of blocks."""
+    vocab_start: int
+    held: int
+    """Rows of the weight that are ids of the vocabulary; the rest is padding."""
+    temperature: float
+    want_full: bool
+    want_entropy: bool
+    tp_group: dist.ProcessGroup | None
+    hidden_gradient: HiddenGradient
+    use_main_grad: bool
+    block_bytes: int
+
+
+def nucleus_lm_head_log_probs(
+    hidden_TH: Tensor,
+    weight_VH: Tensor,
+    targets_T: Tensor,
+    rows: NucleusSet,
+    *,
+    vocab_start: int = 0,
+    tp_group: dist.ProcessGroup | None = None,
+    temperature: float = 1.0,
+    on_truncated: OnTruncated = "mask",
+    full_log_probs: bool = False,
+    entropy: bool = False,
+    full_entropy: bool = False,
+    hidden_gradient: HiddenGradient = "all_reduce",
+    use_main_grad: bool = True,
+    method: Method = "auto",
+    block_bytes: int = _BLOCK_BYTES,
+) -> NucleusScores:
+    """Score each row's target over the row's kept set: `nucleus_log_probs(hidden @ weight.T, ...)` without the product.
+
+    Args:
+        hidden_TH: [T, H], float64, float32 or bfloat16, contiguous rows: the same on every rank of `tp_group` (gathered, under sequence parallelism).
+        weight_VH: [V_local, H], same dtype: this rank's shard of the output weight, tied to the embedding or not. Rows beyond the vocabulary are
+            padding. With Megatron-Core's `main_grad` its gradient is added there, by Megatron's protocol (see `weight_gradient`).
+        targets_T: integers [T], ids of the whole vocabulary; anything where the status is 2.
+        rows: kept sets of the T rows: a `NucleusSet`, or what `align_rows` returns.
+        vocab_start: id of this shard's first row.
+        tp_group: ranks that hold the other shards; all call with the same hidden states, rows and targets. None = no other shards.
+        temperature: divisor of the logits, the rollout's; > 0.
+        on_truncated: what a row with an incomplete set is worth, see `NucleusSet.scored_mask`.
+        full_log_probs: also return the log-probs over the vocabulary (every sampled row then runs in blocks).
+        entropy: also return the entropy over the kept set.
+        full_entropy: also return the entropy over the vocabulary.
+        hidden_gradient: `all_reduce` sums the hidden states' gradient over `tp_group`; `partial` leaves that to the caller, for whom an operation
+            before this one does it (Megatron's copy to, or gather from, the tensor-parallel region).
+        use_main_grad: False = return the weight's gradient even where `main_grad` exists.
+        method: how kept sets are scored; `auto` chooses by expected cost.
+        block_bytes: bound on one block of logits, bytes.
+
+    Returns:
+        `NucleusScores` of T rows. A target outside the vocabulary scores -inf.
+
+    Raises:
+        NucleusError: shapes, dtypes or devices that do not fit, a temperature that is not positive, an unknown option.
+    """
+    _check_operands(hidden_TH, weight_VH, targets_T)
+    check_rows(rows, num_rows=hidden_TH.shape[0], num_targets=targets_T.numel(), temperature=temperature, on_truncated=on_truncated)
+    _check_options(hidden_gradient, method, block_bytes)
+    want_full = full_log_probs or full_entropy
+    kinds = sort_rows(rows, on_truncated=on_truncated, want_full=want_full)
+    held = int(np.clip(rows.vocab_size - vocab_start, 0, weight_VH.shape[0]))
+    in_blocks = _rows_in_blocks(rows, kinds, held, weight_VH, method)
+    call = _Call(
+        rows=rows,
+        kinds=kinds,
+        sparse=kinds.kept[~in_blocks],
+        blocked=kinds.kept[in_blocks],
+        vocab_start=vocab_start,
+        held=held,
+        temperature=temperature,
+        want_full=want_full,
+        want_entropy=entropy or full_entropy,
+        tp_group=tp_group,
+        hidden_gradient=hidden_gradient,
+        use_main_grad=use_main_grad,
+        block_bytes=block_bytes,
+    )
+    log_probs_KT, entropy_KT = _LmHeadScores.apply(hidden_TH, weight_VH, targets_T, call)  # type: ignore[no-untyped-call]
+    return unpack_scores(log_probs_KT, entropy_KT, full_log_probs=full_log_probs, entropy=entropy, full_entropy=full_entropy)
+
+
+class _LmHeadScores(torch.autograd.Function):
+    """(hidden, weight, targets, call) -> log-probs [K, T] and entropies [K, T] (None unless wanted)."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden_TH: Tensor, weight_VH: Tensor, targets_T: Tensor, call: _Call) -> tuple[Tensor, Tensor | None]:
+        dtype = compute_dtype(hidden_TH.dtype)
+        statistics = empty_statistics(1 + call.want_full, len(call.rows), dtype=dtype, device=hidden_TH.device)
+        sparse = _entries(call, call.sparse, targets_T)
+        z_sparse = sparse_scores(hidden_TH, weight_VH, sparse).div_(call.temperature)
+        statistics[0][:, sparse.rows_R] = segment_statistics(sparse, z_sparse)
+        blocked = _blocked_rows(call, targets_T, dtype)
+        over_vocabulary, z_blocked = blocked_scores(
+            hidden_TH,
+            weight_VH,
+            targets_T,
+            blocked,
+            vocab_start=call.vocab_start,
+            temperature=call.temperature,
+            want_entropy=call.want_entropy,
+        )
+        statistics[0][:, blocked.entries.rows_R] = segment_statistics(blocked.entries, z_blocked)
+        unfiltered_T = torch.from_numpy(np.isin(np.arange(len(call.rows)), call.kinds.unfiltered)).to(hidden_TH.device)
+        store_dense(statistics, torch.from_numpy(call.kinds.dense).to(hidden_TH.device), over_vocabulary, unfiltered_T)
+        combined = combine(statistics, call.tp_group)
+        ctx.call, ctx.sparse, ctx.blocked, ctx.weight = call, sparse, blocked, weight_VH
+        ctx.save_for_backward(hidden_TH, weight_VH, targets_T, z_sparse, z_blocked, combined.log_normaliser, combined.entropy)
+        return combined.log_probs, combined.entropy if call.want_entropy else None
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, score_KT: Tensor, entropy_KT: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None]:
+        hidden_TH, weight_VH, targets_T, z_sparse, z_blocked, log_normaliser, entropy_value = ctx.saved_tensors
+        call, sparse, blocked = ctx.call, ctx.sparse, ctx.blocked
+
+        def coefficients(entries: Entries, z_E: Tensor) -> Tensor:
+            rows_E = entries.call_rows_E
+            upstream = None if entropy_KT is None else entropy_KT[0][rows_E]
+            return entry_gradient(z_E - log_normaliser[0][rows_E], entries.is_target_E, score_KT[0][rows_E], upstream, entropy_value[0][rows_E])
+
+        destinations = Destinations(
+            hidden=torch.zeros_like(hidden_TH) if ctx.needs_input_grad[0] else None,
+            weight=WeightGradient(ctx.weight, use_main_grad=call.use_main_grad) if ctx.needs_input_grad[1] else None,
+        )
+        if blocked.rows_D.numel():
+            full = _full_gradient(call, score_KT, entropy_KT, log_normaliser[-1], entropy_value[-1])
+            blocked_gradients(
+                hidden_TH,
+                weight_VH,
+                targets_T,
+                blocked,
+                full,
+                coefficients(blocked.entries, z_blocked),
+                vocab_start=call.vocab_start,
+                temperature=call.temperature,
+                destinations=destinations,
+            )
+        if sparse.rows_R.numel():
+            sparse_gradients(hidden_TH, weight_VH, sparse, coefficients(sparse, z_sparse).div_(call.temperature), destinations)
+        if destinations.hidden is not None and call.tp_group is not None and call.hidden_gradient == "all_reduce":
+            dist.all_reduce(destinations.hidden, group=call.tp_group)
+        return destinations.hidden, None if destinations.weight is None else destinations.weight.finish(), None, None
+
+
+def _entries(call: _Call, listed_rows: npt.NDArray[np.int64], targets_T: Tensor) -> Entries:
+    return build_entries(call.rows, listed_rows, targets_T, vocab_start=call.vocab_start, num_local_ids=call.held)
+
+
+def _blocked_rows(call: _Call, targets_T: Tensor, dtype: torch.dtype) -> BlockedRows:
+    every = np.union1d(call.kinds.dense, call.blocked)
+    full = None if every.size == call.kinds.dense.size else torch.from_numpy(np.searchsorted(every, call.kinds.dense)).to(targets_T.device)
+    return make_blocked_rows(
+        torch.from_numpy(every).to(targets_T.device),
+        full,
+        _entries(call, call.blocked, targets_T),
+        num_local_ids=call.held if every.size else 0,
+        itemsize=dtype.itemsize,
+        block_bytes=call.block_bytes,
+    )
+
+
+def _full_gradient(call: _Call, score_KT: Tensor, entropy_KT: Tensor | None, log_normaliser_T: Tensor, entropy_value_T: Tensor) -> FullGradient:
+    rows_F = torch.from_numpy(call.kinds.dense).to(score_KT.device)
+    return FullGradient(
+        score=dense_upstream(score_KT, call.kinds.unfiltered)[rows_F],
+        entropy=None if entropy_KT is None else dense_upstream(entropy_KT, call.kinds.unfiltered)[rows_F],
+        log_normaliser=log_normaliser_T[rows_F],
+        entropy_value=entropy_value_T[rows_F],
+    )
+
+
+def _rows_in_blocks(rows: NucleusSet, kinds: RowKinds, held: int, weight_VH: Tensor, method: Method) -> npt.NDArray[np.bool_]:
+    """Return for each row with a kept set whether blocks score it; where full scores are wanted, blocks pass over its logits anyway."""
+    if method != "auto":
+        return np.full(kinds.kept.size, method == "blocked")
+    every_row = kinds.dense.size >= kinds.kept.size > 0 and bool(np.isin(kinds.kept, kinds.dense).all())
+    if every_row:
+        return np.ones(kinds.kept.size, np.bool_)
+    return choose_blocked(
+        rows.set_sizes[kinds.kept],
+        num_local_ids=held,
+        width=weight_VH.shape[1],
+        device_type=weight_VH.device.type,
+        blocks_run_anyway=kinds.dense.size > 0,
+    )
+
+
+def _check_operands(hidden_TH: Tensor, weight_VH: Tensor, targets_T: Tensor) -> None:
+    problems = []
+    if hidden_TH.dim() != 2 or weight_VH.dim() != 2 or hidden_TH.shape[1] != weight_VH.shape[1]:
+        problems.append(f"hidden states [T, H] and weight [V_local, H] do not fit: {list(hidden_TH.shape)} and {list(weight_VH.shape)}")
+    if hidden_TH.dtype != weight_VH.dtype or hidden_TH.dtype not in _DTYPES:
+        problems.append(f"hidden states and weight must share one of float64, float32, bfloat16; got {hidden_TH.dtype} and {weight_VH.dtype}")
+    if not hidden_TH.device == weight_VH.device == targets_T.device:
+        problems.append(f"hidden states, weight and targets lie on {hidden_TH.device}, {weight_VH.device} and {targets_T.device}; expected one device")
+    NucleusError.raise_if(problems)
+
+
+def _check_options(hidden_gradient: str, method: str, block_bytes: int) -> None:
+    problems = []
+    if hidden_gradient not in ("all_reduce", "partial"):
+        problems.append(f"hidden_gradient must be 'all_reduce' or 'partial', got {hidden_gradient!r}")
+    if method not in ("auto", "sparse", "blocked"):
+        problems.append(f"method must be 'auto', 'sparse' or 'blocked', got {method!r}")
+    if block_bytes < 1:
+        problems.append(f"block_bytes must be positive, got {block_bytes}")
+    NucleusError.raise_if(problems)
