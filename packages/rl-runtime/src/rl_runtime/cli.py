@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 the run failed, 2 the recipe or the machine is wrong (noth
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -64,7 +65,9 @@ def train(
     except KeyboardInterrupt:
         _errors.print(f"interrupted: everything was stopped; what was written is in {loaded.run.dir}", markup=False)
         raise typer.Exit(_EXIT_INTERRUPTED) from None
-    except (RuntimeError, ValueError, TimeoutError, OSError) as error:
+    except Exception as error:
+        # The boundary to a person: one line here, everything else in the log.
+        logging.getLogger(__name__).exception("the run failed")
         _errors.print(f"error: {type(error).__name__}: {error}", markup=False)
         _errors.print(f"logs: {loaded.run.dir / 'logs'}", markup=False)
         raise typer.Exit(_EXIT_FAILED) from None

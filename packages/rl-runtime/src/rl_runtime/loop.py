@@ -8,7 +8,6 @@ whatever ends the loop, every actor and server is ended with it.
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from rl_runtime.cluster.actor_group import ActorGroup
 from rl_runtime.cluster.placement import reserve
+from rl_runtime.cluster.process_log import log_driver_to_file
 from rl_runtime.cluster.ray_session import ray_session
 from rl_runtime.cluster.waiting import Waiter
 from rl_runtime.config import recipe_to_toml
@@ -30,7 +30,6 @@ __all__ = ["run_training"]
 _INITIAL_FOLDER = "initial"
 _WARM_START_FOLDER = "warm_start"
 _FINAL_FOLDER = "final"
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "vocab.json", "merges.txt")
 
 
 def run_training(recipe: Recipe, display: Display) -> None:
@@ -48,6 +47,7 @@ def run_training(recipe: Recipe, display: Display) -> None:
     """
     run_dir = recipe.run.dir
     run_dir.mkdir(parents=True)
+    log_driver_to_file(run_dir / "logs" / "driver.log")
     (run_dir / "recipe.toml").write_text(recipe_to_toml(recipe), encoding="utf-8")
     model_folder = Path(recipe.model.path) if recipe.model.path else run_dir / _INITIAL_FOLDER
     if not recipe.model.path:
@@ -132,7 +132,7 @@ class _Loop:
         lrs = [warm_start_lr(self._recipe.warm_start, step) for step in range(done, done + count)]
         batches = self._waiter.one(self._actors.rollout.warm_start_batches.remote(count), "preparing supervised batches", timeout_seconds=120)
         reports = self._actors.train_sft(batches, lrs)
-        self._display.update("warm-up", advance=count, phase=f"loss {reports[-1]['loss']:.3f}" if reports else "")
+        self._display.update("warm-up", advance=count, phase=f"loss {reports[-1]['warm_start/loss']:.3f}" if reports else "")
 
     def _check_warm_start(self, done: int) -> float:
         self._sync()
@@ -204,6 +204,3 @@ class _Loop:
     def _save(self, name: str) -> None:
         folder = self._recipe.run.dir / name
         self._actors.call_trainers("save_hf", folder, what=f"saving {folder}")
-        for file in _TOKENIZER_FILES:
-            if (self._model_folder / file).is_file():
-                shutil.copy2(self._model_folder / file, folder / file)

@@ -7,7 +7,9 @@ import os
 import sys
 from pathlib import Path
 
-__all__ = ["log_to_file"]
+__all__ = ["log_driver_to_file", "log_to_file"]
+
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def log_to_file(path: Path) -> None:
@@ -19,6 +21,10 @@ def log_to_file(path: Path) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr, force=True
-    )
+    logging.basicConfig(level=logging.INFO, format=_FORMAT, stream=sys.stderr, force=True)
+
+
+def log_driver_to_file(path: Path) -> None:
+    """Append log records of the driver to a file; what it prints stays on the terminal."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(level=logging.INFO, format=_FORMAT, filename=path, force=True)

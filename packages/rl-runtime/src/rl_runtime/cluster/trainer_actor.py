@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from rl_runtime.batch import RankBatch
+    from rl_runtime.batch import Column, RankBatch
     from rl_runtime.training.trainer import Trainer
 
 __all__ = ["TrainerActor"]
@@ -55,9 +55,9 @@ class TrainerActor:
             rendezvous=rendezvous,
             model_folder=model_folder,
         )
-        return self._trainer.data_parallel_rank, self._trainer.exports_weights
+        return self._trainer.data_parallel_rank, self._trainer.is_writer
 
-    def train_sft(self, batches: list[ray.ObjectRef[RankBatch]], lrs: list[float]) -> list[dict[str, float]]:
+    def train_sft(self, batches: list[ray.ObjectRef[dict[str, Column]]], lrs: list[float]) -> list[dict[str, float]]:
         """Take one supervised step per batch; see `Trainer.train_sft_step`."""
         trainer = self._started()
         loaded = ray.get(batches, timeout=self._recipe.cluster.actor_timeout_seconds)

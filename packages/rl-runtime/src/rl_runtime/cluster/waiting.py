@@ -5,6 +5,7 @@ Invariants: a wait ends at the deadline; the first failed task ends it at once, 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +16,8 @@ from ray.exceptions import RayActorError, RayTaskError
 from rl_runtime.errors import DeadlineError, TrainerError
 
 __all__ = ["Waiter"]
+
+_log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.5
 
@@ -66,7 +69,8 @@ class Waiter:
         try:
             return ray.get(ref)
         except RayTaskError as error:
-            raise error.as_instanceof_cause() from None
+            _log.error("%s", error)
+            raise (error.cause if isinstance(error.cause, Exception) else error) from None
         except RayActorError as error:
             self.watch()
             msg = f"{what}: the actor died: {' '.join(str(error).split())[:300]}"

@@ -5,22 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 from rl_dump import RaggedArray
-from rl_runtime.batch import Column, RankBatch
+from rl_runtime.batch import Column, take_columns
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import ConfigError
-from rl_runtime.rollout.assignment import assign_batch
 from rl_runtime.rollout.data_source import DataSource, Tokenizer
 
 __all__ = ["warm_start_batch"]
 
 
-def warm_start_batch(source: DataSource, tokenizer: Tokenizer, recipe: Recipe) -> tuple[RankBatch, ...]:
-    """Take the next `warm_start.batch_size` examples and cut them for the data-parallel ranks.
+def warm_start_batch(source: DataSource, tokenizer: Tokenizer, recipe: Recipe) -> list[dict[str, Column]]:
+    """Take the next `warm_start.batch_size` examples and deal them to the data-parallel ranks in turn.
 
-    An example is the prompt, the label and the end-of-sequence id; label and end are trained. The step is one token mean.
+    An example is the prompt, the label and the end-of-sequence id; label and end are trained. The step is one token mean over all ranks.
 
     Returns:
-        One part per data-parallel rank.
+        Per data-parallel rank, the columns `tokens` int64 [L] and `loss_masks` int32 [R].
 
     Raises:
         ConfigError: the tokenizer has no end-of-sequence id.
@@ -30,23 +29,11 @@ def warm_start_batch(source: DataSource, tokenizer: Tokenizer, recipe: Recipe) -
         raise ConfigError(msg)
     prompts = source.next_warm_start_prompts(recipe.warm_start.batch_size)
     answers = [np.array([*tokenizer.encode(prompt.label, add_special_tokens=False), tokenizer.eos_token_id], np.int64) for prompt in prompts]
-    count = np.arange(len(prompts), dtype=np.int64)
-    response_lengths = np.array([answer.size for answer in answers], np.int64)
     columns: dict[str, Column] = {
-        "rollout_position": count,
-        "rollout_ids": count,
-        "group_ids": count,
         "tokens": RaggedArray.from_list(
             [np.concatenate([prompt.tokens, answer]) for prompt, answer in zip(prompts, answers, strict=True)], np.int64
         ),
-        "total_lengths": response_lengths + np.array([prompt.tokens.size for prompt in prompts], np.int64),
-        "response_lengths": response_lengths,
         "loss_masks": RaggedArray.from_list([np.ones(answer.size, np.int32) for answer in answers], np.int32),
     }
-    one_step = recipe.model_copy(
-        update={
-            "train": recipe.train.model_copy(update={"global_batch_size": len(prompts)}),
-            "algorithm": recipe.algorithm.model_copy(update={"loss_aggregation": "token_mean"}),
-        }
-    )
-    return assign_batch(columns, one_step, batch_id=0).rank_batches
+    ranks = recipe.parallel.data
+    return [take_columns(columns, np.arange(rank, len(prompts), ranks)) for rank in range(ranks)]
