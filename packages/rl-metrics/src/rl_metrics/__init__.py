@@ -6,6 +6,7 @@ This package imports numpy only. Tensors and collectives are in :mod:`rl_metrics
 from rl_metrics.aggregation import AGGREGATIONS, Aggregation
 from rl_metrics.context_parallel import ContextParallel, Layout, ResponseSlice, chunk_ranges, response_owner, response_slice
 from rl_metrics.denominators import count_step_units, loss_denominators, prompt_denominators, rollout_denominators
+from rl_metrics.document import parse_document, to_document
 from rl_metrics.errors import GeometryError, KeyAgreementError, MetricsError, UnsupportedContractError
 from rl_metrics.loss_scale import calculates_per_token_loss, megatron_loss_scale
 from rl_metrics.metric import Metric, merge_metrics, report
@@ -41,10 +42,12 @@ __all__ = [
     "packed_responses",
     "packed_token_index",
     "padded_lengths",
+    "parse_document",
     "prompt_denominators",
     "report",
     "response_owner",
     "response_slice",
     "rollout_denominators",
     "rollout_log_metric_contribution",
+    "to_document",
 ]

@@ -108,7 +108,7 @@ def _rank_main(
         sender.send((True, function(rank, size)))
         dist.barrier()
         dist.destroy_process_group()
-    except BaseException:  # noqa: BLE001 - whatever ended this rank is the parent's to report
+    except BaseException:  # whatever ended this rank is the parent's to report
         sender.send((False, traceback.format_exc()))
     finally:
         sender.close()

@@ -1,0 +1,138 @@
+"""A random training step that contains what usually goes wrong, with its exact answers.
+
+Layer: numpy, above ``loss_reduction``. The self-test and the tests run it on every layout. A step always holds: responses of one token, sequences
+mostly of prompt (so that some context-parallel ranks own no response token), masks with holes, rollouts of one to three siblings that land on
+different ranks and micro-batches, one rollout that is masked throughout, and NaN at every masked position.
+
+The per-token loss is ``x = (a w_0 + b w_1)^2`` for two parameters ``w`` and random features ``a, b``; so value and gradient of every
+aggregation are known in closed form.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_metrics.aggregation import Aggregation
+from rl_metrics.denominators import count_step_units, loss_denominators, mask_sums
+from rl_metrics.errors import MetricsError
+from rl_metrics.loss_reduction import aggregate
+
+__all__ = ["CONSTANT", "Scenario", "make_scenario"]
+
+CONSTANT = 64.0
+"""The divisor the scenario uses with ``constant``."""
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One step: samples in rollout order."""
+
+    total_lengths: tuple[int, ...]
+    """[N], tokens."""
+
+    response_lengths: tuple[int, ...]
+    """[N], tokens."""
+
+    loss_masks: tuple[npt.NDArray[np.int32], ...]
+    """N masks [R_i]."""
+
+    features: tuple[FloatArray, ...]
+    """N arrays [R_i, 2], the features ``a`` and ``b``, exact in float32."""
+
+    rollout_ids: tuple[int, ...]
+    """[N], equal for siblings."""
+
+    group_ids: tuple[int, ...]
+    """[N], equal for the rollouts of one prompt."""
+
+    parameters: tuple[float, float]
+    """The parameters ``w``."""
+
+    @property
+    def num_samples(self) -> int:
+        """Count the samples."""
+        return len(self.total_lengths)
+
+    @property
+    def num_tokens(self) -> int:
+        """Count the trained tokens."""
+        return int(mask_sums(self.loss_masks).sum())
+
+    def denominators(self, aggregation: Aggregation) -> FloatArray:
+        """Return the denominators of the whole step, float64 [N]."""
+        return loss_denominators(aggregation, self.loss_masks, rollout_ids=self.rollout_ids, group_ids=self.group_ids)
+
+    def step_units(self, aggregation: Aggregation) -> float:
+        """Return the step's units."""
+        ids = {"rollout_ids": self.rollout_ids, "group_ids": self.group_ids}
+        return count_step_units(aggregation, self.loss_masks, **ids, constant=CONSTANT)
+
+    def values(self, i: int) -> FloatArray:
+        """Return the losses of sample ``i``, float64 [R_i], without the NaN at masked positions."""
+        result: FloatArray = np.square(self.features[i] @ np.array(self.parameters))
+        return result
+
+    def expected_value(self, aggregation: Aggregation) -> float:
+        """Return the loss every layout must report."""
+        return self._aggregate(aggregation, [self.values(i) for i in range(self.num_samples)])
+
+    def expected_gradient(self, aggregation: Aggregation) -> FloatArray:
+        """Return the gradient with respect to ``w``, float64 [2], that every layout must reach."""
+        parts = []
+        for k in range(2):
+            slopes = [2.0 * (feature @ np.array(self.parameters)) * feature[:, k] for feature in self.features]
+            parts.append(self._aggregate(aggregation, slopes))
+        return np.array(parts)
+
+    def _aggregate(self, aggregation: Aggregation, values: list[FloatArray]) -> float:
+        ids = {"rollout_ids": self.rollout_ids, "group_ids": self.group_ids}
+        result = aggregate(aggregation, values, self.loss_masks, **ids, constant=CONSTANT)
+        if result is None:
+            raise MetricsError("the scenario has no trained token")
+        return result
+
+
+def make_scenario(seed: int, *, num_rollouts: int = 8, max_response: int = 90) -> Scenario:
+    """Return a step drawn from ``seed``.
+
+    Args:
+        seed: any integer.
+        num_rollouts: rollouts of the step, two per prompt, at least 4.
+        max_response: longest response, tokens, at least 4.
+
+    Raises:
+        MetricsError: for sizes below those.
+    """
+    if num_rollouts < 4 or max_response < 4:
+        raise MetricsError(f"num_rollouts is {num_rollouts} and max_response {max_response}; give at least 4 of each")
+    rng = np.random.default_rng(seed)
+    siblings = rng.integers(1, 4, num_rollouts)
+    siblings[0] = 3
+    rollout_ids = np.repeat(rng.permutation(num_rollouts) + 100, siblings)
+    n = rollout_ids.size
+    responses = rng.integers(1, max_response + 1, n)
+    responses[rng.integers(0, n)] = 1
+    prompts = rng.integers(1, 20, n)
+    mostly_prompt = rng.permutation(n)[: max(n // 4, 1)]
+    prompts[mostly_prompt] = responses[mostly_prompt] * 6 + 40
+    masked_rollout = rollout_ids[-1]
+    masks = []
+    for i, length in enumerate(responses):
+        mask = (rng.random(length) < 0.8).astype(np.int32)
+        mask[-1] = 1
+        masks.append(mask * np.int32(rollout_ids[i] != masked_rollout))
+    features = tuple(rng.normal(size=(int(length), 2)).astype(np.float32).astype(np.float64) for length in responses)
+    return Scenario(
+        total_lengths=tuple(int(value) for value in prompts + responses),
+        response_lengths=tuple(int(value) for value in responses),
+        loss_masks=tuple(masks),
+        features=features,
+        rollout_ids=tuple(int(value) for value in rollout_ids),
+        group_ids=tuple(int(value) // 2 for value in rollout_ids),
+        parameters=(0.75, -1.25),
+    )

@@ -1,0 +1,281 @@
+"""Prove on this machine that layouts do not change a number: real gloo processes, every layout, every aggregation.
+
+Layer: above everything else of :mod:`rl_metrics.torch`; no Megatron, whose gradient arithmetic (what it divides by, and when) is imitated in ten
+lines. Each layout reports its largest relative difference from the closed-form answer of a :class:`rl_metrics.scenario.Scenario`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from rl_metrics.aggregation import AGGREGATIONS, Aggregation
+from rl_metrics.context_parallel import ContextParallel, Layout
+from rl_metrics.errors import MetricsError
+from rl_metrics.loss_scale import calculates_per_token_loss, megatron_loss_scale
+from rl_metrics.packing import packed_responses
+from rl_metrics.rollout_report import rollout_log_metric_contribution
+from rl_metrics.scenario import Scenario, make_scenario
+from rl_metrics.step_report import MicroBatchMetrics
+from rl_metrics.torch.gather import gather_responses
+from rl_metrics.torch.processes import run_gloo_ranks
+from rl_metrics.torch.reducers import loss_reducer, megatron_num_tokens
+from rl_metrics.torch.reports import gather_and_reduce_log_dict, reduce_train_step_metrics
+from rl_metrics.torch.slicing import slice_response
+from rl_metrics.torch.whitening import masked_whiten
+
+__all__ = ["TOLERANCE", "LayoutCheck", "check_layouts", "layouts"]
+
+TOLERANCE = 1e-6
+"""Largest relative difference that passes."""
+
+_NUM_MICRO_BATCHES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutCheck:
+    """What one layout and aggregation gave, beside what it must give."""
+
+    dp_size: int
+    """Data-parallel ranks."""
+
+    cp_size: int
+    """Context-parallel ranks."""
+
+    layout: Layout
+    """How sequences are cut."""
+
+    dtype: str
+    """Type of the values, ``float32`` or ``float64``."""
+
+    aggregation: Aggregation
+    """How tokens become a loss."""
+
+    value: float
+    """The train step's reported loss."""
+
+    expected: float
+    """The closed-form loss."""
+
+    value_difference: float
+    """Relative difference of the loss, the worse of train report and rollout log."""
+
+    gradient_difference: float
+    """``||g - g'|| / ||g||``."""
+
+    whitening_difference: float
+    """Largest absolute difference of whitened values."""
+
+    gather_is_exact: bool
+    """Whether full responses came back bit for bit."""
+
+    @property
+    def worst(self) -> float:
+        """The largest difference; infinite when responses were not restored exactly."""
+        return max(self.value_difference, self.gradient_difference, self.whitening_difference) if self.gather_is_exact else math.inf
+
+    @property
+    def passes(self) -> bool:
+        """Whether all differences are within :data:`TOLERANCE` (NaN is not)."""
+        return self.worst <= TOLERANCE
+
+
+def layouts(max_processes: int) -> list[tuple[int, int]]:
+    """Return all (dp, cp) in {1, 2, 4}^2 with at most ``max_processes`` ranks, smallest first."""
+    sizes = (1, 2, 4)
+    return sorted(((dp, cp) for dp in sizes for cp in sizes if dp * cp <= max_processes), key=lambda pair: (pair[0] * pair[1], pair))
+
+
+def check_layouts(*, max_processes: int = 4, seed: int = 0, deadline_seconds: float = 120.0) -> list[LayoutCheck]:
+    """Run one random step on every layout and return what each gave.
+
+    Args:
+        max_processes: ranks to start at most, 1 to 16.
+        seed: which random step.
+        deadline_seconds: per number of processes.
+
+    Returns:
+        One check per (dp, cp), layout, dtype and aggregation.
+
+    Raises:
+        MetricsError: when ``max_processes`` is below 1.
+        RanksFailedError: when a rank fails or does not end in time.
+    """
+    if max_processes < 1:
+        raise MetricsError(f"max_processes is {max_processes}; give at least 1")
+    scenario = make_scenario(seed)
+    checks: list[LayoutCheck] = []
+    by_size: dict[int, list[tuple[int, int]]] = {}
+    for dp, cp in layouts(max_processes):
+        by_size.setdefault(dp * cp, []).append((dp, cp))
+    for size, pairs in by_size.items():
+        ranks = run_gloo_ranks(partial(_check_pairs, scenario, pairs), size, deadline_seconds=deadline_seconds)
+        checks += [max(per_rank, key=_badness) for per_rank in zip(*ranks, strict=True)]
+    return checks
+
+
+def _badness(check: LayoutCheck) -> float:
+    """Order checks of one layout by rank: NaN is worse than any number."""
+    return math.inf if math.isnan(check.worst) else check.worst
+
+
+def _check_pairs(scenario: Scenario, pairs: list[tuple[int, int]], _rank: int, _size: int) -> list[LayoutCheck]:
+    """Check several meshes of one world size, in one set of processes."""
+    checks = []
+    for dp_size, cp_size in pairs:
+        cp_groups = [dist.new_group(list(range(d * cp_size, (d + 1) * cp_size))) for d in range(dp_size)]
+        dp_rank, cp_rank = divmod(dist.get_rank(), cp_size)
+        for layout in ("zigzag", "contiguous"):
+            mesh = _Mesh(dp_size=dp_size, dp_rank=dp_rank, cp=ContextParallel(cp_size, cp_rank, layout), cp_group=cp_groups[dp_rank])
+            for dtype in (torch.float32, torch.float64):
+                checks += [_check(scenario, mesh, aggregation, dtype) for aggregation in AGGREGATIONS]
+    return checks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mesh:
+    """This rank's place; the world is the ``dp_cp`` group."""
+
+    dp_size: int
+    dp_rank: int
+    cp: ContextParallel
+    cp_group: dist.ProcessGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MicroBatch:
+    """The samples of one micro-batch and what this rank holds of their packed stream."""
+
+    samples: list[int]
+    totals: list[int]
+    responses: list[int]
+    masks: list[torch.Tensor]
+
+    @classmethod
+    def of(cls, scenario: Scenario, samples: list[int]) -> _MicroBatch:
+        return cls(
+            samples=samples,
+            totals=[scenario.total_lengths[i] for i in samples],
+            responses=[scenario.response_lengths[i] for i in samples],
+            masks=[torch.from_numpy(scenario.loss_masks[i]) for i in samples],
+        )
+
+
+def _micro_batches(scenario: Scenario, mesh: _Mesh) -> list[_MicroBatch]:
+    """Deal samples to ranks and micro-batches like cards, so that siblings part; a micro-batch may be empty, which makes it a filler."""
+    mine = range(mesh.dp_rank, scenario.num_samples, mesh.dp_size)
+    return [_MicroBatch.of(scenario, list(mine[k::_NUM_MICRO_BATCHES])) for k in range(_NUM_MICRO_BATCHES)]
+
+
+def _local_losses(scenario: Scenario, batch: _MicroBatch, mesh: _Mesh, parameters: torch.Tensor) -> torch.Tensor:
+    """Return this rank's per-token losses of a micro-batch, NaN at masked positions."""
+    owned = packed_responses(batch.totals, batch.responses, mesh.cp).flat_indices
+    if not batch.samples:
+        return (parameters.new_zeros(0, 2) @ parameters).square()
+    features = torch.from_numpy(np.concatenate([scenario.features[i] for i in batch.samples])[owned]).to(parameters.dtype)
+    masked = torch.cat(batch.masks)[torch.from_numpy(owned)] == 0
+    return (features @ parameters).square() + torch.where(masked, torch.nan, 0.0).to(parameters.dtype)
+
+
+def _check(scenario: Scenario, mesh: _Mesh, aggregation: Aggregation, dtype: torch.dtype) -> LayoutCheck:
+    """Run one step the way a Megatron trainer does and compare."""
+    parameters = torch.tensor(scenario.parameters, dtype=dtype, requires_grad=True)
+    denominators = scenario.denominators(aggregation)
+    units = scenario.step_units(aggregation)
+    per_token = calculates_per_token_loss(aggregation)
+    scale = megatron_loss_scale(
+        aggregation, num_microbatches=_NUM_MICRO_BATCHES, step_units=units, dp_size=mesh.dp_size, cp_size=mesh.cp.size
+    )
+    reports = []
+    counted = torch.zeros((), dtype=torch.int32)
+    for batch in _micro_batches(scenario, mesh):
+        needs = None if aggregation in ("token_mean", "constant") else denominators[batch.samples]
+        reduce = loss_reducer(aggregation, batch.totals, batch.responses, batch.masks, denominators=needs, cp=mesh.cp)
+        reduced = reduce(_local_losses(scenario, batch, mesh, parameters))
+        loss, num_tokens = reduced * scale, megatron_num_tokens(aggregation, batch.masks)
+        (loss if per_token else loss / num_tokens.clamp(min=1) / _NUM_MICRO_BATCHES).backward()  # type: ignore[no-untyped-call]
+        counted += num_tokens
+        reports.append(MicroBatchMetrics(sums={"loss": reduced.detach()}, num_tokens=sum(int(mask.sum()) for mask in batch.masks)))
+    gradient = _finalized(parameters.grad, counted if per_token else None)
+    value = reduce_train_step_metrics(reports, aggregation=aggregation, step_units=units, cp_size=mesh.cp.size, group=None)["loss"]
+    logged = _rollout_log(scenario, reports, aggregation, units)
+    expected, slope = scenario.expected_value(aggregation), scenario.expected_gradient(aggregation)
+    return LayoutCheck(
+        dp_size=mesh.dp_size,
+        cp_size=mesh.cp.size,
+        layout=mesh.cp.layout,
+        dtype=str(dtype).removeprefix("torch."),
+        aggregation=aggregation,
+        value=float("nan") if value is None else value,
+        expected=expected,
+        value_difference=max(_relative(value, expected), _relative(logged, expected)),
+        gradient_difference=float(np.linalg.norm(gradient.double().numpy() - slope) / np.linalg.norm(slope)),
+        whitening_difference=_whitening_difference(scenario, mesh, dtype),
+        gather_is_exact=_gather_is_exact(scenario, mesh, dtype),
+    )
+
+
+def _finalized(grad: torch.Tensor | None, num_tokens: torch.Tensor | None) -> torch.Tensor:
+    """Reduce a gradient as Megatron does: mean over ``dp * cp`` ranks, or sum divided by the counted tokens."""
+    if grad is None:
+        raise MetricsError("no gradient arrived: a reducer cut the graph")
+    dist.all_reduce(grad)
+    if num_tokens is None:
+        return grad / dist.get_world_size()
+    dist.all_reduce(num_tokens)
+    return grad / num_tokens.clamp(min=1)
+
+
+def _rollout_log(scenario: Scenario, reports: list[MicroBatchMetrics], aggregation: Aggregation, units: float) -> float | None:
+    """Return the same value through the rollout log; on ranks that do not log, the expected one."""
+    record = rollout_log_metric_contribution(
+        "rollout/loss",
+        sum(float(report.sums["loss"]) for report in reports),
+        aggregation=aggregation,
+        step_tokens=scenario.num_tokens,
+        step_units=units,
+        group_size=dist.get_world_size(),
+    )
+    lines = gather_and_reduce_log_dict([record], group=None, dst=0)
+    return scenario.expected_value(aggregation) if lines is None else lines["rollout/loss"]
+
+
+def _pieces(batch: _MicroBatch, mesh: _Mesh, full: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Cut one full tensor per sample down to this rank, in the zigzag of each sample or this rank's part of the stream."""
+    length = -(-sum(batch.totals) // mesh.cp.size) * mesh.cp.size
+    offsets = np.cumsum([0, *batch.totals])[:-1]
+    return [
+        slice_response(x, total, response, mesh.cp, stream_offset=int(offset), stream_length=length)
+        for x, total, response, offset in zip(full, batch.totals, batch.responses, offsets, strict=True)
+    ]
+
+
+def _whitening_difference(scenario: Scenario, mesh: _Mesh, dtype: torch.dtype) -> float:
+    """Compare whitening over ranks with whitening in one process."""
+    everything = np.concatenate([scenario.values(i) for i in range(scenario.num_samples)])
+    trained = np.concatenate(scenario.loss_masks) != 0
+    mean, deviation = everything[trained].mean(), np.sqrt(everything[trained].var(ddof=1) + 1e-8)
+    batch = _MicroBatch.of(scenario, list(range(mesh.dp_rank, scenario.num_samples, mesh.dp_size)))
+    full = [torch.from_numpy(scenario.values(i)).to(dtype) for i in batch.samples]
+    values, masks = _pieces(batch, mesh, full), _pieces(batch, mesh, batch.masks)
+    whitened = torch.cat(masked_whiten(values, masks)).double()
+    expected = torch.where(torch.cat(masks).ne(0), (torch.cat(values).double() - mean) / deviation, 0.0)
+    return float((whitened - expected).abs().max()) if whitened.numel() else 0.0
+
+
+def _gather_is_exact(scenario: Scenario, mesh: _Mesh, dtype: torch.dtype) -> bool:
+    """Slice full responses, gather them back and compare bits."""
+    batch = _MicroBatch.of(scenario, list(range(mesh.dp_rank, scenario.num_samples, mesh.dp_size)))
+    full = [torch.from_numpy(scenario.values(i)).to(dtype) for i in batch.samples]
+    restored = gather_responses(_pieces(batch, mesh, full), batch.totals, batch.responses, mesh.cp, group=mesh.cp_group)
+    return all(torch.equal(a, b) for a, b in zip(restored, full, strict=True))
+
+
+def _relative(value: float | None, expected: float) -> float:
+    """Return the relative difference; infinite for no data."""
+    return math.inf if value is None else abs(value - expected) / abs(expected)
