@@ -1,0 +1,127 @@
+"""From scored samples to rank batches: nothing is lost, weights are per rollout."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rl_runtime.config import Recipe
+from rl_runtime.errors import GenerateError, RewardError
+from rl_runtime.records import Sample
+from rl_runtime.rollout.assignment import assign_batch
+from rl_runtime.rollout.columns import batch_columns
+from rl_topp import NucleusSet
+
+
+def make_sample(rollout: int, group: int, prompt: int, response: int, *, reward: float | None = 1.0, mask=None) -> Sample:
+    return Sample(
+        rollout_id=rollout,
+        group_id=group,
+        sample_index=group,
+        prompt_tokens=np.arange(prompt),
+        response_tokens=np.arange(response),
+        loss_mask=np.ones(response, np.int32) if mask is None else np.array(mask, np.int32),
+        rollout_log_probs=np.zeros(response, np.float32),
+        weight_versions=np.zeros(response, np.int64),
+        nucleus=NucleusSet.from_lists([[token] for token in range(response)], vocab_size=64),
+        reward=reward,
+    )
+
+
+def recipe(*, data=2, gbs=2, aggregation="rollout_mean", cap=64, trailing="drop") -> Recipe:
+    return Recipe.model_validate(
+        {
+            "parallel": {"data": data},
+            "train": {"global_batch_size": gbs, "max_tokens_per_gpu": cap, "on_trailing": trailing},
+            "algorithm": {"loss_aggregation": aggregation},
+        }
+    )
+
+
+FOUR_ROLLOUTS = [
+    make_sample(0, 0, 2, 3),
+    make_sample(0, 0, 2, 1),
+    make_sample(1, 0, 2, 2),
+    make_sample(2, 1, 4, 5, mask=[1, 0, 0, 1, 1]),
+    make_sample(3, 1, 4, 1),
+]
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "denominators", "units"),
+    [
+        ("rollout_mean", [4, 4, 2, 3, 1], [2, 2]),
+        ("sample_mean", [3, 1, 2, 3, 1], [3, 2]),
+        ("prompt_mean", [6, 6, 6, 4, 4], [1, 1]),
+        ("token_mean", [1, 1, 1, 1, 1], [6, 4]),
+    ],
+)
+def test_denominators_and_units_of_four_rollouts_in_two_steps(aggregation, denominators, units):
+    result = assign_batch(batch_columns(FOUR_ROLLOUTS, divide_by_std=True), recipe(aggregation=aggregation), batch_id=0)
+    assert result.columns["loss_denominators"].tolist() == denominators
+    assert result.columns["step"].tolist() == [0, 0, 0, 1, 1]
+    assert result.rank_batches[0].step_units.tolist() == units
+
+
+def test_a_prompt_group_that_is_spread_over_steps_counts_in_each_by_its_part():
+    samples = [make_sample(rollout, 0, 2, 1 + rollout) for rollout in range(4)]
+    result = assign_batch(batch_columns(samples, divide_by_std=True), recipe(aggregation="prompt_mean"), batch_id=0)
+    assert result.columns["loss_denominators"].tolist() == [3, 3, 7, 7]
+    assert result.rank_batches[0].step_units.tolist() == [1, 1]
+
+
+def test_dropped_rollouts_have_step_minus_one_and_are_in_no_rank_batch():
+    samples = [*FOUR_ROLLOUTS, make_sample(9, 2, 1, 1)]
+    result = assign_batch(batch_columns(samples, divide_by_std=True), recipe(), batch_id=0)
+    assert result.columns["step"].tolist() == [0, 0, 0, 1, 1, -1]
+    placed = np.concatenate([part.columns["rollout_position"] for part in result.rank_batches])
+    assert sorted(placed.tolist()) == [0, 1, 2, 3, 4]
+    assert result.plan.dropped_rollouts == (9,)
+
+
+@given(
+    shapes=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 20), st.integers(1, 20)), min_size=2, max_size=30),
+    data=st.sampled_from([1, 2, 4]),
+)
+def test_every_sample_is_in_exactly_one_part_with_its_own_columns(shapes, data):
+    samples = [
+        make_sample(rollout, rollout // 2, prompt, response)
+        for rollout, (siblings, prompt, response) in enumerate(shapes)
+        for _ in range(siblings)
+    ]
+    columns = batch_columns(samples, divide_by_std=False)
+    result = assign_batch(columns, recipe(data=data, trailing="partial_step"), batch_id=3)
+    positions = np.concatenate([part.columns["rollout_position"] for part in result.rank_batches])
+    assert sorted(positions.tolist()) == list(range(len(samples)))
+    for part in result.rank_batches:
+        for local, position in enumerate(part.columns["rollout_position"]):
+            np.testing.assert_array_equal(part.columns["tokens"][local], columns["tokens"][int(position)])
+            assert part.columns["rollout_ids"][local] == samples[int(position)].rollout_id
+
+
+def test_an_unscored_rollout_is_named():
+    with pytest.raises(RewardError, match=r"\[1\]"):
+        batch_columns([make_sample(0, 0, 1, 1), make_sample(1, 0, 1, 1, reward=None)], divide_by_std=True)
+
+
+def test_kept_sets_for_some_samples_only_are_refused():
+    samples = [make_sample(0, 0, 1, 1), replace(make_sample(5, 0, 1, 1), nucleus=None)]
+    with pytest.raises(GenerateError, match=r"rollouts \[5\] have no kept sets"):
+        batch_columns(samples, divide_by_std=True)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"loss_mask": np.ones(2, np.int32)},
+        {"rollout_log_probs": np.zeros(4, np.float32)},
+        {"weight_versions": np.zeros(0, np.int64)},
+        {"nucleus": NucleusSet.from_lists([[1]], vocab_size=4)},
+        {"response_tokens": np.zeros(0, np.int64)},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_sample_with_arrays_of_unequal_length_is_refused(changes):
+    with pytest.raises(GenerateError, match="sample of rollout 7"):
+        replace(make_sample(7, 0, 1, 3), **changes)

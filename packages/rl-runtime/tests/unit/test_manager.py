@@ -1,0 +1,146 @@
+"""The rollout manager: one bad rollout never ends a run, a dead engine always does, nothing waits without a deadline."""
+
+import asyncio
+import itertools
+import sys
+import types
+
+import numpy as np
+import pytest
+from rl_runtime.config import Recipe
+from rl_runtime.errors import EngineError, GenerateError
+from rl_runtime.records import Prompt
+from rl_runtime.rollout.engine_client import Generation
+from rl_runtime.rollout.generate import single_turn
+from rl_runtime.rollout.manager import RolloutManager
+
+
+class CountingSource:
+    def __init__(self):
+        self.groups = itertools.count()
+
+    def next_prompts(self, count):
+        return [Prompt(group_id=(g := next(self.groups)), sample_index=g, text="", tokens=np.array([3]), label="7") for _ in range(count)]
+
+    def held_out(self, split, count):
+        return self.next_prompts(count)
+
+
+class DigitTokenizer:
+    def decode(self, token_ids, *, skip_special_tokens):
+        assert skip_special_tokens
+        return "".join(map(str, token_ids))
+
+
+class FixedEngine:
+    async def generate(self, prompt_tokens, sampling):
+        await asyncio.sleep(0)
+        return Generation(
+            tokens=np.array([7]),
+            full_log_probs=np.zeros(1, np.float32),
+            kept_log_probs=np.zeros(1, np.float32),
+            nucleus=None,
+            finish_reason="stop",
+            weight_version=1,
+        )
+
+
+class DeadEngine:
+    async def generate(self, prompt_tokens, sampling):
+        raise EngineError("engine 0: exited with code -9")
+
+
+@pytest.fixture
+def hooks(monkeypatch):
+    module = types.ModuleType("hooks_of_this_test")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module
+
+
+def manager(hook=None, hooks=None, *, engine=None, prompts=2, rollouts=3, deadline=30.0):
+    recipe = {"rollout": {"prompts_per_batch": prompts, "rollouts_per_prompt": rollouts, "rollout_deadline_seconds": deadline}}
+    recipe |= {"train": {"global_batch_size": 1}, "reward": {"function": "rl_runtime.rollout.reward:label_reward"}}
+    if hook is not None:
+        hooks.generate = hook
+        recipe["rollout"]["generate"] = f"{hooks.__name__}:generate"
+    return RolloutManager(Recipe.model_validate(recipe), CountingSource(), DigitTokenizer(), [engine or FixedEngine()])
+
+
+def generate(manager):
+    return asyncio.run(manager.generate_batch())
+
+
+def test_every_prompt_gets_its_rollouts_with_fresh_ids_and_rewards():
+    subject = manager()
+    first, second = generate(subject), generate(subject)
+    ids = [rollout.rollout_id for batch in (first, second) for group in batch.groups for rollout in group.rollouts]
+    assert ids == list(range(12))
+    assert [group.group_id for group in second.groups] == [2, 3]
+    assert all(sample.reward == 1.0 for group in first.groups for rollout in group.rollouts for sample in rollout.samples)
+
+
+async def _raises(context, prompt, sampling):
+    raise RuntimeError("a tool broke")
+
+
+async def _empty(context, prompt, sampling):
+    return []
+
+
+async def _nothing(context, prompt, sampling):
+    return None
+
+
+async def _mixed_ids(context, prompt, sampling):
+    from dataclasses import replace
+
+    sample = await single_turn(context, prompt, sampling)
+    return [sample, replace(sample, rollout_id=sample.rollout_id + 1)]
+
+
+@pytest.mark.parametrize("bad", [_raises, _empty, _nothing, _mixed_ids], ids=lambda hook: hook.__name__)
+def test_a_rollout_that_always_fails_is_dropped_and_counted(hooks, bad, caplog):
+    async def hook(context, prompt, sampling):
+        return await (bad if context.rollout_id == 4 else single_turn)(context, prompt, sampling)
+
+    batch = generate(manager(hook, hooks))
+    assert batch.dropped_rollouts == 1
+    assert [len(group.rollouts) for group in batch.groups] == [3, 2]
+    assert "rollout 4" in caplog.text
+
+
+def test_a_rollout_that_fails_once_is_tried_again(hooks):
+    calls = itertools.count()
+
+    async def hook(context, prompt, sampling):
+        if next(calls) == 0:
+            raise RuntimeError("once")
+        return await single_turn(context, prompt, sampling)
+
+    assert generate(manager(hook, hooks)).dropped_rollouts == 0
+
+
+def test_a_batch_in_which_everything_fails_is_an_error(hooks):
+    with pytest.raises(GenerateError, match="all 6 rollouts"):
+        generate(manager(_raises, hooks))
+
+
+def test_a_stuck_rollout_cannot_hold_the_batch(hooks):
+    async def hook(context, prompt, sampling):
+        if context.rollout_id == 0:
+            await asyncio.sleep(3600)
+        return await single_turn(context, prompt, sampling)
+
+    batch = generate(manager(hook, hooks, deadline=0.5))
+    assert batch.dropped_rollouts == 1
+    assert len(batch.groups) == 2
+
+
+def test_a_dead_engine_ends_the_batch_at_once():
+    with pytest.raises(EngineError, match="exited with code -9"):
+        generate(manager(engine=DeadEngine()))
+
+
+def test_an_evaluation_answers_each_prompt_once_without_the_custom_hook(hooks):
+    batch = asyncio.run(manager(_raises, hooks).evaluate("eval", 5))
+    assert [len(group.rollouts) for group in batch.groups] == [1] * 5
