@@ -14,8 +14,8 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 import torch.distributed as dist
-from rl_dump import RaggedArray
 
+from rl_dump import RaggedArray
 from rl_runtime.batch import Column, RankBatch
 from rl_runtime.errors import BatchMismatchError
 from rl_runtime.training.parallel_state import Topology
@@ -54,7 +54,10 @@ def check_same_batch(batch: RankBatch, topology: Topology) -> None:
     table = gathered.cpu().numpy().reshape(topology.world_size, len(mine), _DIGEST_BYTES)
     plans, columns, places = ([row.tobytes().hex() for row in table[:, index]] for index in range(len(mine)))
     _compare("schedule plan", plans, list(range(topology.world_size)), batch.batch_id)
-    ranks = {dp_rank: [rank for rank in range(topology.world_size) if topology.dp_rank_of(rank) == dp_rank] for dp_rank in range(topology.dp_size)}
+    ranks = {
+        dp_rank: [rank for rank in range(topology.world_size) if topology.dp_rank_of(rank) == dp_rank]
+        for dp_rank in range(topology.dp_size)
+    }
     for members in ranks.values():
         _compare("columns of one data-parallel rank", columns, members, batch.batch_id)
         _compare("batch id and data-parallel rank", places, members, batch.batch_id)

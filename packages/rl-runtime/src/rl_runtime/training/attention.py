@@ -28,7 +28,7 @@ __all__ = ["PackedAttention", "PackedStream", "pack_stream"]
 
 
 @dataclass
-class PackedStream(PackedSeqParams):
+class PackedStream(PackedSeqParams):  # type: ignore[misc]
     """Megatron-Core's description of a packed stream, with what `PackedAttention` computes once for all layers."""
 
     cos: torch.Tensor | None = None
@@ -115,6 +115,11 @@ class _GatherOverRanks(torch.autograd.Function):
         return local, None
 
 
+def _gather_over_ranks(local: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    gathered: torch.Tensor = _GatherOverRanks.apply(local, group)  # type: ignore[no-untyped-call]
+    return gathered
+
+
 class PackedAttention(torch.nn.Module):
     """Core attention of one layer over a `PackedStream`."""
 
@@ -178,12 +183,13 @@ class PackedAttention(torch.nn.Module):
         """
         del attn_mask_type
         assert attention_mask is None and attention_bias is None
-        assert isinstance(packed_seq_params, PackedStream) and packed_seq_params.cos is not None and packed_seq_params.sin is not None
+        assert isinstance(packed_seq_params, PackedStream)
         stream = packed_seq_params
+        assert stream.cos is not None and stream.sin is not None
         query = apply_rotary(query, stream.cos, stream.sin)
         key = apply_rotary(key, stream.cos, stream.sin)
         if self._cp_group.size() > 1:
-            key, value = _GatherOverRanks.apply(torch.stack([key, value], dim=1), self._cp_group).unbind(1)
+            key, value = _gather_over_ranks(torch.stack([key, value], dim=1), self._cp_group).unbind(1)
         attend = self._varlen if stream.varlen is not None else self._dense
         return attend(query, key, value, stream).flatten(1)
 
@@ -193,9 +199,7 @@ class PackedAttention(torch.nn.Module):
         outputs = []
         for query_rows, key_rows, visible in stream.dense:
             q_BHQD, k_BHKD, v_BHKD = (x[rows].transpose(1, 2) for x, rows in ((query, query_rows), (key, key_rows), (value, key_rows)))
-            output = F.scaled_dot_product_attention(
-                q_BHQD, k_BHKD, v_BHKD, attn_mask=visible, is_causal=visible is None, scale=self._scale
-            )
+            output = F.scaled_dot_product_attention(q_BHQD, k_BHKD, v_BHKD, attn_mask=visible, is_causal=visible is None, scale=self._scale)
             outputs.append(output.transpose(1, 2).flatten(0, 1))
         return torch.cat(outputs)[stream.restore]
 
@@ -206,7 +210,8 @@ class PackedAttention(torch.nn.Module):
         rows, query_offsets, key_offsets, longest_query, longest_key = stream.varlen
         if self._cp_group.size() > 1:
             key, value = key[rows], value[rows]
-        output: torch.Tensor = varlen_attn(
+        output = varlen_attn(
             query, key, value, query_offsets, key_offsets, longest_query, longest_key, scale=self._scale, window_size=(-1, 0)
         )
+        assert isinstance(output, torch.Tensor)
         return output

@@ -125,11 +125,11 @@ def pack_micro_batch(columns: Mapping[str, Column], samples: npt.NDArray[np.int6
 
     return MicroBatch(
         samples=samples,
-        tokens_1T=torch.from_numpy(_along_stream(np.concatenate(tokens) if tokens else np.zeros(0, np.int64), local)).to(rules.device).unsqueeze(0),
+        tokens_1T=torch.from_numpy(_along_stream(np.concatenate(tokens) if tokens else np.zeros(0, np.int64), local))
+        .to(rules.device)
+        .unsqueeze(0),
         positions_1T=positions_1T,
-        stream=pack_stream(
-            stream_lengths, positions_1T[0], rules.rotary, cp_size=rules.cp.size, cp_rank=rules.cp.rank, dtype=rules.dtype
-        ),
+        stream=pack_stream(stream_lengths, positions_1T[0], rules.rotary, cp_size=rules.cp.size, cp_rank=rules.cp.rank, dtype=rules.dtype),
         counts=owned.counts,
         response_indices=owned.response_indices,
         rows_K=torch.from_numpy(owned.logit_rows).to(rules.device),
@@ -181,7 +181,10 @@ def _kept_sets(
     if not rules.use_kept_sets or "nucleus_ids" not in columns:
         return NucleusSet.unfiltered(flat_indices.size, vocab_size=rules.vocab_size)
     parts = (_items(columns[name], samples) for name in ("nucleus_ids", "nucleus_offsets", "nucleus_status"))
-    sets = [NucleusSet(ids=ids, offsets=offsets, status=status, vocab_size=rules.vocab_size) for ids, offsets, status in zip(*parts, strict=True)]  # type: ignore[arg-type]
+    sets = [
+        NucleusSet(ids=ids, offsets=offsets, status=status, vocab_size=rules.vocab_size)
+        for ids, offsets, status in zip(*parts, strict=True)
+    ]
     assert [len(item) for item in sets] == responses.tolist()
     return NucleusSet.concat(sets, vocab_size=rules.vocab_size).take(flat_indices)
 

@@ -113,15 +113,19 @@ def install_device_shim() -> bool:
             f"install the tested version, or train on a GPU"
         )
         raise RuntimeSetupError(msg)
-    modules = [importlib.import_module(name) for name in _MODULES]
+    modules: list[Any] = [importlib.import_module(name) for name in _MODULES]
     if all(isinstance(module.torch, _TorchOfCpu) for module in modules):
         return True
     for module in modules:
-        module.torch = _TorchOfCpu()  # type: ignore[assignment]
+        module.torch = _TorchOfCpu()
     optimizer_module: Any = importlib.import_module("megatron.core.optimizer.optimizer")
     optimizer_module.clip_grad_by_total_norm_fp32 = _clip_grads_by_total_norm
     _log.warning("no GPU: Megatron-Core %s runs on the CPU through a device shim (%d modules)", TESTED_MEGATRON_VERSION, len(modules))
     return True
+
+
+def _stay(tensor: torch.Tensor, *_args: object, **_kwargs: object) -> torch.Tensor:
+    return tensor
 
 
 @contextlib.contextmanager
@@ -134,7 +138,7 @@ def cpu_construction() -> Iterator[None]:
         yield
         return
     original = torch.Tensor.cuda
-    torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign,assignment]
+    torch.Tensor.cuda = _stay  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:

@@ -52,7 +52,9 @@ class ResponseScores:
     """float32 []: 0, and part of the autograd graph even where K is 0."""
 
 
-def score_responses(*, hidden_states: torch.Tensor, output_layer: Any, output_weight: torch.Tensor | None, context: ScoreRequest, **_: Any) -> ResponseScores:
+def score_responses(
+    *, hidden_states: torch.Tensor, output_layer: Any, output_weight: torch.Tensor | None, context: ScoreRequest, **_: Any
+) -> ResponseScores:
     """Score the sampled tokens; the `output_processor` of `GPTModel.forward`.
 
     Args:

@@ -106,7 +106,9 @@ def _check_axes(shape: ModelShape, recipe: Recipe) -> None:
         "intermediate_size": (shape.intermediate_size, "tensor", tensor),
         "num_hidden_layers": (shape.num_layers, "pipeline", pipeline),
     }
-    problems = [f"parallel.{axis} = {size} does not divide {name} = {value}" for name, (value, axis, size) in divided.items() if value % size]
+    problems = [
+        f"parallel.{axis} = {size} does not divide {name} = {value}" for name, (value, axis, size) in divided.items() if value % size
+    ]
     if recipe.megatron.get("sequence_parallel") and not torch.cuda.is_available():
         problems.append("megatron.sequence_parallel needs a GPU (it forks CUDA's random state)")
     if problems:
@@ -121,7 +123,9 @@ def _check_pass_through(given: Mapping[str, Any], decided: Mapping[str, Any]) ->
             problems.append(f"megatron.{name} is decided by the other sections or by the model; remove it")
         elif name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            problems.append(f"megatron.{name} is no field of Megatron-Core's TransformerConfig" + (f"; did you mean {near[0]}?" if near else ""))
+            problems.append(
+                f"megatron.{name} is no field of Megatron-Core's TransformerConfig" + (f"; did you mean {near[0]}?" if near else "")
+            )
     if problems:
         raise ConfigError("; ".join(problems))
 
@@ -155,10 +159,12 @@ def build_model(shape: ModelShape, config: TransformerConfig, topology: Topology
             share_embeddings_and_output_weights=shape.tied_embeddings,
             position_embedding_type="none",
         )
-    return model.to(topology.device, config.params_dtype)
+    placed: torch.nn.Module = model.to(topology.device, config.params_dtype)
+    return placed
 
 
 def wrap_for_training(model: torch.nn.Module, config: TransformerConfig) -> torch.nn.Module:
     """Wrap a model in Megatron-Core's data parallelism, with gradients accumulated and reduced in float32."""
     inner = Float16Module(config, model) if config.bf16 else model
-    return DistributedDataParallel(config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), inner)
+    wrapped: torch.nn.Module = DistributedDataParallel(config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), inner)
+    return wrapped

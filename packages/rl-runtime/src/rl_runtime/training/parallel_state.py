@@ -8,15 +8,15 @@ Invariants: every wait in a collective has the deadline given here; the product 
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import math
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
-from rl_metrics import ContextParallel
 
+from rl_metrics import ContextParallel
 from rl_runtime.config.parallel import ParallelSection
 from rl_runtime.errors import RuntimeSetupError
 
@@ -82,9 +82,7 @@ class Topology:
         return self.is_last_stage and self.tp_rank == self.cp_rank == self.dp_rank == 0
 
 
-def start_process_groups(
-    parallel: ParallelSection, *, rank: int, world_size: int, rendezvous: str, timeout_seconds: float
-) -> Topology:
+def start_process_groups(parallel: ParallelSection, *, rank: int, world_size: int, rendezvous: str, timeout_seconds: float) -> Topology:
     """Join the world and build the groups of every axis.
 
     Args:
@@ -104,7 +102,7 @@ def start_process_groups(
         msg = f"rank {rank}: {world_size} trainer ranks were started, but [parallel] asks for {parallel.world_size}"
         raise RuntimeSetupError(msg)
     has_gpu = torch.cuda.is_available()
-    timeout = datetime.timedelta(seconds=timeout_seconds)
+    timeout = dt.timedelta(seconds=timeout_seconds)
     if has_gpu:
         torch.cuda.set_device(rank % torch.cuda.device_count())
     dist.init_process_group(

@@ -13,9 +13,9 @@ the old ones are `rollout_log_probs` already.
 from __future__ import annotations
 
 import torch
+
 from rl_metrics import Aggregation, MicroBatchMetrics, megatron_loss_scale
 from rl_metrics.torch import loss_reducer
-
 from rl_runtime.config.algorithm import AlgorithmSection
 from rl_runtime.training.batch import MicroBatch
 from rl_runtime.training.log_probs import ResponseScores
@@ -71,7 +71,10 @@ def reinforcement_loss(algorithm: AlgorithmSection, *, num_microbatches: int, st
         metrics = MicroBatchMetrics(
             sums={"loss": reduced.detach().clone(), **{name: reducer(value) for name, value in shown.items()}},
             num_tokens=batch.num_trained_tokens,
-            metrics=[token_count(batch, topology.cp_size), log_prob_gap(batch, kept if algorithm.old_log_probs == "recompute" else current)],
+            metrics=[
+                token_count(batch, topology.cp_size),
+                log_prob_gap(batch, kept if algorithm.old_log_probs == "recompute" else current),
+            ],
         )
         return reduced * scale, metrics
 

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+
 from rl_metrics import Aggregation, Metric, MicroBatchMetrics
 from rl_metrics.torch import reduce_train_step_metrics
-
 from rl_runtime.training.batch import MicroBatch
 from rl_runtime.training.parallel_state import Topology
 

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
+
 from rl_dump import RaggedArray
 from rl_metrics import Aggregation, MicroBatchMetrics, megatron_loss_scale
 from rl_metrics.torch import loss_reducer
-
 from rl_runtime.batch import Column
 from rl_runtime.errors import TrainerError
 from rl_runtime.training.batch import MicroBatch, PackingRules, pack_micro_batch

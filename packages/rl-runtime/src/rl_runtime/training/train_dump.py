@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from rl_dump import RESPONSE_FIELDS, RaggedArray
 from rl_dump.torch import DumpTopology, save_debug_train_data
 from rl_metrics.torch import gather_responses
-
 from rl_runtime.batch import RankBatch
 from rl_runtime.training.batch import MicroBatch
 from rl_runtime.training.parallel_state import Topology
@@ -86,6 +86,6 @@ def _response_fields(batch: RankBatch, micro_batches: Sequence[MicroBatch]) -> d
     pieces: dict[str, list[torch.Tensor]] = {name: [torch.empty(0)] * len(batch.plan.partition) for name in names}
     for part in micro_batches:
         for name in names if part.samples.size else ():
-            for sample, piece in zip(part.samples, part.fields[name].split(part.counts.tolist()), strict=True):
+            for sample, piece in zip(part.samples, torch.split(part.fields[name], part.counts.tolist()), strict=True):
                 pieces[name][int(sample)] = piece
     return pieces

@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from rl_dump import RaggedArray
 
+from rl_dump import RaggedArray
 from rl_runtime.batch import Column, RankBatch
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import TrainerError
@@ -123,9 +123,7 @@ class Trainer:
             aggregation=aggregation, num_microbatches=len(micro_batches), trained_tokens=trained_tokens, topology=self._topology
         )
         optimizer.zero_grad()
-        metrics = run_training_pass(
-            self._wrapped, micro_batches, loss, temperature=1.0, entropy=False, tp_group=self._topology.tp_group
-        )
+        metrics = run_training_pass(self._wrapped, micro_batches, loss, temperature=1.0, entropy=False, tp_group=self._topology.tp_group)
         grad_norm = optimizer.step(lr)
         return finish_report(
             metrics,
@@ -243,7 +241,7 @@ class Trainer:
             load_hf_weights(reference, Path(path), self._shape, self._topology)
         else:
             reference.load_state_dict(self._model.state_dict())
-        return reference.requires_grad_(False)
+        return reference.requires_grad_(requires_grad=False)
 
     def _pack(self, batch: RankBatch) -> list[MicroBatch]:
         lengths = np.asarray(batch.columns["response_lengths"])

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -103,8 +104,8 @@ class _SafetensorsFolder:
         if not paths:
             msg = f"{folder}: no *.safetensors file; `model.path` names a folder in Hugging Face layout"
             raise RuntimeSetupError(msg)
-        files = [safe_open(str(path), framework="pt") for path in paths]  # type: ignore[no-untyped-call]
-        self._files = {key: file for file in files for key in file.keys()}  # noqa: SIM118
+        files: list[Any] = [safe_open(str(path), framework="pt") for path in paths]
+        self._files = {key: file for file in files for key in file.keys()}  # noqa: SIM118 - a file is not iterable
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self._files:

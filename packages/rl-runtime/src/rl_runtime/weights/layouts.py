@@ -116,5 +116,5 @@ class FusedQkv:
         rest = shards[0].shape[1:]
         rows = (self.heads_per_group + 2) * self.head_dim
         grouped = torch.cat([shard.reshape(-1, rows, *rest) for shard in shards])
-        parts = grouped.split([self.heads_per_group * self.head_dim, self.head_dim, self.head_dim], dim=1)
+        parts = torch.split(grouped, [self.heads_per_group * self.head_dim, self.head_dim, self.head_dim], dim=1)
         return tuple(part.reshape(-1, *rest) for part in parts)

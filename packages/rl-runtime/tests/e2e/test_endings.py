@@ -1,0 +1,44 @@
+"""However a run ends, it says why, with an exit code, and leaves no process behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from .conftest import SHORT
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+LONG = (*SHORT, "train.num_batches=500", "warm_start.steps=2", "warm_start.first_check=2")
+
+
+def in_batches(run):
+    metrics = run.folder / "metrics.jsonl"
+    return metrics.is_file() and '"train/loss"' in metrics.read_text()
+
+
+def assert_ended(run, *, codes, mentions):
+    started = time.monotonic()
+    assert run.wait(30) in codes, run.text()[-2000:]
+    run.wait_until_nothing_is_left(30 - (time.monotonic() - started))
+    assert mentions in run.text()
+    assert "Traceback" not in run.text()
+
+
+def test_a_killed_server_ends_the_run(launch):
+    run = launch("killed", *LONG)
+    run.wait_for(lambda: in_batches(run), "a trained batch", 300)
+    server = next(pid for pid, command in run.processes().items() if "engine_server" in command)
+    os.kill(server, signal.SIGKILL)
+    assert_ended(run, codes={1}, mentions="engine 0")
+
+
+def test_control_c_ends_the_run(launch):
+    run = launch("interrupted", *LONG)
+    run.wait_for(lambda: in_batches(run), "a trained batch", 300)
+    # A terminal sends the signal to the whole foreground process group.
+    os.killpg(run.process.pid, signal.SIGINT)
+    assert_ended(run, codes={130}, mentions="interrupted")

@@ -1,0 +1,135 @@
+"""The quick start, shortened, with its real engines: what it leaves behind holds together."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from rl_dump import join, open_dump
+from rl_runtime.tracking.tracker import read_metrics
+from rl_schedule import SchedulePlan
+
+from .conftest import SHORT
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(params=[0, 1], ids=["batch 0", "batch 1"])
+def batch(request, short_run):
+    """(batch id, rollout dump, train dump, plan)."""
+    number = request.param
+    dumps = [open_dump(short_run / "dumps" / f"{side}_{number}.parquet") for side in ("rollout", "train")]
+    plan = SchedulePlan.from_document(json.loads((short_run / "plans" / f"plan_{number}.json").read_text()))
+    return number, *dumps, plan
+
+
+def test_trainer_and_engine_agree_on_batch_0(short_run):
+    first = next(line for line in read_metrics(short_run) if "train/log_prob_gap" in line)
+    assert (first["batch"], first["step"]) == (0, 0)
+    assert first["train/log_prob_gap"] <= 1e-4
+
+
+def test_held_out_scores_are_there_before_the_first_batch_and_after_the_last(short_run):
+    evaluations = [line for line in read_metrics(short_run) if "eval/exact_match" in line]
+    assert [line["batch"] for line in evaluations] == [0, 2]
+    assert all("eval/reward_mean" in line for line in evaluations)
+
+
+def test_every_batch_was_sampled_by_the_weights_of_the_batch_before(short_run):
+    versions = [np.unique(open_dump(short_run / "dumps" / f"rollout_{number}.parquet").column("weight_versions").values) for number in (0, 1)]
+    assert [version.size for version in versions] == [1, 1]
+    assert versions[1][0] == versions[0][0] + 1
+    assert all(line["rollout/staleness_batches"] == 0 for line in read_metrics(short_run) if "rollout/staleness_batches" in line)
+
+
+def test_the_dumps_join_on_every_sample(batch):
+    _, rollout, train, _ = batch
+    joined = join(rollout, train)
+    assert not joined.missing_in_rollout
+    assert not joined.missing_in_train
+    assert len(joined.pairs) == rollout.num_samples == train.num_samples
+    assert not rollout.verify()
+    assert not train.verify()
+
+
+def test_every_rollouts_samples_are_in_one_step_and_where_the_plan_puts_them(batch):
+    _, _, train, plan = batch
+    step_of_rollout: dict[int, set[int]] = {}
+    for rollout, step in zip(train.column("rollout_ids"), train.column("step"), strict=True):
+        step_of_rollout.setdefault(int(rollout), set()).add(int(step))
+    assert all(len(steps) == 1 for steps in step_of_rollout.values())
+    for rank, partition in enumerate(plan.partitions):
+        mine = np.flatnonzero(train.column("data_parallel_rank") == rank)
+        assert sorted(train.column("rollout_position")[mine].tolist()) == sorted(partition.tolist())
+
+
+def test_the_fan_out_is_one_plus_i_mod_three(batch):
+    _, rollout, _, _ = batch
+    ids, counts = np.unique(rollout.column("rollout_ids"), return_counts=True)
+    assert counts.tolist() == [1 + int(rollout_id) % 3 for rollout_id in ids]
+
+
+def test_kept_sets_hold_the_sampled_ids(batch):
+    _, rollout, _, _ = batch
+    sizes = []
+    for row in range(0, rollout.num_samples, 7):
+        sample = rollout.sample(row)
+        response = sample["tokens"][-sample["response_lengths"] :]
+        for token, start, stop in zip(response, sample["nucleus_offsets"][:-1], sample["nucleus_offsets"][1:], strict=True):
+            assert token in sample["nucleus_ids"][start:stop]
+            sizes.append(stop - start)
+    assert max(sizes) > 1
+
+
+def test_the_dumped_log_probs_are_the_ones_that_the_loss_used(batch, short_run):
+    number, _, train, _ = batch
+    # The first step's report is over the samples of that step, under the weights that the batch began with.
+    line = next(line for line in read_metrics(short_run) if line["batch"] == number and "train/log_prob_gap" in line)
+    mask = train.column("loss_masks")
+    gap = np.abs(train.column("log_probs").values - train.column("rollout_log_probs").values)
+    rollouts = train.column("rollout_ids")
+    first = np.repeat(train.column("step") == 0, mask.lengths) & (mask.values == 1)
+    owner = np.repeat(rollouts, mask.lengths)[first]
+    ids, inverse, counts = np.unique(owner, return_inverse=True, return_counts=True)
+    by_rollout = np.bincount(inverse, weights=gap[first].astype(np.float64)) / counts
+    assert len(ids) == 32
+    assert line["train/log_prob_gap"] == pytest.approx(by_rollout.mean(), rel=1e-4)
+
+
+def test_a_run_leaves_models_report_and_recipe(short_run):
+    for name in ("warm_start/model.safetensors", "warm_start/tokenizer.json", "final/model.safetensors", "report.html", "recipe.toml"):
+        assert (short_run / name).stat().st_size > 0, name
+
+
+@pytest.mark.parametrize("axis", ["tensor", "pipeline", "context"])
+def test_another_layout_gives_the_same_log_probs_and_gradient_norm(axis, launch, short_run, one_rank_run):
+    def trained(folder):
+        norm = next(line["train/grad_norm"] for line in read_metrics(folder) if "train/grad_norm" in line)
+        dump = open_dump(folder / "dumps" / "train_0.parquet")
+        return norm, dump.column("rollout_position"), dump.column("log_probs").values
+
+    run = launch(axis, *_replay(short_run), "parallel.data=1", f"parallel.{axis}=2")
+    assert run.wait(240) == 0, run.text()[-3000:]
+    norm, positions, log_probs = trained(run.folder)
+    reference_norm, reference_positions, reference = trained(one_rank_run)
+    np.testing.assert_array_equal(positions, reference_positions)
+    np.testing.assert_allclose(log_probs, reference, atol=1e-5)
+    assert norm == pytest.approx(reference_norm, rel=1e-4)
+
+
+@pytest.fixture(scope="session")
+def one_rank_run(launch, short_run):
+    """The default layout (two data-parallel ranks) from the same warm start and the same rollout dump."""
+    run = launch("default", *_replay(short_run))
+    assert run.wait(240) == 0, run.text()[-3000:]
+    return run.folder
+
+
+def _replay(short_run):
+    return (
+        *SHORT,
+        "train.num_batches=1",
+        f"model.path={short_run / 'warm_start'}",
+        f"debug.load_rollout_dump={short_run / 'dumps' / 'rollout_0.parquet'}",
+    )
