@@ -5,6 +5,7 @@ Layer: the package's top; it only re-exports by name, and loads numpy and pyarro
 
 from rl_dump.background import BackgroundWriter
 from rl_dump.contract import RESPONSE_FIELDS, ROLLOUT_DUMP, TRAIN_DUMP
+from rl_dump.convert import convert
 from rl_dump.errors import DumpError, RaggedError, UnsupportedContractError, WriteError
 from rl_dump.join import Join, Missing, Pair, join
 from rl_dump.problems import Problem
@@ -30,6 +31,7 @@ __all__ = [
     "UnsupportedContractError",
     "WriteError",
     "check_templates",
+    "convert",
     "join",
     "open_dump",
     "resolve_template",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rl_dump.fields import alignment_problems
+from rl_dump.alignment import alignment_problems
 from rl_dump.problems import Problem
 
 if TYPE_CHECKING:
@@ -43,17 +43,16 @@ def _positions(columns: Mapping[str, Column]) -> NDArray[np.int64] | None:
 
 
 def _position_problems(header: DumpHeader, positions: NDArray[np.int64]) -> list[Problem]:
-    problems = []
     values, first, counts = np.unique(positions, return_index=True, return_counts=True)
-    for at in np.flatnonzero(counts > 1)[:5]:
-        problems.append(
-            Problem(
-                code="duplicate-position",
-                message=f"rollout_position {int(values[at])} stands {int(counts[at])} times",
-                field="rollout_position",
-                row=int(first[at]),
-            )
+    problems = [
+        Problem(
+            code="duplicate-position",
+            message=f"rollout_position {int(values[at])} stands {int(counts[at])} times",
+            field="rollout_position",
+            row=int(first[at]),
         )
+        for at in np.flatnonzero(counts > 1)[:5]
+    ]
     dropped = {entry.get("rollout_position") for entry in header["dropped"]}
     both = sorted(set(positions.tolist()) & dropped)
     if both:

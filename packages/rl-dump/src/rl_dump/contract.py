@@ -81,8 +81,8 @@ class FieldDocument(TypedDict):
     """Whether some samples have no value."""
     response_aligned: bool
     """Whether the field has one value per response token and takes part in context-parallel restoring."""
-    form: Literal["array", "tensor", "list", "number"]
-    """What the producer held per sample, so that a conversion can give it back."""
+    form: Literal["number", "generic", "tensor", "array", "list", "plain"]
+    """What the producer held per sample so that a conversion can give it back: a Python number, a numpy scalar (`generic`), a tensor, a numpy array, a list, or `plain`."""
 
 
 class RowGroupDocument(TypedDict):

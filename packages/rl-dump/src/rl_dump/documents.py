@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,10 +21,36 @@ from rl_dump.errors import DumpError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MAX_DEPTH", "dumps", "loads"]
+__all__ = ["MAX_DEPTH", "Tensor", "dumps", "loads"]
 
 MAX_DEPTH = 64
 """Deepest nesting written or read: deeper is a cycle or an attack, not data."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tensor:
+    """Hold a torch tensor that stands inside an object, without torch.
+
+    A tensor that is a sample's whole value is a column of numbers; only those nested in dicts and lists come as this record.
+    """
+
+    array: np.ndarray[Any, Any]
+    """Its values [...]; float32 for bfloat16."""
+    dtype: str
+    """Its logical dtype: a numpy name or `bfloat16`."""
+
+    def __eq__(self, other: object) -> bool:
+        """Say whether dtype, shape and bits are the same."""
+        if not isinstance(other, Tensor):
+            return NotImplemented
+        return (
+            self.dtype == other.dtype
+            and self.array.dtype == other.array.dtype
+            and self.array.shape == other.array.shape
+            and self.array.tobytes() == other.array.tobytes()
+        )
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def dumps(value: object, *, what: str = "value") -> str:
@@ -60,28 +87,29 @@ def _pack(value: object, what: str, depth: int) -> Any:
         raise DumpError(msg)
     if value is None or isinstance(value, (bool, str)) or type(value) is int:
         return value
-    if type(value) is float:
-        return value if math.isfinite(value) else {"$float": repr(value)}
-    if isinstance(value, dict):
-        return _pack_dict(value, what, depth)
-    if isinstance(value, list):
-        return [_pack(item, what, depth + 1) for item in value]
-    if isinstance(value, tuple):
-        return {"$tuple": [_pack(item, what, depth + 1) for item in value]}
-    if isinstance(value, bytes):
-        return {"$bytes": _encode(value)}
-    if isinstance(value, np.generic):
-        return {"$scalar": _dtype_name(value.dtype, what), "data": _encode(value.tobytes())}
-    if isinstance(value, np.ndarray):
-        return _pack_array(value, what)
+    for kind, pack in _PACKERS:
+        if isinstance(value, kind):
+            return pack(value, what, depth)
     msg = f"{what}: cannot write a {type(value).__module__}.{type(value).__qualname__}; pass plain Python values or numpy arrays"
     raise DumpError(msg)
+
+
+def _pack_float(value: float) -> Any:
+    return value if math.isfinite(value) else {"$float": repr(value)}
 
 
 def _pack_dict(value: dict[Any, Any], what: str, depth: int) -> Any:
     if all(isinstance(key, str) and not key.startswith("$") for key in value):
         return {str(key): _pack(item, f"{what}.{key}", depth + 1) for key, item in value.items()}
     return {"$map": [[_pack(key, what, depth + 1), _pack(item, f"{what}[{key!r}]", depth + 1)] for key, item in value.items()]}
+
+
+def _pack_items(value: list[Any] | tuple[Any, ...], what: str, depth: int) -> list[Any]:
+    return [_pack(item, what, depth + 1) for item in value]
+
+
+def _pack_scalar(value: np.generic, what: str) -> Any:
+    return {"$scalar": _dtype_name(value.dtype, what), "data": _encode(value.tobytes())}
 
 
 def _pack_array(value: np.ndarray[Any, Any], what: str) -> Any:
@@ -140,11 +168,24 @@ def _read_float(value: dict[str, Any], what: str, _depth: int) -> Any:
     return number
 
 
+# In this order: a numpy float64 is a Python float as well.
+_PACKERS: tuple[tuple[type, Callable[[Any, str, int], Any]], ...] = (
+    (np.generic, lambda value, what, _depth: _pack_scalar(value, what)),
+    (float, lambda value, _what, _depth: _pack_float(value)),
+    (dict, _pack_dict),
+    (list, _pack_items),
+    (tuple, lambda value, what, depth: {"$tuple": _pack_items(value, what, depth)}),
+    (bytes, lambda value, _what, _depth: {"$bytes": _encode(value)}),
+    (np.ndarray, lambda value, what, _depth: _pack_array(value, what)),
+    (Tensor, lambda value, what, _depth: {"$tensor": value.dtype, "array": _pack_array(value.array, what)}),
+)
+
 _TAGS: dict[str, Callable[[dict[str, Any], str, int], Any]] = {
     "$tuple": lambda value, what, depth: tuple(_unpack(item, what, depth + 1) for item in value["$tuple"]),
     "$map": lambda value, what, depth: {_unpack(key, what, depth + 1): _unpack(item, what, depth + 1) for key, item in value["$map"]},
     "$bytes": lambda value, _what, _depth: base64.b64decode(value["$bytes"], validate=True),
     "$scalar": lambda value, _what, _depth: np.frombuffer(base64.b64decode(value["data"], validate=True), _dtype(value["$scalar"]))[0],
     "$array": _read_array,
+    "$tensor": lambda value, what, depth: Tensor(_read_array(value["array"], what, depth), str(value["$tensor"])),
     "$float": _read_float,
 }

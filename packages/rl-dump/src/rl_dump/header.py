@@ -24,7 +24,7 @@ from rl_dump.fields import Field, Form, Kind
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["field_of", "make_header", "open_header", "seal_header"]
+__all__ = ["field_of", "header_of", "make_header", "open_header", "seal_header"]
 
 FORMAT_VERSION = 2
 """Version number of the layout that other tools know under this name."""
@@ -91,7 +91,7 @@ def seal_header(header: DumpHeader) -> tuple[str, str]:
 
 
 def open_header(text: bytes, crc: bytes | None, *, where: str) -> DumpHeader:
-    """Read a sealed header; keys that a newer minor added are dropped, keys it may lack get their default.
+    """Read a sealed header; see `header_of`.
 
     Raises:
         DumpError: the checksum does not match, or a key is missing or of the wrong type.
@@ -100,7 +100,16 @@ def open_header(text: bytes, crc: bytes | None, *, where: str) -> DumpHeader:
     if crc is None or not crc.isdigit() or int(crc) != zlib.crc32(text):
         msg = f"{where}: the header's checksum does not match: the file is damaged"
         raise DumpError(msg)
-    found = documents.loads(text, what=f"{where}: header")
+    return header_of(documents.loads(text, what=f"{where}: header"), where=where)
+
+
+def header_of(found: object, *, where: str) -> DumpHeader:
+    """Check a header that was read, from wherever; keys that a newer minor added are dropped, keys it may lack get their default.
+
+    Raises:
+        DumpError: a key is missing or of the wrong type.
+        UnsupportedContractError: another contract.
+    """
     if not isinstance(found, dict):
         msg = f"{where}: the header is a {type(found).__name__}, not an object"
         raise DumpError(msg)

@@ -118,7 +118,7 @@ class ParquetSource:
         return DumpError(f"{self._path}: {where}: damaged ({_one_line(error)})")
 
     def _check_layout(self) -> list[int]:
-        groups = self.header["row_groups"]
+        groups: list[Any] = list(self.header["row_groups"])
         rows = [group.get("rows") if isinstance(group, dict) else None for group in groups]
         metadata = self._file.metadata
         found = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]

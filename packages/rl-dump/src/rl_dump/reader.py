@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from typing_extensions import Self
 
+from rl_dump.archive.source import ArchiveSource
 from rl_dump.errors import DumpError
 from rl_dump.parquet_reader import ParquetSource
 
@@ -196,18 +197,22 @@ class Dump:
             raise DumpError(msg)
 
 
-def open_dump(path: str | os.PathLike[str]) -> Dump:
-    """Open a dump; only its header is read.
+def open_dump(path: str | os.PathLike[str], *, check_sums: bool = True) -> Dump:
+    """Open a dump; only its header is read (of a `.pt` file: its pickle, but no tensor).
 
     Args:
-        path: a `.parquet` or `.pt` file.
+        path: a `.parquet` file, or a `.pt` file: ours, or one of slime's train or rollout dumps. Torch is not needed for either.
+        check_sums: compare the checksums of what is read from a `.pt` file. False only for files that torch wrote with
+            `torch.serialization.set_crc32_options(False)`; damage is then not noticed.
 
     Raises:
         DumpError: the file is missing, damaged, or not a dump; one line that says what and where.
         UnsupportedContractError: the file is a document of another contract or major.
     """
     target = Path(path)
-    if target.suffix != ".parquet":
-        msg = f"{target}: cannot tell the container from the suffix {target.suffix!r}; dumps end in .parquet or .pt"
-        raise DumpError(msg)
-    return Dump(target, ParquetSource(target))
+    if target.suffix == ".parquet":
+        return Dump(target, ParquetSource(target))
+    if target.suffix == ".pt":
+        return Dump(target, ArchiveSource(target, check_sums=check_sums))
+    msg = f"{target}: cannot tell the container from the suffix {target.suffix!r}; dumps end in .parquet or .pt"
+    raise DumpError(msg)

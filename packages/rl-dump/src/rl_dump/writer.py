@@ -22,10 +22,11 @@ import pyarrow.parquet as pq
 from typing_extensions import Self
 
 from rl_dump.atomic import atomic_path
-from rl_dump.contract import RESPONSE_FIELDS, DroppedSample, RowGroupDocument
+from rl_dump.contract import RESPONSE_FIELDS, DroppedSample, DumpHeader, RowGroupDocument
 from rl_dump.errors import DumpError, WriteError
-from rl_dump.fields import Column, ColumnInput, Field, build_columns
-from rl_dump.header import make_header, seal_header
+from rl_dump.fields import Column, ColumnInput, Field
+from rl_dump.header import field_of, make_header, seal_header
+from rl_dump.inference import build_columns
 from rl_dump.parquet import (
     CRC_KEY,
     HEADER_KEY,
@@ -125,8 +126,19 @@ class DumpWriter:
         if self._path.suffix != ".parquet":
             msg = f"{self._path}: this writer makes .parquet files; for .pt use rl_dump.torch.write_torch_archive or `rl-dump convert`"
             raise DumpError(msg)
-        self._fields = {field.name: field for field in fields}
-        self._header = make_header(num_samples=0, fields=fields, **header)
+        self._set_up(make_header(num_samples=0, fields=fields, **header))
+
+    @classmethod
+    def with_header(cls, path: str | os.PathLike[str], header: DumpHeader) -> DumpWriter:
+        """Return a writer for a header that exists already, such as that of a dump that is converted."""
+        fields = [field_of(name, document, where=str(path)) for name, document in header["fields"].items()]
+        writer = cls(path, fields=fields, contract=header["contract"], batch_id=header["batch_id"], writer_rank=header["writer_rank"])
+        writer._set_up(header)
+        return writer
+
+    def _set_up(self, header: DumpHeader) -> None:
+        self._header: DumpHeader = {**header}
+        self._fields = {name: field_of(name, document, where=str(self._path)) for name, document in header["fields"].items()}
         self._groups: list[RowGroupDocument] = []
         self._stack = contextlib.ExitStack()
         self._parquet: pq.ParquetWriter | None = None

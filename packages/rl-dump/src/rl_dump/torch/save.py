@@ -12,7 +12,7 @@ import numpy as np
 
 from rl_dump.contract import FIELD_RULES, RESPONSE_FIELDS, TRAIN_DUMP, DroppedSample
 from rl_dump.errors import DumpError
-from rl_dump.fields import build_columns
+from rl_dump.inference import build_columns
 from rl_dump.templates import resolve_template
 from rl_dump.torch.columns import CpuColumns, is_sample_list, to_cpu_columns
 from rl_dump.torch.restore import (

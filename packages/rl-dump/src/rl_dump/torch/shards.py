@@ -90,9 +90,7 @@ def write_shards(path: Path, shard: Shard | DumpError, topology: DumpTopology, h
 def _write(path: Path, shard: Shard | DumpError, topology: DumpTopology, header: Mapping[str, Any]) -> None:
     peers = range(1, topology.dp_size)
     try:
-        summaries = [_summary(shard)]
-        for peer in peers:
-            summaries.append(documents.loads(bytes(receive_bytes(peer, topology)), what=f"summary of data-parallel rank {peer}"))
+        summaries = [_summary(shard), *(_received_summary(peer, topology) for peer in peers)]
         layout = _plan(summaries)
         assert isinstance(shard, Shard)
         for peer in peers:
@@ -173,6 +171,11 @@ def _summary(shard: Shard | DumpError) -> dict[str, Any]:
         "indices": _keys(shard, "sample_index"),
         "document": dict(shard.document),
     }
+
+
+def _received_summary(peer: int, topology: DumpTopology) -> dict[str, Any]:
+    found: dict[str, Any] = documents.loads(bytes(receive_bytes(peer, topology)), what=f"summary of data-parallel rank {peer}")
+    return found
 
 
 def _keys(shard: Shard, name: str) -> NDArray[np.int64] | None:

@@ -5,7 +5,7 @@ Layer: torch.
 
 from __future__ import annotations
 
-import datetime
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,7 +53,7 @@ def _move(tensor: torch.Tensor, peer: int, topology: DumpTopology, *, send: bool
     try:
         work = (dist.isend if send else dist.irecv)(tensor, rank, group=topology.shard_group)
         assert work is not None
-        done = work.wait(datetime.timedelta(seconds=topology.deadline_seconds))
+        done = work.wait(timedelta(seconds=topology.deadline_seconds))
     except RuntimeError as error:
         msg = f"train dump: rank {topology.global_rank} could not {verb} data-parallel rank {peer} (rank {rank}): {_first_line(error)}"
         raise WriteError(msg) from error

@@ -1,0 +1,74 @@
+"""Decide how a dump changes its container without changing itself.
+
+Layer: algorithms. Reading needs no torch; writing a `.pt` file does, and imports it then.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rl_dump.errors import DumpError
+from rl_dump.reader import open_dump
+from rl_dump.writer import DumpWriter, row_bytes, row_group_bounds, store_smallest
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+    from rl_dump.contract import DumpHeader
+    from rl_dump.fields import Column
+
+__all__ = ["convert", "write_columns"]
+
+
+def convert(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Path:
+    """Write a dump to another file; the suffixes choose the containers.
+
+    Args:
+        source: a dump, ours or slime's; fields keep the contract's names they are read under.
+        target: the file to write, `.parquet` or `.pt`.
+
+    Returns:
+        The path written.
+
+    Raises:
+        DumpError: the source cannot be read, or the target's container is unknown or needs torch and there is none.
+        WriteError: the file system refused.
+    """
+    with open_dump(source) as dump:
+        return write_columns(target, dump.header, dump.columns())
+
+
+def write_columns(target: str | os.PathLike[str], header: DumpHeader, columns: Mapping[str, Column]) -> Path:
+    """Write columns under a header as it stands, producer and minor included; errors as for `convert`.
+
+    Args:
+        target: the file to write.
+        header: what goes beside the columns; `fields`, `num_samples` and `row_groups` are made anew.
+        columns: every column, with the same number of samples.
+    """
+    path = Path(target)
+    if path.suffix == ".pt":
+        return _write_archive(path, header, columns)
+    if path.suffix != ".parquet":
+        msg = f"{path}: cannot tell the container from the suffix {path.suffix!r}; dumps end in .parquet or .pt"
+        raise DumpError(msg)
+    stored = {name: store_smallest(column) for name, column in columns.items()}
+    fields = [column.field for column in stored.values()]
+    with DumpWriter.with_header(path, {**header, "fields": {field.name: field.to_document() for field in fields}}) as writer:
+        for start, stop in row_group_bounds(row_bytes(stored, header["num_samples"])):
+            writer.write({name: column.take(np.arange(start, stop)) for name, column in stored.items()})
+    return path
+
+
+def _write_archive(path: Path, header: DumpHeader, columns: Mapping[str, Column]) -> Path:
+    try:
+        from rl_dump.torch.archive import save_archive
+    except ImportError as error:
+        msg = f"{path}: writing a .pt file needs torch, which is not installed; `pip install 'rl-dump[torch]'`, or write .parquet"
+        raise DumpError(msg) from error
+    documents = {name: column.field.to_document() for name, column in columns.items()}
+    return save_archive(path, {**header, "fields": documents}, columns)

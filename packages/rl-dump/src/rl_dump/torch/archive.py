@@ -1,0 +1,143 @@
+"""Decide how a dump becomes a torch archive (`.pt`): the layout that other tools read with `torch.load`.
+
+Layer: torch. Each field is one storage, and each sample's tensor a view of it: a hundred times fewer zip entries than one storage per
+tensor, and the same samples for whoever loads the file.
+
+Invariant, matched by `tests/property/test_convert_laws.py`: a dump converted to `.pt` and back is the same dump.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from rl_dump.atomic import atomic_path
+from rl_dump.contract import RESPONSE_FIELDS, DroppedSample, DumpHeader
+from rl_dump.documents import Tensor
+from rl_dump.errors import DumpError
+from rl_dump.header import make_header
+from rl_dump.inference import build_columns
+from rl_dump.ragged import RaggedArray
+
+if TYPE_CHECKING:
+    import os
+
+    from rl_dump.fields import Column, ColumnInput
+
+__all__ = ["save_archive", "write_torch_archive"]
+
+
+def write_torch_archive(
+    path: str | os.PathLike[str],
+    *,
+    contract: str,
+    batch_id: int | str,
+    columns: Mapping[str, ColumnInput],
+    dp_shards: Sequence[Mapping[str, Any]] = (),
+    schedule: Mapping[str, Any] | None = None,
+    raw_reward: Iterable[float] | None = None,
+    dropped: Sequence[DroppedSample] = (),
+    writer_rank: int = 0,
+    response_fields: Iterable[str] = RESPONSE_FIELDS,
+    metadata: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write one batch to a torch archive, atomically; arguments and errors are those of `rl_dump.write_dump`.
+
+    The whole batch is in memory while it is written; the Parquet writer needs one row group.
+    """
+    built = build_columns(columns, response_fields=response_fields)
+    header = make_header(
+        contract=contract,
+        batch_id=batch_id,
+        writer_rank=writer_rank,
+        num_samples=len(next(iter(built.values()))) if built else 0,
+        fields=[column.field for column in built.values()],
+        dp_shards=dp_shards,
+        schedule=schedule,
+        raw_reward=raw_reward,
+        dropped=dropped,
+        metadata=metadata,
+    )
+    return save_archive(path, header, built)
+
+
+def save_archive(path: str | os.PathLike[str], header: DumpHeader, columns: Mapping[str, Column]) -> Path:
+    """Write a header and its columns to a torch archive, atomically.
+
+    Raises:
+        DumpError: the path does not end in `.pt`.
+        WriteError: the file system refused.
+    """
+    target = Path(path)
+    if target.suffix != ".pt":
+        msg = f"{target}: a torch archive must end in .pt: the suffix tells readers the container"
+        raise DumpError(msg)
+    values = {name: _per_sample(column) for name, column in columns.items()}
+    root: dict[str, Any] = {
+        "format_version": header["format_version"],
+        "rollout_id": header["batch_id"],
+        "rank": header["writer_rank"],
+        "samples": [{name: items[row] for name, items in values.items()} for row in range(header["num_samples"])],
+        "dp_shards": _torch_value(header["dp_shards"]),
+    }
+    skipped = {"batch_id", "writer_rank", "num_samples", "row_groups", *root}
+    root |= {key: _torch_value(value) for key, value in header.items() if key not in skipped}
+    with atomic_path(target) as temporary, _storage_errors():
+        torch.save(root, temporary)
+    return target
+
+
+def _per_sample(column: Column) -> list[Any]:
+    field, values = column.field, column.values
+    if isinstance(values, list):
+        return [_torch_value(value) for value in values] if field.kind == "object" else values
+    if isinstance(values, RaggedArray):
+        items = _ragged_items(column, values)
+    elif field.form == "tensor":
+        items = list(_tensor(values, field.dtype).unbind())
+    elif field.form == "generic":
+        items = list(values)
+    else:
+        items = values.tolist()
+    if column.valid is None:
+        return items
+    return [item if valid else None for item, valid in zip(items, column.valid.tolist(), strict=True)]
+
+
+def _ragged_items(column: Column, values: RaggedArray) -> list[Any]:
+    if column.field.form == "list":
+        return [item.tolist() for item in values]
+    if column.field.form == "array":
+        return [np.array(item) for item in values]
+    return list(torch.split(_tensor(values.values, column.field.dtype), values.lengths.tolist()))
+
+
+def _tensor(values: np.ndarray[Any, Any], dtype: str) -> torch.Tensor:
+    whole = np.ascontiguousarray(values)
+    tensor = torch.from_numpy(whole if whole.flags.writeable else whole.copy())
+    return tensor.to(torch.bfloat16) if dtype == "bfloat16" else tensor
+
+
+def _torch_value(value: Any) -> Any:
+    """Turn the tensors inside an object back into torch's."""
+    if isinstance(value, Tensor):
+        return _tensor(value.array, value.dtype)
+    if isinstance(value, dict):
+        return {key: _torch_value(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_torch_value(item) for item in value)
+    return value
+
+
+@contextmanager
+def _storage_errors() -> Iterator[None]:
+    """Turn what torch raises for a full disk into the error of every other failed write."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise OSError(str(error).splitlines()[0]) from error
