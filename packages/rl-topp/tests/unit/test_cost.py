@@ -1,0 +1,32 @@
+"""The choice between dot products and blocks follows the expected cost."""
+
+import numpy as np
+import pytest
+
+from rl_topp.lm_head.cost import COSTS, choose_blocked
+
+
+def _choose(sizes: list[int], *, device_type: str = "cuda", anyway: bool = False, num_local_ids: int = 100_000) -> list[bool]:
+    chosen = choose_blocked(np.array(sizes), num_local_ids=num_local_ids, width=1024, device_type=device_type, blocks_run_anyway=anyway)
+    return [bool(choice) for choice in chosen]
+
+
+@pytest.mark.parametrize("device_type", COSTS)
+def test_small_sets_are_scored_one_by_one_and_whole_vocabularies_in_blocks(device_type: str) -> None:
+    assert _choose([1] * 1000, device_type=device_type) == [False] * 1000
+    assert _choose([100_000] * 1000, device_type=device_type) == [True] * 1000
+
+
+def test_the_switch_lies_where_entries_cost_as_much_as_the_row_s_products() -> None:
+    cost = COSTS["cuda"]
+    even = 100_000 * cost.product_seconds / cost.entry_seconds
+    assert _choose([int(even) - 1, int(even) + 1], anyway=True) == [False, True]
+
+
+def test_a_few_large_sets_do_not_pay_for_reading_the_weight() -> None:
+    assert _choose([2000] + [1] * 100) == [False] * 101
+    assert _choose([2000] + [1] * 100, anyway=True) == [True] + [False] * 100
+
+
+def test_no_rows_choose_nothing() -> None:
+    assert _choose([]) == []

@@ -1,0 +1,95 @@
+"""`rl-topp stats` on small dumps, good and bad."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl_topp.cli import app
+from rl_topp.stats import kept_set_stats
+
+typer_testing = pytest.importorskip("typer.testing")
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+COLUMNS: dict[str, list[Any]] = {
+    "nucleus_ids": [[1, 2, 3], None, [4, 5]],
+    "nucleus_offsets": [[0, 1, 3, 3], None, [0, 2]],
+    "nucleus_status": [[0, 0, 2], None, [0]],
+    "loss_masks": [[1, 1, 0], [1], [1]],
+    "rollout_log_probs": [[0.0, -0.5, 0.0], [-1.0], [-0.25]],
+    "rollout_full_log_probs": [[-0.1, -0.6, 0.0], None, [-0.35]],
+    "log_probs": [[0.0, -0.5, 9.0], [-1.0], [-0.2]],
+}
+
+
+def _dump(path: Path, columns: dict[str, Any], contract: str | None = "train-dump.v2") -> Path:
+    table = pa.table(columns)
+    if contract is not None:
+        table = table.replace_schema_metadata({"rl_dump": json.dumps({"contract": contract, "minor": 0})})
+    pq.write_table(table, path)
+    return path
+
+
+def _run(*arguments: str) -> Any:
+    return typer_testing.CliRunner().invoke(app, list(arguments))
+
+
+def test_figures_of_a_dump(tmp_path: Path) -> None:
+    """Sizes 1, 2, 2 (the tool token and the sample without sets are left out); every kept mass is exp(-0.1)."""
+    result = _run("stats", str(_dump(tmp_path / "d.parquet", COLUMNS)), "--json")
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.stdout)
+    assert figures["num_tokens"] == figures["num_kept"] == 3
+    assert figures["mean_size"] == pytest.approx(5 / 3)
+    assert figures["median_size"] == 2
+    assert figures["singleton_fraction"] == pytest.approx(1 / 3)
+    assert figures["wire_bytes_per_token"] == pytest.approx((4 * 5 + 5 * 3) * 4 / 3 / 3)
+    assert figures["mean_kept_mass"] == pytest.approx(math.exp(-0.1), abs=1e-6)
+    assert figures["mean_log_ratio_without_replay"] == pytest.approx(-0.1, abs=1e-6)
+    assert figures["max_log_ratio_with_replay"] == pytest.approx(0.05, abs=1e-6)
+
+
+def test_a_table_for_people(tmp_path: Path) -> None:
+    columns = {name: values for name, values in COLUMNS.items() if name not in ("rollout_full_log_probs", "log_probs")}
+    result = _run("stats", str(_dump(tmp_path / "d.parquet", columns, "rollout-dump.v1")))
+    assert result.exit_code == 0, result.output
+    assert "kept ids, mean" in result.stdout
+    assert "no data" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("columns", "contract", "words"),
+    [
+        (COLUMNS, "train-dump.v3", "train-dump.v3"),
+        (COLUMNS, None, "no key 'rl_dump'"),
+        ({"loss_masks": COLUMNS["loss_masks"]}, "train-dump.v2", "nucleus_offsets, nucleus_status"),
+        ({**COLUMNS, "nucleus_offsets": [[0, 1, 3], None, [0, 2]]}, "train-dump.v2", "sample 0"),
+        ({**COLUMNS, "log_probs": [[0.0] * 3, [0.0], [0.0, 1.0]]}, "train-dump.v2", "log_probs"),
+        ({**COLUMNS, "log_probs": [0.0, 0.0, 0.0]}, "train-dump.v2", "list per sample"),
+    ],
+)
+def test_a_dump_that_does_not_fit_is_one_line_and_exit_2(columns: dict[str, Any], contract: str | None, words: str, tmp_path: Path) -> None:
+    result = _run("stats", str(_dump(tmp_path / "d.parquet", columns, contract)))
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert "d.parquet" in result.stderr
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1 and then nothing"])
+def test_a_file_that_is_no_parquet_is_one_line_and_exit_2(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "broken.parquet").write_bytes(content)
+    result = _run("stats", str(tmp_path / "broken.parquet"))
+    assert result.exit_code == 2
+    assert "broken.parquet" in result.stderr
+    assert _run("stats", str(tmp_path / "absent.parquet")).exit_code == 2
+
+
+def test_nothing_trained_is_no_data_not_zero() -> None:
+    figures = kept_set_stats(set_sizes=np.array([3]), status=np.zeros(1, np.uint8), loss_masks=np.zeros(1, np.int32))
+    assert figures.num_tokens == 0
+    assert figures.mean_size is figures.wire_bytes_per_token is figures.mean_kept_mass is None
