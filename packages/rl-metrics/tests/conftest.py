@@ -1,17 +1,52 @@
-"""Shared fixtures: the handed cases, and ranks over real gloo."""
+"""Shared fixtures: the handed cases. Tests of tensor code are left out where torch is not installed."""
 
+import importlib.util
 import json
+import math
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("default", max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("default")
 
+collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["*/test_torch_*.py", "distributed/*"]
+
+_CASES = {case["name"]: case for case in json.loads((Path(__file__).parent / "golden" / "metrics.json").read_text())["cases"]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandedStep:
+    """One handed case of an aggregation: its samples and its answer."""
+
+    aggregation: str
+    values: list[np.ndarray]
+    masks: list[np.ndarray]
+    ids: dict
+    expect: float | None
+    loss: float | None
+
 
 @pytest.fixture(scope="session")
 def handed_cases() -> dict[str, dict]:
     """The cases of ``tests/golden/metrics.json`` by name."""
-    document = json.loads((Path(__file__).parent / "golden" / "metrics.json").read_text())
-    return {case["name"]: case for case in document["cases"]}
+    return _CASES
+
+
+@pytest.fixture(params=[name for name, case in _CASES.items() if "aggregation" in case])
+def handed_step(request) -> HandedStep:
+    """Each handed case of an aggregation in turn."""
+    case = _CASES[request.param]
+    values, masks, ids = [], [], {}
+    for sample in case["samples"]:
+        given = sample["values"] if "values" in sample else [sample["value"]] * sample["tokens"]
+        values.append(np.array([math.nan if value == "nan" else value for value in given], np.float64))
+        masks.append(np.array(sample.get("mask", [1] * len(given)), np.int32))
+        for key in {"rollout_id", "group_id"} & set(sample):
+            ids.setdefault(f"{key}s", []).append(sample[key])
+    if "constant" in case:
+        ids["constant"] = case["constant"]
+    return HandedStep(aggregation=case["aggregation"], values=values, masks=masks, ids=ids, expect=case["expect"], loss=case.get("loss"))

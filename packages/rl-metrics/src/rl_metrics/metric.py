@@ -135,7 +135,8 @@ class Metric:
         """Return percentiles of an array to within ``relative_error``, of the entries whose mask is not zero."""
         sketch = QuantileSketch.of(values, mask, relative_error=relative_error)
         array = np.asarray(values, np.float64)
-        total = float(np.sum(array if mask is None else array[np.asarray(mask) != 0]))
+        with np.errstate(invalid="ignore", over="ignore"):
+            total = float(np.sum(array if mask is None else array[np.asarray(mask) != 0]))
         return cls(name=name, kind="histogram", numerator=total, weight=sketch.count, unit=unit, sketch=sketch)
 
     @property

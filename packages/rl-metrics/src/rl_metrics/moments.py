@@ -57,7 +57,7 @@ class Moments:
             array = array[trained]
         if not array.size:
             return cls()
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
             mean = float(np.mean(array))
             return cls(count=float(array.size), mean=mean, m2=float(np.sum(np.square(array - mean))))
 

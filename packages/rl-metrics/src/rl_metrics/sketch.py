@@ -164,8 +164,11 @@ class QuantileSketch:
         return indices, counts.astype(np.float64)
 
     def _estimates(self, indices: IntArray) -> FloatArray:
-        """Return ``2 g^i / (g + 1) = (1 - a) g^i`` for each bucket; the factor enters the exponent so that the top bucket stays finite."""
-        estimates: FloatArray = np.exp(indices * self._log_base() + math.log1p(-self.relative_error))
+        """Return ``2 g^i / (g + 1) = (1 - a) g^i`` for each bucket; the top bucket reaches past the greatest float and is cut there."""
+        with np.errstate(over="ignore"):
+            estimates: FloatArray = np.minimum(
+                np.exp(indices * self._log_base() + math.log1p(-self.relative_error)), np.finfo(np.float64).max
+            )
         return estimates
 
 

@@ -100,7 +100,7 @@ def _sums_of(metric: Metric, top: FloatArray) -> FloatArray:
     if metric.kind == "moments":
         if not metric.weight:
             return np.zeros(3)
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
             shift = np.float64(metric.moments.mean) - _origin(top)
             return np.array([metric.weight, metric.weight * shift, metric.m2 + metric.weight * shift * shift])
     if metric.sketch is not None:

@@ -5,8 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_metrics import ContextParallel, chunk_ranges, packed_response_rows, packed_responses, packed_token_index, padded_lengths
-from rl_metrics import response_owner, response_slice
+from rl_metrics import (
+    ContextParallel,
+    chunk_ranges,
+    packed_response_rows,
+    packed_responses,
+    packed_token_index,
+    padded_lengths,
+    response_owner,
+    response_slice,
+)
 
 MAX_LENGTH = 300
 RANKS = range(1, 9)
