@@ -1,0 +1,102 @@
+"""The contract: schema and types agree, every problem is reported at once, other majors are refused, newer minors are read."""
+
+import json
+import logging
+from typing import get_args, get_type_hints
+
+import jsonschema
+import pytest
+
+from rl_metrics import Metric, MetricsError, UnsupportedContractError, parse_document, to_document
+from rl_metrics import contract
+
+
+def _document(**changes):
+    return json.loads(json.dumps(to_document([Metric.of_histogram("h", [1.0, -2.0]), Metric.of_sum("s", 1)]))) | changes
+
+
+def test_the_schema_and_the_types_have_the_same_keys():
+    schema = contract.load_schema()
+    definitions = schema["$defs"]
+    for typed, described in (
+        (contract.MetricDocument, schema),
+        (contract.MetricRecord, definitions["record"]),
+        (contract.SketchRecord, definitions["sketch"]),
+        (contract.Producer, schema["properties"]["producer"]),
+    ):
+        assert set(get_type_hints(typed)) == set(described["properties"])
+        assert set(typed.__required_keys__) == set(described["required"])
+    assert definitions["record"]["properties"]["kind"]["enum"] == list(get_args(contract.Kind))
+    assert schema["properties"]["contract"]["const"] == contract.CONTRACT_ID == schema["$id"]
+
+
+def test_the_header_names_the_writer():
+    document = to_document([])
+    assert (document["contract"], document["minor"]) == ("metric-record.v1", 0)
+    assert document["producer"]["distribution"] == "rl-metrics"
+    assert contract.is_document(document)
+
+
+def test_another_contract_is_refused_with_both_ids_and_the_fix():
+    with pytest.raises(UnsupportedContractError, match=r"'metric-record.v2', this reader knows 'metric-record.v1': write it"):
+        parse_document(_document(contract="metric-record.v2"))
+    assert not contract.is_document(_document(contract="metric-record.v2"))
+
+
+def test_a_newer_minor_is_read_and_logged_once(caplog):
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert len(parse_document(_document(minor=77, unheard_of=1))) == 2
+    assert len([record for record in caplog.records if "minor version 77" in record.message]) == 1
+
+
+BROKEN = [
+    ({"name": ""}, "'name' must be a non-empty string"),
+    ({"kind": "median"}, "'kind' is 'median'"),
+    ({"unit": None}, "'unit' must be a string"),
+    ({"numerator": "nan"}, "'numerator' must be a number"),
+    ({"weight": -1}, "'weight' must be a finite number"),
+    ({"m2": "x"}, "'m2' and 'stamp' must be numbers"),
+    ({"kind": "histogram"}, "needs an object 'sketch'"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), BROKEN)
+def test_code_and_schema_refuse_the_same_records(changes, message):
+    document = _document()
+    document["records"][1] |= changes
+    (problem,) = contract.validate_document(document)
+    assert message in problem
+    assert problem.startswith("record 1 (")
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, contract.load_schema())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"relative_error": 1.5}, "between 0 and 1"),
+        ({"zero": None}, "must be weights"),
+        ({"positive_counts": []}, "lists of equal length"),
+        ({"negative_counts": [-1.0]}, "must be weights"),
+    ],
+)
+def test_broken_sketches_are_named(changes, message):
+    document = _document()
+    document["records"][0]["sketch"] |= changes
+    (problem,) = contract.validate_document(document)
+    assert message in problem
+
+
+def test_all_problems_are_reported_at_once():
+    document = _document(minor=-1, producer={"distribution": "x"})
+    document["records"] = [{"name": "a"}, 3, *document["records"], document["records"][0]]
+    with pytest.raises(MetricsError) as caught:
+        parse_document(document)
+    for part in ("'minor' must be", "'producer' must be", "record 0 ('a'): 'kind'", "record 1 must be an object", "the name appears twice"):
+        assert part in str(caught.value)
+
+
+def test_a_document_holds_each_name_once():
+    with pytest.raises(MetricsError, match=r"more than once: \['s'\]"):
+        to_document([Metric.of_sum("s", 1), Metric.of_sum("s", 2)])
