@@ -74,7 +74,7 @@ class ActorGroup:
         """Wait until the engines answer, and connect the rollout side to them."""
         limit = self._recipe.engine.start_timeout_seconds + 30
         self._urls += self._waiter.all(starting, "starting the engines", timeout_seconds=limit)
-        self._waiter.one(self.rollout.connect.remote(self._urls), "connecting to the engines", timeout_seconds=limit)
+        self._waiter.one(self.rollout.connect.remote(self._urls, self.engines), "connecting to the engines", timeout_seconds=limit)
 
     def call_trainers(self, method: str, *args: Any, what: str) -> list[Any]:
         """Call a method on every trainer rank with the same arguments and wait for all."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,13 +33,23 @@ class RolloutActor:
         self._tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
         self._source = make_data_source(self._recipe.data, self._tokenizer, rng=self._recipe.run.rng)
         self._dumper = RolloutDumper(self._recipe)
+        config = json.loads((tokenizer_folder / "config.json").read_text(encoding="utf-8"))
+        self._vocab_size = int(config["vocab_size"])
 
-    async def connect(self, urls: list[str]) -> None:
-        """Connect to engines that answer at `urls`."""
+    async def connect(self, urls: list[str], engines: list[Any]) -> None:
+        """Connect to engines.
+
+        Args:
+            urls: where they answer.
+            engines: handles of the engine actors behind the first urls, which know when a server is dead; none for servers that others run.
+        """
         from rl_runtime.rollout.engine_client import EngineClient
         from rl_runtime.rollout.manager import RolloutManager
 
-        clients = [EngineClient(url, self._recipe) for url in urls]
+        clients = [
+            EngineClient(url, self._recipe.engine, vocab_size=self._vocab_size, failure=engine and engine.failure.remote)
+            for url, engine in zip_longest(urls, engines)
+        ]
         self._manager = RolloutManager(self._recipe, self._source, self._tokenizer, clients)
 
     async def warm_start_batches(self, count: int) -> list[list[Any]]:

@@ -41,7 +41,7 @@ class EngineSection(Section):
     health_interval_seconds: float = Field(default=2.0, gt=0)
     """Seconds between two checks that the server process lives."""
 
-    max_concurrent_requests: int = Field(default=128, ge=1)
+    max_concurrent_requests: int = Field(default=512, ge=1)
     """Requests in flight to one engine at a time."""
 
     max_total_tokens: int = Field(default=65536, ge=1024)
