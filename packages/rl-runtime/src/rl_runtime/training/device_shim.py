@@ -2,7 +2,7 @@
 
 Megatron-Core names CUDA directly in its train step (`torch.cuda.current_device()`, `device="cuda"`, `torch.cuda.synchronize()`), in its pipeline
 transport and in its optimizer. The shim replaces the module-level name `torch`, in the modules that do so, by a proxy that answers for the CPU, and
-replaces one function that insists on CUDA gradients. `torch` itself stays as it is.
+replaces three functions: one insists on CUDA gradients, two read and set CUDA's random state, which nothing draws from. `torch` itself stays as it is.
 
 Invariants: nothing is installed where a GPU is present; a module that the shim does not know is never touched; installing twice does nothing;
 another Megatron-Core version than the tested one is refused, because the shim names internals.
@@ -118,10 +118,27 @@ def install_device_shim() -> bool:
         return True
     for module in modules:
         module.torch = _TorchOfCpu()
-    optimizer_module: Any = importlib.import_module("megatron.core.optimizer.optimizer")
-    optimizer_module.clip_grad_by_total_norm_fp32 = _clip_grads_by_total_norm
+    _replace_functions()
     _log.warning("no GPU: Megatron-Core %s runs on the CPU through a device shim (%d modules)", TESTED_MEGATRON_VERSION, len(modules))
     return True
+
+
+def _replace_functions() -> None:
+    optimizer_module: Any = importlib.import_module("megatron.core.optimizer.optimizer")
+    optimizer_module.clip_grad_by_total_norm_fp32 = _clip_grads_by_total_norm
+    random_module: Any = importlib.import_module("megatron.core.tensor_parallel.random")
+    random_module._get_cuda_rng_state = _no_rng_state  # noqa: SLF001 - the name is Megatron-Core's
+    random_module._set_cuda_rng_state = _ignore_rng_state  # noqa: SLF001 - as above
+    # Sequence parallelism forks a stream of this name; there is no dropout, so nothing is drawn from it.
+    random_module.get_cuda_rng_tracker().set_states({random_module._MODEL_PARALLEL_RNG_TRACKER_NAME: _no_rng_state()})  # noqa: SLF001 - as above
+
+
+def _no_rng_state(*_args: object, **_kwargs: object) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8)
+
+
+def _ignore_rng_state(*_args: object, **_kwargs: object) -> None:
+    return None
 
 
 def _stay(tensor: torch.Tensor, *_args: object, **_kwargs: object) -> torch.Tensor:

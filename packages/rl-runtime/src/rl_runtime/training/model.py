@@ -109,8 +109,8 @@ def _check_axes(shape: ModelShape, recipe: Recipe) -> None:
     problems = [
         f"parallel.{axis} = {size} does not divide {name} = {value}" for name, (value, axis, size) in divided.items() if value % size
     ]
-    if recipe.megatron.get("sequence_parallel") and not torch.cuda.is_available():
-        problems.append("megatron.sequence_parallel needs a GPU (it forks CUDA's random state)")
+    if recipe.megatron.get("sequence_parallel") and tensor == 1:
+        problems.append("megatron.sequence_parallel needs parallel.tensor > 1")
     if problems:
         raise ConfigError("; ".join(problems))
 

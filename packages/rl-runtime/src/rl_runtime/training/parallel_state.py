@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from rl_metrics import ContextParallel
 from rl_runtime.config.parallel import ParallelSection
@@ -119,6 +120,9 @@ def start_process_groups(parallel: ParallelSection, *, rank: int, world_size: in
         distributed_timeout_minutes=max(1, math.ceil(timeout_seconds / 60)),
         create_gloo_process_groups=False,
     )
+    if has_gpu:
+        # Sequence parallelism forks this stream; the model has no dropout, so the seed changes nothing.
+        model_parallel_cuda_manual_seed(0)
     first = (parallel.pipeline - 1) * parallel.data * parallel.context * parallel.tensor
     senders = [first + dp_rank * parallel.context * parallel.tensor for dp_rank in range(parallel.data)]
     shard_group = dist.new_group(senders, backend="gloo", timeout=timeout)

@@ -22,7 +22,7 @@ from rl_runtime.training.log_probs import ResponseScores
 from rl_runtime.training.loss import policy_loss
 from rl_runtime.training.parallel_state import Topology
 from rl_runtime.training.passes import LossFunction
-from rl_runtime.training.reports import log_prob_gap, token_count
+from rl_runtime.training.reports import token_count, token_means
 
 __all__ = ["reinforcement_loss"]
 
@@ -65,16 +65,19 @@ def reinforcement_loss(algorithm: AlgorithmSection, *, num_microbatches: int, st
         )
         reduced = reducer(terms.loss)
         assert scores.entropy_K is not None
-        shown = {"ratio": terms.ratio, "clip_fraction": terms.clipped, "entropy": scores.entropy_K.detach()}
+        train_log_probs = kept if algorithm.old_log_probs == "recompute" else current
+        shown = {
+            "ratio": terms.ratio,
+            "clip_fraction": terms.clipped,
+            "entropy": scores.entropy_K.detach(),
+            "log_prob_gap": (train_log_probs - batch.fields["rollout_log_probs"]).abs(),
+        }
         if terms.kl is not None:
             shown["kl"] = terms.kl
         metrics = MicroBatchMetrics(
-            sums={"loss": reduced.detach().clone(), **{name: reducer(value) for name, value in shown.items()}},
+            sums={"loss": reduced.detach().clone()},
             num_tokens=batch.num_trained_tokens,
-            metrics=[
-                token_count(batch, topology.cp_size),
-                log_prob_gap(batch, kept if algorithm.old_log_probs == "recompute" else current),
-            ],
+            metrics=[token_count(batch, topology.cp_size), *token_means(batch, shown)],
         )
         return reduced * scale, metrics
 

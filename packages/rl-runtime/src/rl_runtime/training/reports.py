@@ -2,19 +2,24 @@
 
 Names and meaning:
     train/loss              the loss that was minimised, by `algorithm.loss_aggregation`
-    train/ratio             exp(new - old log-prob), aggregated like the loss
-    train/clip_fraction     share of tokens whose surrogate is clipped, aggregated like the loss
-    train/entropy           entropy of the policy over the kept set (nats), aggregated like the loss
-    train/kl                k3 against the reference (nats), aggregated like the loss; absent without a reference
-    train/log_prob_gap      mean |trainer - engine| log-prob (nats) over trained tokens; see `log_prob_gap`
+    train/ratio             exp(new - old log-prob)
+    train/clip_fraction     share of tokens whose surrogate is clipped
+    train/entropy           entropy of the policy over the kept set, nats
+    train/kl                k3 against the reference, nats; absent without a reference
+    train/log_prob_gap      |trainer - engine| log-prob, nats; the trainer's under the weights that the batch began with where they were recomputed,
+                            else under those of the step
     train/grad_norm         gradient norm over all ranks, before clipping
     train/lr                learning rate of the step
     train/tokens_per_second tokens of all samples (prompt and response, without padding), over all ranks, per wall second
+
+From ratio to log_prob_gap: means over the trained tokens of the step, so that a fully masked rollout moves none of them.
 
 Invariants: every rank returns the same report; a name without data (no trained token in the step) is absent.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
@@ -24,7 +29,7 @@ from rl_metrics.torch import reduce_train_step_metrics
 from rl_runtime.training.batch import MicroBatch
 from rl_runtime.training.parallel_state import Topology
 
-__all__ = ["TOKENS", "finish_report", "log_prob_gap", "token_count"]
+__all__ = ["TOKENS", "finish_report", "token_count", "token_means"]
 
 TOKENS = "tokens"
 """Name of the count that `tokens_per_second` is made of."""
@@ -35,19 +40,20 @@ def token_count(batch: MicroBatch, cp_size: int) -> Metric:
     return Metric.of_sum(TOKENS, float(batch.total_lengths.sum()) / cp_size, unit="token")
 
 
-def log_prob_gap(batch: MicroBatch, log_probs_K: torch.Tensor) -> Metric:
-    """Compare the trainer's log-probs with the engine's.
+def token_means(batch: MicroBatch, values: Mapping[str, torch.Tensor]) -> list[Metric]:
+    """Average values over trained tokens.
 
     Args:
         batch: the micro-batch.
-        log_probs_K: float32 [K], the trainer's: under the weights that the batch began with where they were recomputed, else under those of this step.
+        values: by name, float32 [K], without gradients.
 
     Returns:
-        Mean absolute difference over trained tokens, nats.
+        One record per name, with this rank's sum and count.
     """
-    difference = (log_probs_K - batch.fields["rollout_log_probs"]).abs()
-    total = torch.where(batch.trained_K, difference, 0.0).sum(dtype=torch.float64)
-    return Metric.of_mean("log_prob_gap", float(total), float(batch.trained_K.sum()), unit="token")
+    sums = [torch.where(batch.trained_K, value, 0.0).sum(dtype=torch.float64) for value in values.values()]
+    # One transfer from the device for all of them.
+    *totals, count = torch.stack([*sums, batch.trained_K.sum(dtype=torch.float64)]).tolist()
+    return [Metric.of_mean(name, total, count, unit="token") for name, total in zip(values, totals, strict=True)]
 
 
 def finish_report(

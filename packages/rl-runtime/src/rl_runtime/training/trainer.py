@@ -166,13 +166,17 @@ class Trainer:
 
         Raises:
             BatchMismatchError: ranks hold different batches.
-            TrainerError: `start_reinforcement` was not called, or a gradient is not finite.
+            TrainerError: `start_reinforcement` was not called, the plan has several steps under `reuse`, or a gradient is not finite.
             WriteError: the train dump could not be written.
         """
         if not self._in_reinforcement:
             msg = "train_batch before start_reinforcement"
             raise TrainerError(msg)
         check_same_batch(batch, self._topology)
+        steps = len(batch.plan.num_microbatches)
+        if self._recipe.algorithm.old_log_probs == "reuse" and steps > 1:
+            msg = f"batch {batch.batch_id} has {steps} steps, but algorithm.old_log_probs = 'reuse' is right for one step only: use 'recompute'"
+            raise TrainerError(msg)
         micro_batches = self._pack(batch)
         self._score_before_training(micro_batches)
         reports = []

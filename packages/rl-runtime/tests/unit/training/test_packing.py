@@ -1,0 +1,91 @@
+"""What a micro-batch holds, on sequences small enough to write down."""
+
+import numpy as np
+import pytest
+import torch
+
+from rl_dump import RaggedArray
+from rl_metrics import ContextParallel
+from rl_runtime.training.batch import PackingRules, pack_micro_batch
+from rl_runtime.training.model_shape import ModelShape
+from rl_runtime.training.rotary import RotaryTable
+
+SHAPE = ModelShape.from_hf_config(
+    {
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+        "vocab_size": 50,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-6,
+    }
+)
+
+
+def _rules(*, size=1, rank=0, tp_size=1, use_kept_sets=True):
+    return PackingRules(
+        cp=ContextParallel(size, rank),
+        tp_size=tp_size,
+        vocab_size=50,
+        rotary=RotaryTable(SHAPE, torch.device("cpu")),
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        use_kept_sets=use_kept_sets,
+    )
+
+
+COLUMNS = {
+    "tokens": RaggedArray.from_list([[1, 2, 3, 4, 5], [6, 7, 8]], np.int64),
+    "loss_masks": RaggedArray.from_list([[1, 0], [1]], np.int32),
+    "rollout_log_probs": RaggedArray.from_list([[-0.5, -0.25], [-1.0]], np.float32),
+    "loss_denominators": np.array([2, 2], np.float32),
+    "nucleus_ids": RaggedArray.from_list([[4, 9, 5], [8]], np.int32),
+    "nucleus_offsets": RaggedArray.from_list([[0, 2, 3], [0, 1]], np.int64),
+    "nucleus_status": RaggedArray.from_list([[0, 0], [0]], np.uint8),
+}
+
+
+def test_one_rank_holds_sequences_end_to_end_padded_to_even_lengths():
+    batch = pack_micro_batch(COLUMNS, np.array([1, 0]), _rules())
+    assert batch.tokens_1T.tolist() == [[6, 7, 8, 0, 1, 2, 3, 4, 5, 0]]
+    assert batch.positions_1T.tolist() == [[0, 1, 2, 0, 0, 1, 2, 3, 4, 0]]
+    assert batch.stream.cu_seqlens_q.tolist() == [0, 4, 10]
+    # token 8 is predicted by the row of 7; tokens 4 and 5 by the rows of 3 and 4
+    assert batch.rows_K.tolist() == [1, 6, 7]
+    assert batch.targets_K.tolist() == [8, 4, 5]
+    assert batch.trained_K.tolist() == [True, True, False]
+    assert batch.fields["rollout_log_probs"].tolist() == [-1.0, -0.5, -0.25]
+    assert [ids.tolist() for ids in batch.kept_sets] == [[8], [4, 9], [5]]
+    assert batch.counts.tolist() == [1, 2]
+    assert batch.num_trained_tokens == 2
+
+
+def test_two_ranks_share_each_sequence_in_zigzag_and_split_its_response():
+    first, second = (pack_micro_batch(COLUMNS, np.array([0]), _rules(size=2, rank=rank)) for rank in range(2))
+    # 5 tokens are padded to 8: chunks of 2; rank 0 holds chunks 0 and 3, rank 1 chunks 1 and 2
+    assert first.tokens_1T.tolist() == [[1, 2, 0, 0]]
+    assert second.tokens_1T.tolist() == [[3, 4, 5, 0]]
+    assert first.num_local_tokens == 0
+    assert second.targets_K.tolist() == [4, 5]
+    assert second.rows_K.tolist() == [0, 1]
+    assert first.num_trained_tokens == second.num_trained_tokens == 1
+
+
+def test_the_tail_is_padded_to_what_tensor_parallelism_needs():
+    batch = pack_micro_batch(COLUMNS, np.array([0]), _rules(tp_size=4))
+    assert batch.tokens_1T.shape == (1, 8)
+    assert batch.stream.cu_seqlens_q.tolist() == [0, 6, 8]
+
+
+@pytest.mark.parametrize(("size", "tp_size"), [(1, 1), (2, 1), (2, 2)])
+def test_a_filler_is_padding_without_samples(size, tp_size):
+    batch = pack_micro_batch(COLUMNS, np.zeros(0, np.int64), _rules(size=size, tp_size=tp_size))
+    assert batch.tokens_1T.tolist() == [[0] * (2 * tp_size)]
+    assert batch.num_local_tokens == batch.num_trained_tokens == 0
+
+
+def test_without_replay_log_probs_are_over_the_vocabulary():
+    batch = pack_micro_batch(COLUMNS, np.array([0]), _rules(use_kept_sets=False))
+    assert batch.kept_sets.status.tolist() == [1, 1]
