@@ -1,85 +1,161 @@
 """Balanced dynamic packing of one step: fewest micro-batches, level ranks, level slots; algorithm layer.
 
-Decides the micro-batch and the rank of every sample under the token cap. Invariants: the cap holds; no more
-micro-batches than first-fit-decreasing needs, rounded up to the alignment; no micro-batch is empty when there are
-enough samples; P10.
+Decides the micro-batch and the rank of every sample under the token cap, by trying the cheap method first and dearer ones
+only where it fails. Invariants: the cap holds; no more micro-batches than first-fit-decreasing needs, rounded up to the
+alignment; no micro-batch is empty when there are enough samples; P10.
 """
+
+from collections.abc import Iterator
 
 import numpy as np
 
 from rl_schedule.alignment import round_up, split_bins
 from rl_schedule.arrays import IntArray
 from rl_schedule.assignment import Assignment
-from rl_schedule.bounds import cost_bounds, micro_batch_bound, slot_targets
-from rl_schedule.dealing import arrange_slots, bin_sums, deal_bins, fill_empty_bins, number_bins
+from rl_schedule.bounds import micro_batch_bound, slot_bound, useful_slack
+from rl_schedule.composites import pack_composites
+from rl_schedule.dealing import arrange_slots, deal_bins, number_bins
+from rl_schedule.exact import MOST_SAMPLES, search_exactly
+from rl_schedule.exchange import level_ranks
+from rl_schedule.greedy import pack_by_cost, pack_squares_first
 from rl_schedule.packing import decreasing_order, fill_first_fit, group_bins
-from rl_schedule.two_level import LptState, two_level_lpt
+from rl_schedule.problem import Candidate, StepProblem
 
 __all__ = ["balance_step"]
 
-_LEVEL = 1.001
-"""Ranks this close to the mean cannot be worse than any reference by the 0.1 % of P10."""
+_LEVEL_RANKS = 1.001
+"""Ranks this close to the mean need no repair; P10 cannot fail there either."""
+
+_TIGHT_FILL = 0.97
+"""Above this fill the cap decides who gets the last samples, so that a pass should balance what the cap does not."""
+
+_SHORT_SHARES = (0.2, 0.1, 0.05, 0.0)
+"""Shares of the tokens that a squares-first pass leaves to be placed by cost: the fuller the bins, the smaller."""
+
+_LONG_SHARES = (6, 16)
+"""Samples above cap / 6 (then cap / 16) are fitted to one another first when the greedy pass fails."""
+
+_LPT_MAY_FIT = 0.9
+"""Fill above which a greedy pass cannot succeed when no sample is short enough to use up what room is left."""
+
+_SLOT_GAP = 0.02
+"""Distance of the slots from their bound at which another method is tried although the greedy pass succeeded."""
 
 
 def balance_step(lengths: IntArray, costs: IntArray, *, cap: int, num_ranks: int, alignment: int, rank_slack: float | str) -> Assignment:
     """Assign the samples of one step.
 
     Args:
-        lengths: int64 [n], padded tokens.
+        lengths: int64 [n], padded tokens, n >= 1.
         costs: int64 [n].
         cap: tokens per micro-batch.
         num_ranks: ranks.
         alignment: the micro-batch count is a multiple of this.
-        rank_slack: see ``ScheduleRequest``.
+        rank_slack: how far a rank may end above the mean to save slot time, or ``"auto"``.
     """
     order = decreasing_order(lengths)
-    sorted_lengths, sorted_costs = lengths[order], costs[order]
-    chosen, count, path = _pack(sorted_lengths, sorted_costs, cap, num_ranks, alignment)
-    chosen = fill_empty_bins(chosen, sorted_costs, num_ranks=num_ranks, num_bins=count)
-    if _heaviest(chosen, sorted_costs, num_ranks, count) * num_ranks > _LEVEL * int(costs.sum()):
-        chosen, path = _never_worse_than_strided(chosen, path, sorted_lengths, sorted_costs, cap, num_ranks, count)
+    best, num_slots = _pack(lengths[order], costs[order], cap, num_ranks, alignment, rank_slack)
     bin_of = np.empty(lengths.size, dtype=np.int64)
-    bin_of[order] = chosen
-    bin_of = arrange_slots(bin_of, costs, num_ranks=num_ranks, num_slots=count // num_ranks)
-    return Assignment(bin_of=bin_of, num_ranks=num_ranks, num_slots=count // num_ranks, path=path)
+    bin_of[order] = best.bin_of
+    bin_of = arrange_slots(bin_of, costs, num_ranks=num_ranks, num_slots=num_slots)
+    return Assignment(bin_of=bin_of, num_ranks=num_ranks, num_slots=num_slots, path=best.path, rank_slack=best.slack)
 
 
-def _pack(lengths: IntArray, costs: IntArray, cap: int, num_ranks: int, alignment: int) -> tuple[IntArray, int, str]:
-    """Return rank-major bins, their number and the path."""
+def _pack(lengths: IntArray, costs: IntArray, cap: int, num_ranks: int, alignment: int, slack: float | str) -> tuple[Candidate, int]:
+    """Return the best candidate with the fewest micro-batches found, and their number per rank."""
+
+    def problem_of(count: int) -> StepProblem:
+        return StepProblem(lengths=lengths, costs=costs, cap=cap, num_ranks=num_ranks, num_slots=count // num_ranks)
+
     least = round_up(micro_batch_bound(lengths, cap), alignment)
-    chosen = _attempt(lengths, costs, cap, num_ranks, least)
-    if chosen is not None:
-        return chosen, least, "lpt"
-    bins = np.asarray(fill_first_fit(lengths.tolist(), cap), dtype=np.int64)
-    count = round_up(int(bins.max()) + 1, alignment)
-    if count > least:
-        chosen = _attempt(lengths, costs, cap, num_ranks, count)
-    if chosen is not None:
-        return chosen, count, "lpt"
-    split = number_bins(split_bins(group_bins(bins), lengths.tolist(), count), bins.size)
-    return deal_bins(split, costs, num_ranks=num_ranks, num_bins=count), count, "first_fit_decreasing|kk"
+    problem = problem_of(least)
+    found = list(_candidates(problem, slack))
+    if not found:
+        bins = np.asarray(fill_first_fit(lengths.tolist(), cap), dtype=np.int64)
+        problem = problem_of(round_up(int(bins.max()) + 1, alignment))
+        if problem.num_bins > least:
+            found = list(_candidates(problem, slack))
+        if not found:
+            split = number_bins(split_bins(group_bins(bins), lengths.tolist(), problem.num_bins), bins.size)
+            dealt = deal_bins(split, costs, num_ranks=num_ranks, num_bins=problem.num_bins)
+            found = [problem.candidate(dealt, "first_fit_decreasing|kk")]
+    best = _best(found, slack)
+    return best if slack == "auto" else _level(problem, best, float(slack)), problem.num_slots
 
 
-def _heaviest(bin_of: IntArray, costs: IntArray, num_ranks: int, num_bins: int) -> int:
-    return int(bin_sums(costs, bin_of, num_bins).reshape(num_ranks, -1).sum(axis=1).max())
+def _best(candidates: list[Candidate], slack: float | str) -> Candidate:
+    """Return the first best: by slots alone under ``auto``, else by ranks beyond what is level, then by slots."""
+    if slack == "auto":
+        return min(candidates, key=lambda candidate: candidate.slot)
+    level = max(_LEVEL_RANKS, 1.0 + float(slack))
+    return min(candidates, key=lambda candidate: (max(candidate.rank, level), candidate.slot))
 
 
-def _never_worse_than_strided(
-    chosen: IntArray, path: str, lengths: IntArray, costs: IntArray, cap: int, num_ranks: int, count: int
-) -> tuple[IntArray, str]:
-    """Return the better of ``chosen`` and first-fit-decreasing bins dealt in turn (P10)."""
-    bins = group_bins(np.asarray(fill_first_fit(lengths.tolist(), cap), dtype=np.int64))
-    if len(bins) > count:
-        return chosen, path
-    split = number_bins(split_bins(bins, lengths.tolist(), count), lengths.size)
-    strided = split % num_ranks * (count // num_ranks) + split // num_ranks
-    better = _heaviest(strided, costs, num_ranks, count) < _heaviest(chosen, costs, num_ranks, count)
-    return (strided, "first_fit_decreasing|strided") if better else (chosen, path)
+def _candidates(problem: StepProblem, slack: float | str) -> Iterator[Candidate]:
+    """Yield plans with ``problem.num_slots`` micro-batches per rank; none if no method finds one."""
+    bounds = problem.bounds()
+    best_slot = None
+    if 6 * int(problem.lengths[-1]) <= problem.cap or problem.fill <= _LPT_MAY_FIT:
+        for share in [0.0, *useful_slack(bounds)] if slack == "auto" else [float(slack)]:
+            bins = pack_by_cost(problem, bounds, slack=share)
+            if bins is None:
+                break
+            greedy = problem.candidate(bins, "lpt", slack=share)
+            best_slot = greedy.slot if best_slot is None else min(best_slot, greedy.slot)
+            yield greedy
+    if best_slot is not None and best_slot <= slot_bound(bounds, rank_limit=1.0) + _SLOT_GAP:
+        return
+    counts = [int(np.searchsorted(-problem.lengths, -(problem.cap // share))) for share in _LONG_SHARES]
+    if best_slot is None:
+        counts.append(problem.lengths.size)
+    for num_long in dict.fromkeys(count for count in counts if count):
+        bins = pack_composites(problem, num_long=num_long)
+        if bins is not None:
+            yield problem.candidate(bins, f"composites({num_long})")
+            return
 
 
-def _attempt(lengths: IntArray, costs: IntArray, cap: int, num_ranks: int, count: int) -> IntArray | None:
-    slots = count // num_ranks
-    targets = slot_targets(cost_bounds(lengths, costs, cap, num_ranks=num_ranks, num_slots=slots))
-    state = LptState.empty(num_ranks=num_ranks, num_slots=slots, cap=cap, targets=targets)
-    chosen = two_level_lpt(lengths.tolist(), costs.tolist(), state, cap)
-    return None if chosen is None else np.asarray(chosen, dtype=np.int64)
+def _level(problem: StepProblem, best: Candidate, slack: float) -> Candidate:
+    """Level the ranks of a candidate that needs it, by dearer and dearer methods, and keep P10."""
+    for repair in (_by_squares, _by_exchange, _by_search, _by_strides):
+        if best.rank <= max(_LEVEL_RANKS, 1.0 + slack):
+            break
+        best = _best([best, *repair(problem, best)], slack)
+    return best
+
+
+def _by_squares(problem: StepProblem, best: Candidate) -> Iterator[Candidate]:
+    if problem.fill <= _TIGHT_FILL:
+        return
+    for share in _SHORT_SHARES:
+        bins = pack_squares_first(problem, short_share=share)
+        if bins is None:
+            continue
+        best = problem.candidate(bins, f"lpt(squares, {share:g})")
+        yield best
+        if best.rank <= _LEVEL_RANKS:
+            return
+
+
+def _by_exchange(problem: StepProblem, best: Candidate) -> Iterator[Candidate]:
+    bins = level_ranks(
+        best.bin_of, problem.lengths, problem.costs, cap=problem.cap, num_ranks=problem.num_ranks, num_slots=problem.num_slots
+    )
+    yield problem.candidate(bins, f"{best.path}|exchange")
+
+
+def _by_search(problem: StepProblem, best: Candidate) -> Iterator[Candidate]:
+    if problem.lengths.size <= MOST_SAMPLES:
+        bins = search_exactly(problem, best.bin_of)
+        if bins is not None:
+            yield problem.candidate(bins, f"{best.path}|search")
+
+
+def _by_strides(problem: StepProblem, best: Candidate) -> Iterator[Candidate]:
+    """Yield first-fit-decreasing bins dealt in turn, the reference of P10, if they are few enough."""
+    del best
+    bins = group_bins(np.asarray(fill_first_fit(problem.lengths.tolist(), problem.cap), dtype=np.int64))
+    if len(bins) <= problem.num_bins:
+        split = number_bins(split_bins(bins, problem.lengths.tolist(), problem.num_bins), problem.lengths.size)
+        strided = split % problem.num_ranks * problem.num_slots + split // problem.num_ranks
+        yield problem.candidate(strided, "first_fit_decreasing|strided")

@@ -15,7 +15,14 @@ import numpy as np
 
 from rl_schedule.arrays import FloatArray, IntArray
 
-__all__ = ["CostBounds", "cost_bounds", "micro_batch_bound", "slot_bound", "slot_targets"]
+__all__ = ["CostBounds", "cost_bounds", "head_starts", "micro_batch_bound", "rank_bound", "slot_bound", "slot_targets", "useful_slack"]
+
+
+_MOST_SLACK = 0.05
+"""``auto`` never lets a rank end more than 5 % above the mean."""
+
+_NO_GAIN = 0.0005
+"""Differences of slot imbalance not worth any slack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +132,30 @@ def _knapsack(fitted: IntArray, costs: IntArray, density: FloatArray, cap: int, 
     return worth[whole] + rest
 
 
+def rank_bound(lengths: IntArray, costs: IntArray, cap: int, *, num_ranks: int, num_slots: int) -> float:
+    """Return a lower bound on the rank imbalance: costliest rank over the mean.
+
+    Whichever rank runs sample i also runs what the other ranks have no room for: at least N - (D - 1) * m * cap tokens, of
+    which all but l_i cost at least the least cost per token. Example: one sample of cost 6 among a total of 8 on 2 ranks
+    gives 1.5.
+
+    Args:
+        lengths: int64 [n], any order.
+        costs: int64 [n].
+        cap: tokens per micro-batch.
+        num_ranks: D.
+        num_slots: m.
+    """
+    total = int(costs.sum())
+    if total == 0:
+        return 1.0
+    fitted = np.minimum(lengths, cap)
+    inherited = int(fitted.sum()) - (num_ranks - 1) * num_slots * cap
+    rate = float((costs / fitted).min())
+    least = costs + np.floor(np.maximum(inherited - fitted, 0) * rate).astype(np.int64)
+    return max(1.0, int(least.max()) * num_ranks / total)
+
+
 def slot_bound(bounds: CostBounds, *, rank_limit: float | None = None) -> float:
     """Return a lower bound on the slot imbalance: sum over slots of the costliest micro-batch, over total / D.
 
@@ -173,3 +204,32 @@ def slot_targets(bounds: CostBounds) -> list[int]:
         low, high = (low, level) if held >= bounds.total else (level, high)
     targets: list[int] = np.maximum(bounds.floor, high).tolist()
     return targets
+
+
+def head_starts(bounds: CostBounds, slack: float) -> list[int]:
+    """Return by how much each rank should end below (1 + slack) times the mean, [D], for the rank of the r-th longest sample.
+
+    With slot sum S the least that slack allows, rank j does at most S - idle_j: it starts that much ahead, so that a greedy
+    pass ends where the bound says. All zero without slack.
+    """
+    if slack <= 0.0:
+        return [0] * bounds.num_ranks
+    heaviest = math.ceil((1.0 + slack) * bounds.total / bounds.num_ranks)
+    idle = np.maximum(bounds.floor[0] - bounds.ceiling[: bounds.num_ranks], 0)
+    starts: list[int] = np.maximum(idle - (_idle_bound(bounds, 1.0 + slack) - heaviest), 0).tolist()
+    return starts
+
+
+def useful_slack(bounds: CostBounds) -> list[float]:
+    """Return the slacks worth trying: the least that brings the slot bound down to that of any ranks, and half of it.
+
+    Empty when slack cannot lower the bound. At most ``_MOST_SLACK``.
+    """
+    reachable = slot_bound(bounds)
+    if slot_bound(bounds, rank_limit=1.0) <= reachable + _NO_GAIN:
+        return []
+    low, high = 0.0, _MOST_SLACK
+    for _ in range(8):
+        middle = (low + high) / 2
+        low, high = (low, middle) if slot_bound(bounds, rank_limit=1.0 + middle) <= reachable + _NO_GAIN else (middle, high)
+    return [high, high / 2]

@@ -134,6 +134,7 @@ class StepStatsDocument(TypedDict):
     fillers: int
     fill: float | None
     rank_imbalance: float
+    rank_bound: float
     slot_imbalance: float
     slot_bound: float
     rank_slack: float
@@ -146,6 +147,7 @@ class StatsDocument(TypedDict):
 
     fill: float | None
     rank_imbalance: float
+    rank_bound: float
     slot_imbalance: float
     slot_bound: float
     micro_batches: int

@@ -125,7 +125,7 @@ def _attention(reader: _Config, hidden: int) -> tuple[int, int]:
         return _latent_attention(reader, hidden, heads)
     dim = reader.integer("head_dim", default=hidden // heads)
     groups = reader.integer("num_key_value_heads", default=heads)
-    queries = 2 if reader.values.get("attn_output_gate") or reader.values.get("model_type") in {"qwen3_next"} else 1
+    queries = 2 if reader.values.get("attn_output_gate") or reader.values.get("model_type") == "qwen3_next" else 1
     projections = 2 * hidden * dim * (queries * heads + 2 * groups) + 2 * heads * dim * hidden
     return projections, 4 * heads * dim
 

@@ -12,10 +12,10 @@ from rl_schedule.alignment import refuse_fillers, round_up, split_bins
 from rl_schedule.arrays import IntArray
 from rl_schedule.assignment import Assignment
 from rl_schedule.balanced import balance_step
-from rl_schedule.bounds import cost_bounds, micro_batch_bound, slot_bound
+from rl_schedule.bounds import cost_bounds, micro_batch_bound, rank_bound, slot_bound
 from rl_schedule.cost import evaluate_cost, integer_costs
 from rl_schedule.dealing import arrange_slots, bin_sums, deal_bins, number_bins
-from rl_schedule.packing import fill_first_fit, group_bins
+from rl_schedule.packing import decreasing_order, fill_first_fit, group_bins
 from rl_schedule.request import ScheduleRequest
 from rl_schedule.statistics import StepStats, rank_imbalance, slot_imbalance
 
@@ -56,31 +56,38 @@ def plan_step(request: ScheduleRequest, number: int, members: IntArray, all_leng
 
 
 def _assign(request: ScheduleRequest, number: int, lengths: IntArray, levelled: IntArray) -> Assignment:
-    cap = request.token_cap
-    if cap is not None and request.balance != "none":
+    if request.token_cap is not None and request.balance != "none":
         assignment = balance_step(
-            lengths, levelled, cap=cap, num_ranks=request.dp_size, alignment=request.alignment, rank_slack=request.rank_slack
+            lengths,
+            levelled,
+            cap=request.token_cap,
+            num_ranks=request.dp_size,
+            alignment=request.alignment,
+            rank_slack=request.rank_slack,
         )
         _check_fillers(request, number, lengths.size, lengths.size, assignment.num_slots * request.dp_size)
         return assignment
-    if cap is None:
-        chunks = np.arange(lengths.size) // (request.micro_batch_size or 1)
-        count, path = -(-lengths.size // (request.micro_batch_size or 1)), "static"
-        needed = round_up(count, request.alignment)
-        bins = chunks
-    else:
-        first_fit = group_bins(np.asarray(fill_first_fit(lengths.tolist(), cap), dtype=np.int64))
-        needed, path = round_up(len(first_fit), request.alignment), "first_fit"
-        split = split_bins(first_fit, lengths.tolist(), needed)
-        count, bins = len(split), number_bins(split, lengths.size)
-    _check_fillers(request, number, lengths.size, count, needed)
+    bins, packed, needed, path = _pack_in_order(request, lengths)
+    _check_fillers(request, number, lengths.size, packed, needed)
     num_slots = needed // request.dp_size
     if request.balance == "none":
-        placed = bins % request.dp_size * num_slots + bins // request.dp_size
-        return Assignment(bin_of=placed, num_ranks=request.dp_size, num_slots=num_slots, path=f"{path}|strided")
-    dealt = deal_bins(bins, levelled, num_ranks=request.dp_size, num_bins=needed)
-    arranged = arrange_slots(dealt, levelled, num_ranks=request.dp_size, num_slots=num_slots)
-    return Assignment(bin_of=arranged, num_ranks=request.dp_size, num_slots=num_slots, path=f"{path}|kk")
+        placed, path = bins % request.dp_size * num_slots + bins // request.dp_size, f"{path}|strided"
+    else:
+        dealt = deal_bins(bins, levelled, num_ranks=request.dp_size, num_bins=needed)
+        placed, path = arrange_slots(dealt, levelled, num_ranks=request.dp_size, num_slots=num_slots), f"{path}|kk"
+    return Assignment(bin_of=placed, num_ranks=request.dp_size, num_slots=num_slots, path=path)
+
+
+def _pack_in_order(request: ScheduleRequest, lengths: IntArray) -> tuple[IntArray, int, int, str]:
+    """Pack samples as they come: the bin of each, how many there are, how many are needed, and the path."""
+    if request.micro_batch_size is not None:
+        chunks = (np.arange(lengths.size) // request.micro_batch_size).astype(np.int64)
+        packed = -(-lengths.size // request.micro_batch_size)
+        return chunks, packed, round_up(packed, request.alignment), "static"
+    bins = group_bins(np.asarray(fill_first_fit(lengths.tolist(), request.token_cap or 0), dtype=np.int64))
+    needed = round_up(len(bins), request.alignment)
+    split = split_bins(bins, lengths.tolist(), needed)
+    return number_bins(split, lengths.size), len(split), needed, "first_fit"
 
 
 def _check_fillers(request: ScheduleRequest, number: int, num_samples: int, packed: int, needed: int) -> None:
@@ -92,26 +99,28 @@ def _check_fillers(request: ScheduleRequest, number: int, num_samples: int, pack
 def _measure(request: ScheduleRequest, assignment: Assignment, lengths: IntArray, costs: IntArray, num_rollouts: int) -> StepStats:
     ranks, slots, cap = assignment.num_ranks, assignment.num_slots, request.token_cap
     bin_costs = bin_sums(costs, assignment.bin_of, ranks * slots).reshape(ranks, slots)
-    imbalance = rank_imbalance(bin_costs)
-    order = np.argsort(-lengths, kind="stable")
-    tokens = int(lengths.sum())
+    tokens, imbalance = int(lengths.sum()), rank_imbalance(bin_costs)
     if cap is None:
-        least, bound = -(-lengths.size // (request.micro_batch_size or 1)), imbalance
+        least = -(-lengths.size // (request.micro_batch_size or 1))
+        lowest_rank, lowest_slot = max(1.0, int(costs.max()) / (int(costs.sum()) / ranks or 1)), imbalance
     else:
         least = micro_batch_bound(lengths, cap)
-        limits = cost_bounds(lengths[order], costs[order], cap, num_ranks=ranks, num_slots=slots)
-        bound = max(imbalance, slot_bound(limits, rank_limit=imbalance))
+        lowest_rank = rank_bound(lengths, costs, cap, num_ranks=ranks, num_slots=slots)
+        order = decreasing_order(lengths)
+        bounds = cost_bounds(lengths[order], costs[order], cap, num_ranks=ranks, num_slots=slots)
+        lowest_slot = max(imbalance, slot_bound(bounds, rank_limit=imbalance))
     return StepStats(
         num_rollouts=num_rollouts,
         num_samples=int(lengths.size),
         num_tokens=tokens,
         micro_batches=slots,
         micro_batch_bound=round_up(least, request.alignment) // ranks,
-        fillers=ranks * slots - int(np.unique(assignment.bin_of).size),
+        fillers=int(np.count_nonzero(np.bincount(assignment.bin_of, minlength=ranks * slots) == 0)),
         fill=None if cap is None else tokens / (ranks * slots * cap),
         rank_imbalance=imbalance,
+        rank_bound=lowest_rank,
         slot_imbalance=slot_imbalance(bin_costs),
-        slot_bound=bound,
+        slot_bound=lowest_slot,
         rank_slack=assignment.rank_slack,
         path=assignment.path,
         mean_rank_cost=int(costs.sum()) / ranks,

@@ -36,6 +36,8 @@ class StepStats:
     """Tokens over (micro-batches * cap); None under static packing."""
     rank_imbalance: float
     """Cost of the costliest rank over the mean: what one synchronisation per step waits for."""
+    rank_bound: float
+    """No plan with this many micro-batches has a lower rank imbalance."""
     slot_imbalance: float
     """Sum over slots of the costliest micro-batch, over the mean rank cost: what one synchronisation per micro-batch waits for."""
     slot_bound: float
@@ -55,6 +57,8 @@ class ScheduleStats:
     fill: float | None
     """As in ``StepStats``, over all steps."""
     rank_imbalance: float
+    """As in ``StepStats``, over all steps."""
+    rank_bound: float
     """As in ``StepStats``, over all steps."""
     slot_imbalance: float
     """As in ``StepStats``, over all steps."""
@@ -112,6 +116,7 @@ def summarize(steps: Sequence[StepStats], *, token_cap: int | None, dp_size: int
     return ScheduleStats(
         fill=sum(step.num_tokens for step in steps) / capacity if capacity else None,
         rank_imbalance=mean([step.rank_imbalance for step in steps]),
+        rank_bound=mean([step.rank_bound for step in steps]),
         slot_imbalance=mean([step.slot_imbalance for step in steps]),
         slot_bound=mean([step.slot_bound for step in steps]),
         micro_batches=micro_batches,

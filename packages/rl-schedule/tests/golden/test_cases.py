@@ -1,6 +1,7 @@
 """Inputs that broke other schedulers, each with what must hold; data in ``schedule-cases.json``."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ def _steps_of_rollouts(plan: rs.SchedulePlan, rollout_ids: list[int]) -> list[li
     """Rollout ids of each step, in first-occurrence order of the batch."""
     ends = np.cumsum([0, *plan.num_microbatches])
     steps: list[list[int]] = []
-    for start, end in zip(ends[:-1], ends[1:], strict=True):
+    for start, end in pairwise(ends.tolist()):
         positions = sorted(
             int(i) for rank in range(plan.dp_size) for number in range(start, end) for i in plan.micro_batch_samples(rank, number)
         )

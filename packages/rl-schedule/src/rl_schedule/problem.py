@@ -1,0 +1,63 @@
+"""One step as the balancing algorithms see it; record layer above ``bounds``."""
+
+from dataclasses import dataclass
+
+from rl_schedule.arrays import IntArray
+from rl_schedule.bounds import CostBounds, cost_bounds
+from rl_schedule.dealing import bin_sums, fill_empty_bins
+from rl_schedule.statistics import rank_imbalance, slot_imbalance
+
+__all__ = ["Candidate", "StepProblem"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One plan for a ``StepProblem`` and how good it is."""
+
+    bin_of: IntArray
+    """int64 [n], rank-major bin of each sample."""
+    path: str
+    """Which algorithms made it."""
+    rank: float
+    """Costliest rank over the mean."""
+    slot: float
+    """Slot sum over the mean, each rank's bins sorted by cost."""
+    slack: float = 0.0
+    """Slack in use, a fraction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepProblem:
+    """A step's samples, longest first, to be put into a fixed number of bins. At least one sample."""
+
+    lengths: IntArray
+    """int64 [n], padded tokens, descending."""
+    costs: IntArray
+    """int64 [n]."""
+    cap: int
+    """Tokens per bin."""
+    num_ranks: int
+    """Ranks, D."""
+    num_slots: int
+    """Bins per rank, m."""
+
+    @property
+    def num_bins(self) -> int:
+        """D * m."""
+        return self.num_ranks * self.num_slots
+
+    @property
+    def fill(self) -> float:
+        """Tokens over the capacity of all bins."""
+        return int(self.lengths.sum()) / (self.num_bins * self.cap)
+
+    def bounds(self) -> CostBounds:
+        """Return what no plan for this problem can beat."""
+        return cost_bounds(self.lengths, self.costs, self.cap, num_ranks=self.num_ranks, num_slots=self.num_slots)
+
+    def candidate(self, bin_of: IntArray, path: str, *, slack: float = 0.0) -> Candidate:
+        """Give empty bins a sample where one can be spared, and measure the plan."""
+        filled = fill_empty_bins(bin_of, self.costs, num_ranks=self.num_ranks, num_bins=self.num_bins)
+        sums = bin_sums(self.costs, filled, self.num_bins).reshape(self.num_ranks, self.num_slots)
+        sums.sort(axis=1)
+        return Candidate(bin_of=filled, path=path, rank=rank_imbalance(sums), slot=slot_imbalance(sums), slack=slack)
