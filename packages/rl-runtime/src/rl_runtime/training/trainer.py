@@ -298,7 +298,9 @@ class Trainer:
         )
 
     def _save_dump(self, batch: RankBatch, micro_batches: Sequence[MicroBatch]) -> None:
-        template = self._recipe.dump.train.replace("{run_dir}", str(self._recipe.run.dir))
+        # Braces in the folder's own name are no placeholders.
+        run_dir = str(self._recipe.run.dir).replace("{", "{{").replace("}", "}}")
+        template = self._recipe.dump.train.replace("{run_dir}", run_dir)
         if template:
             save_train_dump(template, batch, micro_batches, self._topology, deadline_seconds=self._deadline_seconds)
 
