@@ -29,7 +29,6 @@ __all__ = [
     "FieldDocument",
     "FieldRule",
     "Producer",
-    "RowGroupDocument",
     "check_contract",
 ]
 
@@ -85,14 +84,6 @@ class FieldDocument(TypedDict):
     """What the producer held per sample so that a conversion can give it back: a Python number, a numpy scalar (`generic`), a tensor, a numpy array, a list, or `plain`."""
 
 
-class RowGroupDocument(TypedDict):
-    """Describe one row group of a Parquet container."""
-
-    rows: int
-    crc32: dict[str, int]
-    """Checksum of every column's values in this row group, over the decoded values."""
-
-
 class DroppedSample(TypedDict, total=False):
     """Say which sample was generated but not trained on, and why."""
 
@@ -118,7 +109,10 @@ class DumpHeader(TypedDict):
     schedule: dict[str, Any] | None
     dropped: list[DroppedSample]
     metadata: dict[str, Any]
-    row_groups: list[RowGroupDocument]
+    row_groups: list[int]
+    """Samples in each row group of a Parquet file; empty for other containers."""
+    checksums: dict[str, list[int]]
+    """Per field and row group, the CRC-32 of its decoded values; see `parquet.checksum`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,7 @@ _DEFAULTS: dict[str, Any] = {
     "dropped": [],
     "metadata": {},
     "row_groups": [],
+    "checksums": {},
 }
 
 
@@ -81,6 +82,7 @@ def make_header(
         "dropped": [cast("DroppedSample", dict(entry)) for entry in dropped],
         "metadata": dict(metadata or {}),
         "row_groups": [],
+        "checksums": {},
     }
 
 
@@ -172,6 +174,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "dropped": (list,),
     "metadata": (dict,),
     "row_groups": (list,),
+    "checksums": (dict,),
 }
 
 assert set(_TYPES) == set(DumpHeader.__annotations__)

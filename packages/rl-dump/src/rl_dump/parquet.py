@@ -49,7 +49,7 @@ def smallest_stored(dtype: str, low: int, high: int) -> str:
 
 def arrow_schema(fields: Sequence[Field]) -> pa.Schema:
     """Return the arrow schema of a dump with these fields, without metadata."""
-    return pa.schema([pa.field(field.name, _arrow_type(field), nullable=True) for field in fields])
+    return pa.schema([pa.field(field.name, _arrow_type(field), nullable=field.nullable) for field in fields])
 
 
 def encode(column: Column) -> pa.Array:
@@ -71,9 +71,8 @@ def encode(column: Column) -> pa.Array:
     if offsets[-1] > np.iinfo(np.int32).max:
         msg = f"{field.name}: {int(offsets[-1])} values in one row group; write fewer samples at a time"
         raise DumpError(msg)
-    return pa.ListArray.from_arrays(
-        pa.array(offsets.astype(np.int32)), pa.array(flat, _value_type(field)), mask=None if missing is None else pa.array(missing)
-    )
+    mask = None if missing is None else pa.array(missing)
+    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(flat, _value_type(field)), _arrow_type(field), mask=mask)
 
 
 def decode(field: Field, array: pa.Array, *, stored: bool = False) -> Column:
@@ -140,7 +139,8 @@ def _value_type(field: Field) -> pa.DataType:
 def _arrow_type(field: Field) -> pa.DataType:
     if field.kind in {"text", "object"}:
         return pa.string()
-    return pa.list_(_value_type(field)) if field.kind == "ragged" else _value_type(field)
+    # Values of a sample are never missing: stating it halves what a reader does per value.
+    return pa.list_(pa.field("element", _value_type(field), nullable=False)) if field.kind == "ragged" else _value_type(field)
 
 
 def _numbers(field: Field, array: pa.Array, *, stored: bool) -> NDArray[Any]:

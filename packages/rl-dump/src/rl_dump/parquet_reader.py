@@ -105,7 +105,7 @@ class ParquetSource:
             raise self._damaged(f"row group {group}", error) from error
 
     def _check(self, name: str, group: int, array: pa.Array) -> None:
-        expected = self.header["row_groups"][group]["crc32"].get(name)
+        expected = self.header["checksums"][name][group]
         try:
             found = checksum(array)
         except _ARROW_ERRORS as error:
@@ -118,14 +118,13 @@ class ParquetSource:
         return DumpError(f"{self._path}: {where}: damaged ({_one_line(error)})")
 
     def _check_layout(self) -> list[int]:
-        groups: list[Any] = list(self.header["row_groups"])
-        rows = [group.get("rows") if isinstance(group, dict) else None for group in groups]
+        rows, checksums = self.header["row_groups"], self.header["checksums"]
         metadata = self._file.metadata
         found = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
         if rows != found or sum(found) != self.header["num_samples"]:
             msg = f"{self._path}: row groups of {found} samples, the header says {rows} and {self.header['num_samples']} in all: damaged or rewritten"
             raise DumpError(msg)
-        if not all(isinstance(group.get("crc32"), dict) for group in groups):
+        if any(not isinstance(checksums.get(name), list) or len(checksums[name]) != len(rows) for name in self.fields):
             msg = f"{self._path}: a row group without checksums"
             raise DumpError(msg)
         try:
@@ -154,7 +153,7 @@ def _open(path: Path) -> pq.ParquetFile:
         msg = f"{path}: not a Parquet file (it starts with {head!r})"
         raise DumpError(msg)
     try:
-        return pq.ParquetFile(path, memory_map=True, page_checksum_verification=True)
+        return pq.ParquetFile(path, memory_map=True)
     except _ARROW_ERRORS as error:
         msg = f"{path}: damaged or cut short ({_one_line(error)})"
         raise DumpError(msg) from error

@@ -22,7 +22,8 @@ import pyarrow.parquet as pq
 from typing_extensions import Self
 
 from rl_dump.atomic import atomic_path
-from rl_dump.contract import RESPONSE_FIELDS, DroppedSample, DumpHeader, RowGroupDocument
+from rl_dump.contract import RESPONSE_FIELDS, DroppedSample, DumpHeader
+from rl_dump.encoding import choose_encodings, writer_options
 from rl_dump.errors import DumpError, WriteError
 from rl_dump.fields import Column, ColumnInput, Field
 from rl_dump.header import field_of, make_header, seal_header
@@ -39,14 +40,14 @@ from rl_dump.ragged import RaggedArray
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from numpy.typing import NDArray
 
 __all__ = ["ROW_GROUP_BYTES", "DumpWriter", "integer_range", "row_bytes", "row_group_bounds", "store_smallest", "write_dump"]
 
-ROW_GROUP_BYTES = 4 << 20
+ROW_GROUP_BYTES = 2 << 20
 """Values per row group, before compression: a reader of one sample decodes this much, a streaming writer holds this much."""
 
 
@@ -139,18 +140,15 @@ class DumpWriter:
     def _set_up(self, header: DumpHeader) -> None:
         self._header: DumpHeader = {**header}
         self._fields = {name: field_of(name, document, where=str(self._path)) for name, document in header["fields"].items()}
-        self._groups: list[RowGroupDocument] = []
+        self._rows: list[int] = []
+        self._checksums: dict[str, list[int]] = {name: [] for name in self._fields}
         self._stack = contextlib.ExitStack()
+        self._temporary: Path | None = None
         self._parquet: pq.ParquetWriter | None = None
 
     def __enter__(self) -> Self:
-        """Open the temporary file."""
-        with contextlib.ExitStack() as stack:
-            temporary = stack.enter_context(atomic_path(self._path))
-            schema = arrow_schema(list(self._fields.values()))
-            self._parquet = pq.ParquetWriter(temporary, schema, **_parquet_options(list(self._fields.values())))
-            stack.callback(self._parquet.close)
-            self._stack = stack.pop_all()
+        """Take a temporary path; the file is made with the first row group, which tells how to pack it."""
+        self._temporary = self._stack.enter_context(atomic_path(self._path))
         return self
 
     def write(self, columns: Mapping[str, Column]) -> None:
@@ -170,7 +168,7 @@ class DumpWriter:
 
     def write_arrays(self, arrays: Mapping[str, pa.Array]) -> None:
         """Append one row group of arrow arrays, already in the types of `parquet.arrow_schema`; otherwise as `write`."""
-        if self._parquet is None:
+        if self._temporary is None:
             msg = f"{self._path}: nothing can be written outside of the writer's `with` block"
             raise DumpError(msg)
         rows = {len(array) for array in arrays.values()}
@@ -179,26 +177,45 @@ class DumpWriter:
             raise DumpError(msg)
         if not rows or rows == {0}:
             return
-        try:
-            self._parquet.write_table(pa.table(dict(arrays), schema=self._parquet.schema), row_group_size=max(rows))
-        except OSError as error:
-            msg = f"cannot write {self._path}: {error.strerror or error}"
-            raise WriteError(msg) from error
-        self._groups.append({"rows": max(rows), "crc32": {name: checksum(array) for name, array in arrays.items()}})
+        with self._write_errors():
+            parquet = self._parquet or self._open(arrays)
+            parquet.write_table(pa.table(dict(arrays), schema=parquet.schema), row_group_size=max(rows))
+        self._rows.append(max(rows))
+        for name, array in arrays.items():
+            self._checksums[name].append(checksum(array))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Seal the file and give it its name, or remove it after an exception."""
-        parquet, self._parquet = self._parquet, None
-        if kind is None and parquet is not None:
-            self._header["num_samples"] = sum(group["rows"] for group in self._groups)
-            self._header["row_groups"] = self._groups
-            try:
-                text, crc = seal_header(self._header)
-                parquet.add_key_value_metadata({HEADER_KEY: text, CRC_KEY: crc})
-            except BaseException as failure:
-                self._stack.__exit__(type(failure), failure, failure.__traceback__)
-                raise
-        self._stack.__exit__(kind, error, trace)
+        with self._stack:
+            if kind is not None:
+                # Re-raised inside the stack, so that the temporary path goes away instead of taking its name.
+                assert error is not None
+                raise error
+            with self._write_errors():
+                self._seal()
+
+    def _open(self, first: Mapping[str, pa.Array]) -> pq.ParquetWriter:
+        fields = list(self._fields.values())
+        options = writer_options(fields, choose_encodings(fields, first))
+        self._parquet = pq.ParquetWriter(self._temporary, arrow_schema(fields), **options)
+        self._stack.callback(self._parquet.close)
+        return self._parquet
+
+    def _seal(self) -> None:
+        parquet = self._parquet or self._open({})
+        sealed: DumpHeader = {**self._header, "num_samples": sum(self._rows), "row_groups": self._rows, "checksums": self._checksums}
+        text, crc = seal_header(sealed)
+        parquet.add_key_value_metadata({HEADER_KEY: text, CRC_KEY: crc})
+        parquet.close()
+        self._temporary = None
+
+    @contextlib.contextmanager
+    def _write_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            msg = f"cannot write {self._path}: {error.strerror or error}"
+            raise WriteError(msg) from error
 
 
 def store_smallest(column: Column, span: tuple[int, int] | None = None) -> Column:
@@ -251,22 +268,3 @@ def row_group_bounds(sizes: NDArray[np.int64], limit: int = ROW_GROUP_BYTES) -> 
     if len(sizes) > start:
         bounds.append((start, len(sizes)))
     return bounds
-
-
-def _parquet_options(fields: Sequence[Field]) -> dict[str, Any]:
-    floats = [_leaf(field) for field in fields if field.kind in {"scalar", "ragged"} and np.dtype(field.stored).kind == "f"]
-    others = [_leaf(field) for field in fields if _leaf(field) not in floats]
-    return {
-        "compression": "zstd",
-        "compression_level": 1,
-        # Mantissas of log-probs are noise, their exponents are not: split by byte, the exponents compress alone.
-        "use_byte_stream_split": floats,
-        "use_dictionary": others,
-        "write_page_checksum": True,
-        "write_statistics": False,
-        "version": "2.6",
-    }
-
-
-def _leaf(field: Field) -> str:
-    return f"{field.name}.list.element" if field.kind == "ragged" else field.name

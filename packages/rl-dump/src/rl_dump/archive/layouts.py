@@ -87,6 +87,7 @@ def _own(root: dict[str, Any], samples: list[dict[str, Any]], where: str) -> Arc
         "writer_rank": root.get("rank"),
         "num_samples": len(samples),
         "row_groups": [],
+        "checksums": {},
     }
     header = header_of(noted, where=where)
     aligned = {name for name, document in header["fields"].items() if document.get("response_aligned")}
@@ -152,6 +153,7 @@ def _foreign_header(root: Mapping[str, Any], contract: str, samples: list[dict[s
         "dropped": [],
         "metadata": {str(key): value for key, value in root.items() if key not in known},
         "row_groups": [],
+        "checksums": {},
     }
     return cast("DumpHeader", header)
 

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rl_dump.archive.pickle_machine import Globals, Rebuild
 from rl_dump.errors import DumpError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
-
-    from rl_dump.archive.pickle_machine import Globals
 
 __all__ = ["STORAGE_DTYPES", "NumpyArray", "StorageRef", "TensorRef", "archive_globals", "storage_of", "tensor_array"]
 
@@ -125,7 +124,7 @@ def archive_globals() -> Globals:
         ("torch", "Size"): lambda sizes=(): tuple(sizes),
         ("torch.storage", "UntypedStorage"): _StorageType(None),
         ("torch", "UntypedStorage"): _StorageType(None),
-        ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
+        ("torch._utils", "_rebuild_tensor_v2"): Rebuild(_rebuild_tensor, _contiguous),
         ("torch._utils", "_rebuild_tensor_v3"): _rebuild_typed,
         ("torch._utils", "_rebuild_parameter"): lambda data, *_: data,
         ("_codecs", "encode"): _encode_latin1,
@@ -216,6 +215,12 @@ class _TorchDtype:
 
 def _rebuild_tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> TensorRef:
     return _tensor(storage, storage.dtype if isinstance(storage, StorageRef) else None, offset, shape, strides)
+
+
+def _contiguous(storage: Any, offset: int, size: int) -> TensorRef:
+    if not isinstance(storage, StorageRef) or storage.dtype is None:
+        raise DumpError("a tensor without a storage or a dtype; refused")
+    return TensorRef(storage, storage.dtype, offset, (size,), (1,))
 
 
 def _rebuild_typed(storage: Any, offset: Any, shape: Any, strides: Any, _grad: Any, _hooks: Any, dtype: Any, *_: Any) -> TensorRef:

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rl_dump.errors import DumpError
 
@@ -26,16 +25,15 @@ __all__ = ["Entry", "ZipIndex"]
 _END = struct.Struct("<4s4H2LH")
 _END64_LOCATOR = struct.Struct("<4sLQL")
 _END64 = struct.Struct("<4sQ2H2L4Q")
-_CENTRAL = struct.Struct("<4s4B4HL2L5H2L")
+_CENTRAL = struct.Struct("<4s4x2H4x3L3H8xL")
 _LOCAL = struct.Struct("<4s2B4HL2L2H")
 _FULL32: Final = 0xFFFFFFFF
 _FULL16: Final = 0xFFFF
 _ENCRYPTED: Final = 0x1
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """Name one entry of the archive."""
+class Entry(NamedTuple):
+    """Name one entry of the archive; a tuple, because there are tens of thousands."""
 
     name: str
     """Its name in the directory."""
@@ -117,9 +115,7 @@ class ZipIndex:
         return start, entries
 
     def _entry(self, at: int, end: int) -> tuple[Entry, int]:
-        fields = _CENTRAL.unpack_from(self._data, at)
-        magic, flags, method, crc, packed, size = fields[0], fields[5], fields[6], fields[9], fields[10], fields[11]
-        name_size, extra_size, comment_size, header = fields[12], fields[13], fields[14], fields[18]
+        magic, flags, method, crc, packed, size, name_size, extra_size, comment_size, header = _CENTRAL.unpack_from(self._data, at)
         name_at = at + _CENTRAL.size
         following = name_at + name_size + extra_size + comment_size
         if magic != b"PK\x01\x02" or following > end:
@@ -130,8 +126,9 @@ class ZipIndex:
             raise self._damaged("the directory holds a name that is not text") from error
         if method != 0 or flags & _ENCRYPTED:
             raise self._damaged(f"entry {name!r} is compressed or encrypted, which torch never does")
-        extra = bytes(self._data[name_at + name_size : name_at + name_size + extra_size])
-        size, packed, header = _wide(extra, size, packed, header)
+        if _FULL32 in (size, packed, header):
+            extra = bytes(self._data[name_at + name_size : name_at + name_size + extra_size])
+            size, packed, header = _wide(extra, size, packed, header)
         if size != packed:
             raise self._damaged(f"entry {name!r} is stored with {packed} bytes, but has {size}")
         return Entry(name, header, size, crc), following

@@ -75,7 +75,7 @@ def main() -> None:
 def _show_overview(dump: Dump, *, as_json: bool) -> None:
     header = dump.header
     if as_json:
-        print_json({"path": str(dump.path), **{key: value for key, value in header.items() if key != "row_groups"}})
+        print_json({"path": str(dump.path), **{key: value for key, value in header.items() if key not in {"row_groups", "checksums"}}})
         return
     producer = header["producer"]
     print_line(

@@ -85,7 +85,7 @@ def save_archive(path: str | os.PathLike[str], header: DumpHeader, columns: Mapp
         "samples": [{name: items[row] for name, items in values.items()} for row in range(header["num_samples"])],
         "dp_shards": _torch_value(header["dp_shards"]),
     }
-    skipped = {"batch_id", "writer_rank", "num_samples", "row_groups", *root}
+    skipped = {"batch_id", "writer_rank", "num_samples", "row_groups", "checksums", *root}
     root |= {key: _torch_value(value) for key, value in header.items() if key not in skipped}
     with atomic_path(target) as temporary, _storage_errors():
         torch.save(root, temporary)
