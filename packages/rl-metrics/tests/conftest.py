@@ -18,6 +18,11 @@ collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["*/test_torc
 _CASES = {case["name"]: case for case in json.loads((Path(__file__).parent / "golden" / "metrics.json").read_text())["cases"]}
 
 
+def pytest_configure(config) -> None:
+    """Register the marker, so that the tests also run outside the workspace."""
+    config.addinivalue_line("markers", "distributed: starts gloo processes")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandedStep:
     """One handed case of an aggregation: its samples and its answer."""

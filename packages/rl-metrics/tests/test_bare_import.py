@@ -3,7 +3,20 @@
 import subprocess
 import sys
 
-HEAVY = ("torch", "ray", "sglang", "megatron", "transformers", "pyarrow", "typer", "rich", "rl_schedule", "rl_dump", "rl_topp", "rl_runtime")
+HEAVY = (
+    "torch",
+    "ray",
+    "sglang",
+    "megatron",
+    "transformers",
+    "pyarrow",
+    "typer",
+    "rich",
+    "rl_schedule",
+    "rl_dump",
+    "rl_topp",
+    "rl_runtime",
+)
 
 
 def test_importing_the_package_loads_nothing_heavy():

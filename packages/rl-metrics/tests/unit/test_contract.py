@@ -7,8 +7,7 @@ from typing import get_args, get_type_hints
 import jsonschema
 import pytest
 
-from rl_metrics import Metric, MetricsError, UnsupportedContractError, parse_document, to_document
-from rl_metrics import contract
+from rl_metrics import Metric, MetricsError, UnsupportedContractError, contract, parse_document, to_document
 
 
 def _document(**changes):

@@ -1,0 +1,129 @@
+"""Restoring full responses over real gloo ranks: exact, differentiable, one collective a call."""
+
+import pytest
+import torch
+
+from rl_metrics import ContextParallel, MetricsError, response_owner
+from rl_metrics.torch import gather_responses, slice_response
+from rl_metrics.torch.processes import run_gloo_ranks
+
+pytestmark = pytest.mark.distributed
+
+TOTALS, RESPONSES = [13, 40, 5, 200, 2], [5, 30, 0, 3, 1]
+
+
+def _full(dtype=torch.float32, width=()):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(length, *width, generator=generator).to(dtype) for length in RESPONSES]
+
+
+def _pieces(full, cp):
+    return [slice_response(x, total, response, cp) for x, total, response in zip(full, TOTALS, RESPONSES, strict=True)]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_full_responses_come_back_bit_for_bit(size):
+    def work(rank, _):
+        cp = ContextParallel(size, rank)
+        for full in (_full(), _full(torch.bfloat16), _full(torch.float64, (2, 3))):
+            restored = gather_responses(_pieces(full, cp), TOTALS, RESPONSES, cp, group=None)
+            assert all(torch.equal(a, b) for a, b in zip(restored, full, strict=True))
+        return [piece.numel() for piece in _pieces(_full(), cp)]
+
+    counts = run_gloo_ranks(work, size)
+    assert any(0 in per_rank for per_rank in counts), "some rank must own nothing of some sample"
+    assert [sum(column) for column in zip(*counts, strict=True)] == RESPONSES
+
+
+def test_nan_stays_in_its_place():
+    def work(rank, _):
+        cp = ContextParallel(2, rank)
+        full = _full()
+        full[1][7] = float("nan")
+        restored = gather_responses(_pieces(full, cp), TOTALS, RESPONSES, cp, group=None)
+        return [int(x.isnan().sum()) for x in restored], bool(restored[1][7].isnan())
+
+    assert run_gloo_ranks(work, 2) == [([0, 1, 0, 0, 0], True)] * 2
+
+
+def test_one_collective_forward_and_one_backward_whatever_the_number_of_samples(counting_collectives):
+    def work(rank, _):
+        cp, counts = ContextParallel(2, rank), []
+        for n in (1, 64):
+            pieces = [piece.requires_grad_() for piece in _pieces(_full(), cp) * n]
+            with counting_collectives() as forward:
+                restored = gather_responses(pieces, TOTALS * n, RESPONSES * n, cp, group=None)
+            counts.append(forward)
+            with counting_collectives() as backward:
+                torch.cat(restored).square().sum().backward()
+            counts.append(backward)
+        return counts
+
+    assert run_gloo_ranks(work, 2) == [[["all_reduce"]] * 4] * 2
+
+
+def test_the_gradient_of_a_piece_is_the_sum_over_all_ranks_losses():
+    def work(rank, _):
+        cp = ContextParallel(3, rank)
+        pieces = [piece.requires_grad_() for piece in _pieces(_full(torch.float64), cp)]
+        restored = gather_responses(pieces, TOTALS, RESPONSES, cp, group=None)
+        ((rank + 1) * torch.cat(restored).square().sum()).backward()
+        # Ranks weigh 1 + 2 + 3 = 6, and the slope of a square is 2 x.
+        assert all(torch.allclose(piece.grad, 12 * piece.detach(), rtol=1e-14) for piece in pieces)
+        return True
+
+    assert run_gloo_ranks(work, 3) == [True] * 3
+
+
+def test_a_terminal_reward_is_added_at_its_owner():
+    def work(rank, _):
+        cp = ContextParallel(2, rank)
+        local = _pieces([torch.zeros(length) for length in RESPONSES], cp)
+        for piece, total, response in zip(local, TOTALS, RESPONSES, strict=True):
+            if response:
+                owner, index = response_owner(total, response, response - 1, cp.size)
+                if owner == rank:
+                    piece[index] += 1.0
+        return [x.tolist() for x in gather_responses(local, TOTALS, RESPONSES, cp, group=None)]
+
+    expected = [[0.0] * (length - 1) + [1.0] if length else [] for length in RESPONSES]
+    assert run_gloo_ranks(work, 2) == [expected] * 2
+
+
+def test_contiguous_pieces_come_back():
+    def work(rank, _):
+        cp, stream = ContextParallel(2, rank, "contiguous"), 260
+        full = _full()
+        offsets = [0, 13, 53, 58, 258]
+        pieces = [
+            slice_response(x, total, response, cp, stream_offset=offset, stream_length=stream)
+            for x, total, response, offset in zip(full, TOTALS, RESPONSES, offsets, strict=True)
+        ]
+        restored = gather_responses(pieces, TOTALS, RESPONSES, cp, group=None)
+        return all(torch.equal(a, b) for a, b in zip(restored, full, strict=True))
+
+    assert run_gloo_ranks(work, 2) == [True, True]
+
+
+def test_no_samples_need_no_collective():
+    assert run_gloo_ranks(lambda rank, _: gather_responses([], [], [], ContextParallel(2, rank), group=None), 2) == [[], []]
+
+
+def test_one_rank_gets_its_pieces_back():
+    full = _full()
+    restored = gather_responses(full, TOTALS, RESPONSES, ContextParallel(), group=None)
+    assert all(torch.equal(a, b) for a, b in zip(restored, full, strict=True))
+
+
+def test_what_does_not_fit_is_refused_before_the_collective():
+    def work(rank, _):
+        cp = ContextParallel(2, rank)
+        with pytest.raises(MetricsError, match=r"sample 1: the piece has shape \(2,\), but rank \d of 2 owns"):
+            gather_responses([*_pieces(_full(), cp)[:1], torch.ones(2), *_pieces(_full(), cp)[2:]], TOTALS, RESPONSES, cp, group=None)
+        with pytest.raises(MetricsError, match="1 pieces for 5 samples"):
+            gather_responses([torch.ones(2)], TOTALS, RESPONSES, cp, group=None)
+        with pytest.raises(MetricsError, match="pass the context-parallel group"):
+            gather_responses(_pieces(_full(), cp), TOTALS, RESPONSES, ContextParallel(2, 1 - rank), group=None)
+        return True
+
+    assert run_gloo_ranks(work, 2) == [True, True]

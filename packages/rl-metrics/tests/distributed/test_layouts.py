@@ -1,0 +1,51 @@
+"""One step on every (dp, cp) of up to 4 gloo processes and both layouts: reports, rollout log and gradients do not change."""
+
+import pytest
+
+from rl_metrics import AGGREGATIONS
+from rl_metrics.torch import selftest
+
+pytestmark = pytest.mark.distributed
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_values_and_gradients_are_those_of_the_closed_form(seed):
+    checks = selftest.check_layouts(max_processes=4, seed=seed)
+    covered = {(check.dp_size, check.cp_size, check.layout, check.dtype, check.aggregation) for check in checks}
+    meshes = {(1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1)}
+    kinds = {(layout, dtype) for layout in ("zigzag", "contiguous") for dtype in ("float32", "float64")}
+    assert covered == {(*mesh, *kind, aggregation) for mesh in meshes for kind in kinds for aggregation in AGGREGATIONS}
+    for dtype, bound in (("float32", 1e-6), ("float64", 1e-14)):
+        mine = [check for check in checks if check.dtype == dtype]
+        value, gradient = max(check.value_difference for check in mine), max(check.gradient_difference for check in mine)
+        print(f"seed {seed} {dtype}: largest relative difference of values {value:.1e}, of gradients {gradient:.1e}")
+        assert max(value, gradient) <= bound
+    assert all(check.passes for check in checks)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("scale without the context-parallel ranks", lambda scale, cp_size: scale / cp_size),
+        ("scale with the context-parallel ranks twice", lambda scale, cp_size: scale * cp_size),
+    ],
+)
+def test_a_wrong_factor_is_found_on_every_mesh_with_context_parallelism(monkeypatch, name, wrong):
+    right = selftest.megatron_loss_scale
+    monkeypatch.setattr(selftest, "megatron_loss_scale", lambda aggregation, **sizes: wrong(right(aggregation, **sizes), sizes["cp_size"]))
+    checks = selftest.check_layouts(max_processes=2)
+    assert {check.cp_size for check in checks if not check.passes} == {2}, name
+    assert all(not check.passes for check in checks if check.cp_size == 2), name
+
+
+def test_denominators_of_a_micro_batch_instead_of_the_step_are_found(monkeypatch):
+    # Each sample divided by its own mask sum: right for sample_mean, wrong wherever a rollout or a group has siblings elsewhere.
+    right = selftest.loss_reducer
+
+    def of_micro_batch(aggregation, *arguments, **settings):
+        own = "sample_mean" if aggregation in ("rollout_mean", "prompt_mean") else aggregation
+        return right(own, *arguments, **(settings | {"denominators": None}))
+
+    monkeypatch.setattr(selftest, "loss_reducer", of_micro_batch)
+    failed = {check.aggregation for check in selftest.check_layouts(max_processes=2) if not check.passes}
+    assert failed == {"rollout_mean", "prompt_mean"}

@@ -1,0 +1,45 @@
+"""The launcher of gloo ranks: results in order, failures with their rank, no process left behind."""
+
+import multiprocessing
+import os
+import time
+
+import pytest
+
+from rl_metrics.torch.processes import RanksFailedError, run_gloo_ranks
+
+pytestmark = pytest.mark.distributed
+
+
+def test_results_come_in_rank_order():
+    assert run_gloo_ranks(lambda rank, size: (rank, size), 3) == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_a_failing_rank_is_named_with_its_traceback():
+    def work(rank, _):
+        if rank == 1:
+            raise KeyError("lost")
+        return rank
+
+    with pytest.raises(RanksFailedError, match=r"(?s)rank 1 of 2: Traceback.*KeyError: 'lost'"):
+        run_gloo_ranks(work, 2, deadline_seconds=20)
+    assert not multiprocessing.active_children()
+
+
+def test_a_dead_rank_is_noticed():
+    def work(rank, _):
+        if rank == 0:
+            os._exit(3)
+        return rank
+
+    with pytest.raises(RanksFailedError, match="rank 0 of 2: the process died without a result"):
+        run_gloo_ranks(work, 2, deadline_seconds=20)
+    assert not multiprocessing.active_children()
+
+
+def test_a_deadline_ends_a_rank_that_hangs():
+    started = time.monotonic()
+    with pytest.raises(RanksFailedError, match="rank 1 of 2: no result after 3 s"):
+        run_gloo_ranks(lambda rank, _: time.sleep(600 * rank), 2, deadline_seconds=3)
+    assert time.monotonic() - started < 30
+    assert not multiprocessing.active_children()

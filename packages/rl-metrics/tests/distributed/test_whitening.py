@@ -1,0 +1,86 @@
+"""Whitening over real gloo ranks: the statistics of everything, whoever holds what."""
+
+import numpy as np
+import pytest
+import torch
+
+from rl_metrics import MetricsError
+from rl_metrics.torch import masked_whiten
+from rl_metrics.torch.processes import run_gloo_ranks
+from rl_metrics.torch.whitening import masked_moments
+
+pytestmark = pytest.mark.distributed
+
+
+def test_worked_numbers():
+    assert masked_whiten(torch.tensor([1.0, 2.0, 3.0]), torch.ones(3)).tolist() == pytest.approx([-1, 0, 1], abs=1e-6)
+    assert masked_whiten(torch.tensor([1.0, 2.0, 3.0]), torch.ones(3), shift_mean=False).tolist() == pytest.approx([1, 2, 3], abs=1e-6)
+
+
+def test_masked_entries_neither_count_nor_show():
+    whitened = masked_whiten(torch.tensor([1.0, float("nan"), 2.0, 3.0]), torch.tensor([1, 0, 1, 1]))
+    assert whitened.tolist() == pytest.approx([-1, 0, 0, 1], abs=1e-6)
+
+
+def test_one_entry_becomes_zero():
+    assert masked_whiten(torch.tensor([7.0]), torch.ones(1)).tolist() == [0.0]
+
+
+def test_a_list_gives_a_list_of_the_same_shapes():
+    values = [torch.tensor([[1.0], [2.0]]), torch.empty(0), torch.tensor([3.0])]
+    whitened = masked_whiten(values, [torch.ones_like(value) for value in values])
+    assert [piece.shape for piece in whitened] == [piece.shape for piece in values]
+    assert torch.cat([piece.reshape(-1) for piece in whitened]).tolist() == pytest.approx([-1, 0, 1], abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_split_gives_the_moments_of_everything(dtype):
+    rng = np.random.default_rng(0)
+    values = rng.normal(30, 0.01, 5000)
+    mask = rng.random(5000) < 0.6
+    given = torch.from_numpy(values).to(dtype)
+    exact = given.double().numpy()[mask]
+
+    def work(rank, size):
+        # Rank 0 holds nothing; the others hold unequal parts.
+        cuts = [0, 0, 1000, 1300, 5000][: size + 1]
+        cuts[-1] = 5000
+        mine = slice(cuts[rank], cuts[rank + 1])
+        moments = masked_moments(given[mine], torch.from_numpy(mask)[mine])
+        return moments.count, moments.mean, moments.variance(ddof=1), masked_whiten(given[mine], torch.from_numpy(mask)[mine])
+
+    for size in (2, 3, 4):
+        results = run_gloo_ranks(work, size)
+        assert len({result[:3] for result in results}) == 1, "all ranks compute the same bits"
+        count, mean, variance, _ = results[0]
+        assert count == exact.size
+        assert mean == pytest.approx(exact.mean(), rel=1e-14)
+        assert variance == pytest.approx(exact.var(ddof=1), rel=1e-10)
+        whitened = torch.cat([result[3] for result in results]).double().numpy()
+        expected = np.where(mask, (given.double().numpy() - exact.mean()) / np.sqrt(exact.var(ddof=1) + 1e-8), 0.0)
+        np.testing.assert_allclose(whitened, expected, atol=1e-6)
+
+
+def test_one_collective_a_call(counting_collectives):
+    def work(rank, _):
+        with counting_collectives() as names:
+            masked_whiten([torch.ones(2) * rank] * 50, [torch.ones(2)] * 50)
+        return names
+
+    assert run_gloo_ranks(work, 2) == [["all_gather"]] * 2
+
+
+def test_nothing_to_whiten_raises_on_every_rank():
+    def work(rank, _):
+        with pytest.raises(MetricsError, match=f"rank {rank}: nothing to whiten, all 2 ranks have only masked entries"):
+            masked_whiten(torch.ones(3), torch.zeros(3))
+        return True
+
+    assert run_gloo_ranks(work, 2) == [True, True]
+
+
+def test_shapes_must_agree():
+    with pytest.raises(MetricsError, match=r"sample 0: values have shape \(3,\) but the mask \(2,\)"):
+        masked_whiten(torch.ones(3), torch.ones(2))
+    with pytest.raises(MetricsError, match="1 value tensors but 2 masks"):
+        masked_whiten([torch.ones(3)], [torch.ones(3)] * 2)
