@@ -5,6 +5,7 @@ Every argument is SGLang's own. On a GPU this is SGLang's own start. With `--dev
 - `SGLANG_USE_CPU_ENGINE=1` makes its layers use native torch operations;
 - its processes are forked, so torch and SGLang are imported once, not three times (there is no CUDA context that a fork could break);
 - model modules other than the served one's are not imported;
+- attention runs over whole batches (`engine_attention`);
 - the flags in `CPU_DEFAULTS` are added unless they are given: above all `--sleep-on-idle`, without which an idle server keeps a core busy.
 
 Invariants: the server dies with its parent, and its children with it; it refuses to start when the plugin of rl-topp, which records the kept sets,
@@ -70,6 +71,9 @@ def main(arguments: Sequence[str]) -> None:
     load_plugins()
     require_installed()
     if on_cpu:
+        from rl_runtime.rollout import engine_attention
+
+        engine_attention.install()
         HookRegistry.register("sglang.srt.entrypoints.engine._set_envs_and_config", _then_fork, HookType.AROUND)
         HookRegistry.apply_hooks()
         # The forked scheduler needs the registry; imported here, the parent pays for it once.
