@@ -19,6 +19,9 @@ from rl_runtime.errors import RuntimeSetupError
 
 __all__ = ["ray_session"]
 
+_WORKER_NICENESS = "0"
+"""Ray runs its workers, and so our engines and trainers, at niceness 15 unless told otherwise: anything else on the machine would starve them."""
+
 
 @contextlib.contextmanager
 def ray_session(recipe: Recipe) -> Iterator[None]:
@@ -36,7 +39,7 @@ def ray_session(recipe: Recipe) -> Iterator[None]:
         if address:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env={"env_vars": environment})
         else:
-            os.environ.update(environment)
+            os.environ.update(environment | {"RAY_worker_niceness": _WORKER_NICENESS})
             ray.init(
                 num_cpus=max(os.cpu_count() or 1, math.ceil(required_cpus(recipe))),
                 object_store_memory=recipe.cluster.object_store_bytes,

@@ -88,4 +88,4 @@ class Display:
         if exact:
             plotext.scatter(*zip(*exact, strict=True), marker="x", label="exact match")
         plotext.ylim(0, 1)
-        self.console.print(plotext.build(), markup=False, highlight=False)
+        self.console.print(plotext.uncolorize(plotext.build()), markup=False, highlight=False)
