@@ -15,19 +15,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[4]
-SHORT = (
-    "train.num_batches=2",
-    "rollout.prompts_per_batch=16",
-    "rollout.rollouts_per_prompt=4",
-    "train.global_batch_size=32",
-    "warm_start.steps=12",
-    "warm_start.first_check=12",
-    "warm_start.check_samples=32",
-    "eval.samples=32",
-)
-"""The quick start, shortened: two batches of two steps, from a model that has hardly been warmed up."""
-
-
 @dataclass
 class Run:
     """One started command."""
@@ -86,6 +73,18 @@ class Run:
 class Launcher:
     """Starts runs and ends whatever is left of them."""
 
+    short = (
+        "train.num_batches=2",
+        "rollout.prompts_per_batch=16",
+        "rollout.rollouts_per_prompt=4",
+        "train.global_batch_size=32",
+        "warm_start.steps=12",
+        "warm_start.first_check=12",
+        "warm_start.check_samples=32",
+        "eval.samples=32",
+    )
+    """The quick start, shortened: two batches of two steps, from a model that has hardly been warmed up."""
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._runs: list[Run] = []
@@ -125,7 +124,7 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
 @pytest.fixture(scope="session")
 def short_run(launch: Launcher) -> Path:
     """The folder of the shortened quick start, run once for all tests."""
-    run = launch("short", *SHORT)
+    run = launch("short", *launch.short)
     code = run.wait(420)
     assert code == 0, run.text()[-4000:]
     run.wait_until_nothing_is_left(10)

@@ -8,11 +8,9 @@ import time
 
 import pytest
 
-from .conftest import SHORT
-
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-LONG = (*SHORT, "train.num_batches=500", "warm_start.steps=2", "warm_start.first_check=2")
+LONG = ("train.num_batches=500", "warm_start.steps=2", "warm_start.first_check=2")
 
 
 def in_batches(run):
@@ -29,7 +27,7 @@ def assert_ended(run, *, codes, mentions):
 
 
 def test_a_killed_server_ends_the_run(launch):
-    run = launch("killed", *LONG)
+    run = launch("killed", *launch.short, *LONG)
     run.wait_for(lambda: in_batches(run), "a trained batch", 300)
     server = next(pid for pid, command in run.processes().items() if "engine_server" in command)
     os.kill(server, signal.SIGKILL)
@@ -37,7 +35,7 @@ def test_a_killed_server_ends_the_run(launch):
 
 
 def test_control_c_ends_the_run(launch):
-    run = launch("interrupted", *LONG)
+    run = launch("interrupted", *launch.short, *LONG)
     run.wait_for(lambda: in_batches(run), "a trained batch", 300)
     # A terminal sends the signal to the whole foreground process group.
     os.killpg(run.process.pid, signal.SIGINT)

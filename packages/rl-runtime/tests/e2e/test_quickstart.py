@@ -10,8 +10,6 @@ from rl_dump import join, open_dump
 from rl_runtime.tracking.tracker import read_metrics
 from rl_schedule import SchedulePlan
 
-from .conftest import SHORT
-
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
@@ -109,7 +107,7 @@ def test_another_layout_gives_the_same_log_probs_and_gradient_norm(axis, launch,
         dump = open_dump(folder / "dumps" / "train_0.parquet")
         return norm, dump.column("rollout_position"), dump.column("log_probs").values
 
-    run = launch(axis, *_replay(short_run), "parallel.data=1", f"parallel.{axis}=2")
+    run = launch(axis, *_replay(launch, short_run), "parallel.data=1", f"parallel.{axis}=2")
     assert run.wait(240) == 0, run.text()[-3000:]
     norm, positions, log_probs = trained(run.folder)
     reference_norm, reference_positions, reference = trained(one_rank_run)
@@ -121,14 +119,14 @@ def test_another_layout_gives_the_same_log_probs_and_gradient_norm(axis, launch,
 @pytest.fixture(scope="session")
 def one_rank_run(launch, short_run):
     """The default layout (two data-parallel ranks) from the same warm start and the same rollout dump."""
-    run = launch("default", *_replay(short_run))
+    run = launch("default", *_replay(launch, short_run))
     assert run.wait(240) == 0, run.text()[-3000:]
     return run.folder
 
 
-def _replay(short_run):
+def _replay(launch, short_run):
     return (
-        *SHORT,
+        *launch.short,
         "train.num_batches=1",
         f"model.path={short_run / 'warm_start'}",
         f"debug.load_rollout_dump={short_run / 'dumps' / 'rollout_0.parquet'}",

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import cast
 
 from rl_runtime.errors import RewardError
@@ -43,16 +43,22 @@ def guarded_score(score: float, *, response: str, label: str, finished: bool) ->
 
 def verifier_reward(sample: Sample) -> Mapping[str, float]:
     """Score a reasoning-gym entry by its own verifier, guarded by `guarded_score`; exact match beside it."""
-    import reasoning_gym
-
     entry = dict(sample.metadata)
-    task = str(entry["metadata"]["source_dataset"])
-    score = float(reasoning_gym.get_score_answer_fn(task)(answer=sample.response, entry=entry))
+    score = float(_verifier(str(entry["metadata"]["source_dataset"]))(answer=sample.response, entry=entry))
     finished = sample.finish_reason == "stop"
     return {
         "reward": guarded_score(score, response=sample.response, label=sample.label, finished=finished),
         "exact_match": exact_match(sample.response, sample.label) * finished,
     }
+
+
+@cache
+def _verifier(task: str) -> Callable[..., float]:
+    """Make a task's verifier once: some tasks read a word list for it, which costs more than scoring a batch."""
+    import reasoning_gym
+
+    verifier: Callable[..., float] = reasoning_gym.get_score_answer_fn(task)
+    return verifier
 
 
 def label_reward(sample: Sample) -> Mapping[str, float]:
