@@ -122,7 +122,10 @@ class ParquetSource:
         metadata = self._file.metadata
         found = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
         if rows != found or sum(found) != self.header["num_samples"]:
-            msg = f"{self._path}: row groups of {found} samples, the header says {rows} and {self.header['num_samples']} in all: damaged or rewritten"
+            msg = (
+                f"{self._path}: {sum(found)} samples in {len(found)} row groups, the header says {self.header['num_samples']} in {len(rows)}: "
+                "the file is damaged or was rewritten by another program"
+            )
             raise DumpError(msg)
         if any(not isinstance(checksums.get(name), list) or len(checksums[name]) != len(rows) for name in self.fields):
             msg = f"{self._path}: a row group without checksums"

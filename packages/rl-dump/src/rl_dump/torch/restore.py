@@ -79,7 +79,8 @@ def restore_context_parallel_fields_to_cpu(
     values: dict[str, ColumnInput] = {}
     dtypes: dict[str, str] = {}
     for name in present:
-        flat = _restore_field(name, rollout_data[name], gather_tensor, totals, responses, keep=keep_restored, chunk_bytes=chunk_bytes)
+        with torch.no_grad():
+            flat = _restore_field(name, rollout_data[name], gather_tensor, totals, responses, keep=keep_restored, chunk_bytes=chunk_bytes)
         if flat is None:
             continue
         values[name], dtype = to_ragged(flat, responses)
@@ -105,19 +106,34 @@ def _restore_field(
     width = pieces[0].element_size() * int(np.prod(pieces[0].shape[1:], dtype=np.int64))
     start = 0
     for first, last in row_group_bounds(np.asarray(responses, np.int64) * width, chunk_bytes):
-        chunk = [piece.detach() for piece in pieces[first:last]]
-        restored = chunk if gather_tensor is None else gather_tensor(chunk, totals[first:last], responses[first:last])
-        for offset, piece in enumerate(restored):
-            row = first + offset
-            if len(piece) != responses[row]:
-                msg = f"{name}: sample {row} has {len(piece)} values after restoring, its response has {responses[row]} tokens"
-                raise DumpError(msg)
+        chunk = list(pieces[first:last])
+        restored = chunk if gather_tensor is None else list(gather_tensor(chunk, totals[first:last], responses[first:last]))
+        _check_restored(name, restored, responses[first:last], first)
         if flat is not None:
-            length = sum(responses[first:last])
-            flat[start : start + length].copy_(torch.cat(list(restored)))
-            start += length
+            stop = start + sum(responses[first:last])
+            _join_into(flat[start:stop], restored)
+            start = stop
         del chunk, restored
     return flat
+
+
+def _join_into(target: torch.Tensor, parts: list[torch.Tensor]) -> None:
+    if parts[0].device.type == "cpu":
+        torch.cat(parts, out=target)
+    else:
+        target.copy_(torch.cat(parts))
+
+
+def _check_restored(name: str, restored: list[torch.Tensor], responses: list[int], first: int) -> None:
+    lengths = [piece.shape[0] for piece in restored]
+    if lengths == responses:
+        return
+    if len(lengths) != len(responses):
+        msg = f"{name}: gather_tensor gave {len(lengths)} tensors for {len(responses)} samples"
+        raise DumpError(msg)
+    row = next(index for index, length in enumerate(lengths) if length != responses[index])
+    msg = f"{name}: sample {first + row} has {lengths[row]} values after restoring, its response has {responses[row]} tokens"
+    raise DumpError(msg)
 
 
 def _check_pieces(name: str, pieces: Any, count: int) -> None:
@@ -126,9 +142,11 @@ def _check_pieces(name: str, pieces: Any, count: int) -> None:
         msg = f"{name}: needs a list of {count} tensors, one per sample, got {found}"
         raise DumpError(msg)
     for row, piece in enumerate(pieces):
-        if not isinstance(piece, torch.Tensor) or piece.dim() == 0:
+        if not isinstance(piece, torch.Tensor) or not piece.shape:
             msg = f"{name}: sample {row} is {type(piece).__name__}, not a tensor [tokens, ...]"
             raise DumpError(msg)
-        if piece.dtype != pieces[0].dtype or piece.shape[1:] != pieces[0].shape[1:]:
-            msg = f"{name}: sample {row} is {piece.dtype} {list(piece.shape)}, sample 0 is {pieces[0].dtype} {list(pieces[0].shape)}"
-            raise DumpError(msg)
+    kinds = {(piece.dtype, piece.shape[1:]): row for row, piece in enumerate(pieces)}
+    if len(kinds) > 1:
+        described = "; ".join(f"sample {row} is {dtype} [tokens{''.join(f', {size}' for size in rest)}]" for (dtype, rest), row in kinds.items())
+        msg = f"{name}: a field has one dtype and one shape after the first dimension; {described}"
+        raise DumpError(msg)
