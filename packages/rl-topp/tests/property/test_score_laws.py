@@ -77,11 +77,11 @@ def test_any_cut_of_the_vocabulary_merges_to_the_same_statistics(seed: int, cuts
     logits[0, :5] = -np.inf
     z, wanted = torch.tensor(logits), torch.tensor(targets)
     edges = [0, *sorted(cuts), 11]
-    parts = [block_statistics(z[:, a:b], wanted, first_id=a, want_entropy=True) for a, b in pairwise(edges)]
+    parts = [block_statistics(z[:, a:b], wanted, first_id=a) for a, b in pairwise(edges)]
     merged = parts[0]
     for part in parts[1:]:
         merged = merge_statistics(merged, part)
-    whole = block_statistics(z, wanted, first_id=0, want_entropy=True)
+    whole = block_statistics(z, wanted, first_id=0)
     for found, expected in zip(combine(merged[None], None).__getstate__(), combine(whole[None], None).__getstate__(), strict=True):
         torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
 

@@ -15,7 +15,7 @@ from rl_topp.lm_head import nucleus_lm_head_log_probs  # noqa: E402
 from rl_topp.torch import nucleus_log_probs  # noqa: E402
 
 ALL = ("log_probs", "full_log_probs", "entropy", "full_entropy")
-NUM_ROWS, VOCAB_SIZE, PADDED, WIDTH = 24, 17, 20, 5
+NUM_ROWS, VOCAB_SIZE, PADDED, WIDTH = 14, 9, 11, 4
 METHODS = ("auto", "sparse", "blocked")
 
 
@@ -39,11 +39,10 @@ def case(random_rows: Callable[..., NucleusSet]) -> _Case:
     return _Case(random_rows(np.random.default_rng(0), NUM_ROWS, VOCAB_SIZE))
 
 
-@pytest.mark.parametrize("wanted", [("log_probs",), ("log_probs", "entropy"), ALL])
-@pytest.mark.parametrize("on_truncated", ["mask", "full"])
+@pytest.mark.parametrize(("wanted", "on_truncated"), [(("log_probs",), "mask"), (("log_probs", "entropy"), "full"), (ALL, "mask")])
 @pytest.mark.parametrize("method", METHODS)
 def test_values_and_gradients_are_exact_in_float64(method: str, on_truncated: str, wanted: tuple[str, ...], case: _Case) -> None:
-    options = {"method": method, "on_truncated": on_truncated, "temperature": 0.7, "block_bytes": 400}
+    options = {"method": method, "on_truncated": on_truncated, "temperature": 0.7, "block_bytes": 300}
     options |= dict.fromkeys(set(wanted) - {"log_probs"}, True)
 
     def scores(hidden: Any, weight: Any) -> tuple[Any, ...]:
@@ -59,7 +58,7 @@ def test_values_and_gradients_are_exact_in_float64(method: str, on_truncated: st
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-3)])
 def test_narrow_inputs_agree_with_the_reference(dtype: Any, tolerance: float, method: str, random_rows: Callable[..., NucleusSet]) -> None:
-    case = _Case(random_rows(np.random.default_rng(4), 200, VOCAB_SIZE), dtype)
+    case = _Case(random_rows(np.random.default_rng(4), 200, VOCAB_SIZE), dtype, seed=4)
     scores = case.scores(method=method)
     expected = reference.nucleus_scores(case.logits(), case.targets.numpy(), case.rows)
     np.testing.assert_allclose(scores.log_probs.detach().numpy(), expected.log_probs, atol=1e-5)

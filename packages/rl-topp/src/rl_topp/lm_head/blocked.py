@@ -7,19 +7,22 @@ the entries of a kept set are read out of a block (and their gradients written i
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from rl_topp.lm_head import block_math
 from rl_topp.lm_head.matmul import wide_matmul
 from rl_topp.lm_head.weight_gradient import Destinations
-from rl_topp.torch.dense_rows import block_statistics, merge_statistics
 from rl_topp.torch.entries import Entries
-from rl_topp.torch.scores import compute_dtype, entry_gradient
+from rl_topp.torch.scores import Upstream, compute_dtype, empty_statistics
 
-__all__ = ["BlockedRows", "FullGradient", "blocked_gradients", "blocked_scores", "make_blocked_rows"]
+__all__ = ["BlockedRows", "blocked_gradients", "blocked_scores", "make_blocked_rows"]
 
 _MIN_BLOCKS = 4
 
@@ -30,8 +33,8 @@ class BlockedRows:
 
     rows_D: Tensor
     """int64 [D]: rows of the call."""
-    full_F: Tensor | None
-    """int64 [F]: places in `rows_D` that need the whole vocabulary; None = all of them."""
+    full_F: Tensor
+    """int64 [F]: places in `rows_D` that need the whole vocabulary."""
     entries: Entries
     """Kept entries of the rows that have some; `entries.rows_R` are rows of the call."""
     by_id_E: Tensor
@@ -43,27 +46,9 @@ class BlockedRows:
     entry_edges: tuple[int, ...]
     """Where each block's entries begin in `by_id_E`, and the end of the last."""
 
-    @property
-    def num_full(self) -> int:
-        """Number of rows that need the whole vocabulary."""
-        return self.rows_D.numel() if self.full_F is None else self.full_F.numel()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FullGradient:
-    """What backward knows about the F rows that need the whole vocabulary; all [F]."""
-
-    score: Tensor
-    """dL/d(log p)."""
-    entropy: Tensor | None
-    """dL/dH, or None."""
-    log_normaliser: Tensor
-    entropy_value: Tensor
-    """H."""
-
 
 def make_blocked_rows(
-    rows_D: Tensor, full_F: Tensor | None, entries: Entries, *, num_local_ids: int, itemsize: int, block_bytes: int
+    rows_D: Tensor, full_F: Tensor, entries: Entries, *, num_local_ids: int, itemsize: int, block_bytes: int
 ) -> BlockedRows:
     """Cut the vocabulary into blocks and sort the entries into them (waits once for the device when there are entries).
 
@@ -97,7 +82,7 @@ def make_blocked_rows(
 
 
 def blocked_scores(
-    hidden_TH: Tensor, weight_VH: Tensor, targets_T: Tensor, blocked: BlockedRows, *, vocab_start: int, temperature: float, want_entropy: bool
+    hidden_TH: Tensor, weight_VH: Tensor, targets_T: Tensor, blocked: BlockedRows, *, vocab_start: int, temperature: float
 ) -> tuple[Tensor, Tensor]:
     """Return statistics [4, F] over the shard, and z [E] of the entries.
 
@@ -108,20 +93,16 @@ def blocked_scores(
         blocked: the rows.
         vocab_start: first id of the shard.
         temperature: divisor of the logits.
-        want_entropy: whether the spread is needed.
     """
+    math = _block_math(hidden_TH.device)
     dtype = compute_dtype(hidden_TH.dtype)
+    targets_F = targets_T[blocked.rows_D[blocked.full_F]].long()
     z_E = torch.full(blocked.entries.ids_E.shape, -torch.inf, dtype=dtype, device=hidden_TH.device)
-    full_rows = blocked.rows_D if blocked.full_F is None else blocked.rows_D[blocked.full_F]
-    targets_F = targets_T[full_rows].long()
-    statistics = torch.zeros(4, blocked.num_full, dtype=dtype, device=hidden_TH.device)
-    statistics[:2] = -torch.inf
-    for first, z_DB, numbers, places, columns in _blocks(hidden_TH[blocked.rows_D], weight_VH, blocked, temperature):
-        z_E[numbers] = z_DB[places, columns]
-        if blocked.num_full:
-            z_FB = z_DB if blocked.full_F is None else z_DB[blocked.full_F]
-            part = block_statistics(z_FB, targets_F, first_id=vocab_start + first, want_entropy=want_entropy)
-            statistics = merge_statistics(statistics, part)
+    statistics = empty_statistics(1, targets_F.numel(), dtype=dtype, device=hidden_TH.device)[0]
+    for block in _blocks(hidden_TH[blocked.rows_D], weight_VH, blocked, temperature):
+        z_E[block.numbers] = block.z_DB[block.places, block.columns]
+        if targets_F.numel():
+            math.merge_block_statistics(block.z_DB, blocked.full_F, targets_F, statistics, first_id=vocab_start + block.first)
     return statistics, z_E
 
 
@@ -130,7 +111,7 @@ def blocked_gradients(
     weight_VH: Tensor,
     targets_T: Tensor,
     blocked: BlockedRows,
-    full: FullGradient,
+    full: Upstream,
     coefficients_E: Tensor,
     *,
     vocab_start: int,
@@ -144,52 +125,54 @@ def blocked_gradients(
         weight_VH: [V_local, H].
         targets_T: integers [T].
         blocked: the rows.
-        full: upstream of the scores over the vocabulary.
+        full: what arrives at the scores over the vocabulary, [F].
         coefficients_E: dL/dz of the entries, [E].
         vocab_start: first id of the shard.
         temperature: divisor of the logits.
         destinations: where they go.
     """
+    math = _block_math(hidden_TH.device)
     hidden_DH = hidden_TH[blocked.rows_D]
-    full_rows = blocked.rows_D if blocked.full_F is None else blocked.rows_D[blocked.full_F]
-    places_F = targets_T[full_rows].long() - vocab_start
+    targets_F = targets_T[blocked.rows_D[blocked.full_F]].long()
     for_hidden = torch.zeros_like(hidden_DH, dtype=coefficients_E.dtype)
-    for first, z_DB, numbers, places, columns in _blocks(hidden_DH, weight_VH, blocked, temperature):
-        gradient_DB = _block_gradient(z_DB, places_F - first, blocked, full)
-        gradient_DB[places, columns] += coefficients_E[numbers]
-        gradient_DB = gradient_DB.div_(temperature).to(hidden_DH.dtype)
-        block_BH = weight_VH[first : first + z_DB.shape[1]]
+    for block in _blocks(hidden_DH, weight_VH, blocked, temperature):
+        first_id = vocab_start + block.first
+        gradient_DB = math.block_gradient(
+            block.z_DB, blocked.full_F, targets_F, full, first_id=first_id, temperature=temperature, dtype=hidden_DH.dtype
+        )
+        gradient_DB[block.places, block.columns] += (coefficients_E[block.numbers] / temperature).to(gradient_DB.dtype)
         if destinations.hidden is not None:
-            for_hidden += wide_matmul(gradient_DB, block_BH)
+            for_hidden += wide_matmul(gradient_DB, weight_VH[block.first : block.first + gradient_DB.shape[1]])
         if destinations.weight is not None:
-            destinations.weight.add_block(first, wide_matmul(gradient_DB.t(), hidden_DH))
+            destinations.weight.add_block(block.first, wide_matmul(gradient_DB.t(), hidden_DH))
     if destinations.hidden is not None:
         destinations.hidden[blocked.rows_D] += for_hidden.to(destinations.hidden.dtype)
 
 
-def _blocks(hidden_DH: Tensor, weight_VH: Tensor, blocked: BlockedRows, temperature: float) -> Iterator[tuple[int, Tensor, Tensor, Tensor, Tensor]]:
-    """Yield per block: its first local id, z [D, B], and its entries' numbers, rows and columns."""
+class _Block(NamedTuple):
+    """One block of logits and the entries it holds."""
+
+    first: int
+    """First id, relative to the shard."""
+    z_DB: Tensor
+    numbers: Tensor
+    """int64 [N]: the entries' numbers."""
+    places: Tensor
+    """int64 [N]: their rows in the block."""
+    columns: Tensor
+    """int64 [N]: their columns."""
+
+
+def _blocks(hidden_DH: Tensor, weight_VH: Tensor, blocked: BlockedRows, temperature: float) -> Iterator[_Block]:
     for index, (first, stop) in enumerate(zip(blocked.edges[:-1], blocked.edges[1:], strict=True)):
-        z_DB = wide_matmul(hidden_DH, weight_VH[first:stop].t()).div_(temperature)
+        z_DB = wide_matmul(hidden_DH, weight_VH[first:stop].t())
+        if temperature != 1.0:
+            z_DB.div_(temperature)
         chosen = slice(blocked.entry_edges[index], blocked.entry_edges[index + 1])
         numbers = blocked.by_id_E[chosen]
-        yield first, z_DB, numbers, blocked.places_E[chosen], blocked.entries.ids_E[numbers] - first
+        yield _Block(first, z_DB, numbers, blocked.places_E[chosen], blocked.entries.ids_E[numbers] - first)
 
 
-def _block_gradient(z_DB: Tensor, columns_F: Tensor, blocked: BlockedRows, full: FullGradient) -> Tensor:
-    """Return dL/dz [D, B] of the scores over the vocabulary; zero for rows that have none."""
-    if not blocked.num_full:
-        return torch.zeros_like(z_DB)
-    z_FB = z_DB if blocked.full_F is None else z_DB[blocked.full_F]
-    gradient_FB = entry_gradient(
-        z_FB - full.log_normaliser[:, None],
-        torch.arange(z_FB.shape[1], device=z_FB.device) == columns_F[:, None],
-        full.score[:, None],
-        None if full.entropy is None else full.entropy[:, None],
-        full.entropy_value[:, None],
-    )
-    if blocked.full_F is None:
-        return gradient_FB
-    gradient_DB = torch.zeros_like(z_DB)
-    gradient_DB[blocked.full_F] = gradient_FB
-    return gradient_DB
+def _block_math(device: torch.device) -> ModuleType:
+    """Return the module that works on a block on `device`; the one for CUDA is imported where CUDA is, since it needs Triton."""
+    return importlib.import_module("rl_topp.triton_block_kernels") if device.type == "cuda" else block_math

@@ -8,6 +8,8 @@ score 0 (not sampled, truncated) receive exactly zero gradient; with no kept set
 
 from __future__ import annotations
 
+import importlib
+from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -18,15 +20,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rl_topp.errors import NucleusError
-from rl_topp.lm_head.blocked import BlockedRows, FullGradient, blocked_gradients, blocked_scores, make_blocked_rows
+from rl_topp.lm_head import sparse
+from rl_topp.lm_head.blocked import BlockedRows, blocked_gradients, blocked_scores, make_blocked_rows
 from rl_topp.lm_head.cost import choose_blocked
-from rl_topp.lm_head.sparse import sparse_gradients, sparse_scores
 from rl_topp.lm_head.weight_gradient import Destinations, WeightGradient
 from rl_topp.nucleus import NucleusSet, OnTruncated
 from rl_topp.torch.dense_rows import dense_upstream, store_dense
-from rl_topp.torch.entries import Entries, build_entries, segment_statistics
+from rl_topp.torch.entries import build_entries, segment_statistics
 from rl_topp.torch.row_kinds import RowKinds, check_rows, sort_rows
-from rl_topp.torch.scores import NucleusScores, combine, compute_dtype, empty_statistics, entry_gradient, unpack_scores
+from rl_topp.torch.scores import NucleusScores, Upstream, combine, compute_dtype, empty_statistics, entry_gradient, unpack_scores
 
 __all__ = ["HiddenGradient", "Method", "nucleus_lm_head_log_probs"]
 
@@ -35,7 +37,8 @@ HiddenGradient = Literal["all_reduce", "partial"]
 Method = Literal["auto", "sparse", "blocked"]
 """How kept sets are scored: the cheaper way per row, always dot products, always blocks."""
 
-_BLOCK_BYTES = 128 * 2**20
+_BLOCK_BYTES = 256 * 2**20
+"""Wide enough for matrix products at full speed with 16,384 rows, small beside what a training step holds."""
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 
@@ -138,86 +141,89 @@ class _LmHeadScores(torch.autograd.Function):
     def forward(ctx: Any, hidden_TH: Tensor, weight_VH: Tensor, targets_T: Tensor, call: _Call) -> tuple[Tensor, Tensor | None]:
         dtype = compute_dtype(hidden_TH.dtype)
         statistics = empty_statistics(1 + call.want_full, len(call.rows), dtype=dtype, device=hidden_TH.device)
-        sparse = _entries(call, call.sparse, targets_T)
-        z_sparse = sparse_scores(hidden_TH, weight_VH, sparse).div_(call.temperature)
-        statistics[0][:, sparse.rows_R] = segment_statistics(sparse, z_sparse)
-        blocked = _blocked_rows(call, targets_T, dtype)
-        over_vocabulary, z_blocked = blocked_scores(
-            hidden_TH,
-            weight_VH,
-            targets_T,
-            blocked,
-            vocab_start=call.vocab_start,
-            temperature=call.temperature,
-            want_entropy=call.want_entropy,
-        )
-        statistics[0][:, blocked.entries.rows_R] = segment_statistics(blocked.entries, z_blocked)
-        unfiltered_T = torch.from_numpy(np.isin(np.arange(len(call.rows)), call.kinds.unfiltered)).to(hidden_TH.device)
-        store_dense(statistics, torch.from_numpy(call.kinds.dense).to(hidden_TH.device), over_vocabulary, unfiltered_T)
+        scored = blocked = z_blocked = None
+        if call.sparse.size:
+            scored = _dot_products(hidden_TH.device).score_rows(
+                hidden_TH,
+                weight_VH,
+                targets_T,
+                call.rows,
+                call.sparse,
+                statistics[0],
+                vocab_start=call.vocab_start,
+                num_local_ids=call.held,
+                temperature=call.temperature,
+            )
+        if call.blocked.size or call.kinds.dense.size:
+            blocked = _blocked_rows(call, targets_T, dtype)
+            z_blocked = _score_in_blocks(hidden_TH, weight_VH, targets_T, blocked, statistics, call)
         combined = combine(statistics, call.tp_group)
-        ctx.call, ctx.sparse, ctx.blocked, ctx.weight = call, sparse, blocked, weight_VH
-        ctx.save_for_backward(hidden_TH, weight_VH, targets_T, z_sparse, z_blocked, combined.log_normaliser, combined.entropy)
+        ctx.call, ctx.scored, ctx.blocked, ctx.z_blocked, ctx.weight = call, scored, blocked, z_blocked, weight_VH
+        ctx.save_for_backward(hidden_TH, weight_VH, targets_T, combined.log_normaliser, combined.entropy)
         return combined.log_probs, combined.entropy if call.want_entropy else None
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, score_KT: Tensor, entropy_KT: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None]:
-        hidden_TH, weight_VH, targets_T, z_sparse, z_blocked, log_normaliser, entropy_value = ctx.saved_tensors
-        call, sparse, blocked = ctx.call, ctx.sparse, ctx.blocked
-
-        def coefficients(entries: Entries, z_E: Tensor) -> Tensor:
-            rows_E = entries.call_rows_E
-            upstream = None if entropy_KT is None else entropy_KT[0][rows_E]
-            return entry_gradient(z_E - log_normaliser[0][rows_E], entries.is_target_E, score_KT[0][rows_E], upstream, entropy_value[0][rows_E])
-
+        hidden_TH, weight_VH, targets_T, log_normaliser_KT, entropy_value_KT = ctx.saved_tensors
+        call, blocked = ctx.call, ctx.blocked
+        main = Upstream(
+            score=score_KT[0],
+            entropy=None if entropy_KT is None else entropy_KT[0],
+            log_normaliser=log_normaliser_KT[0],
+            entropy_value=entropy_value_KT[0],
+        )
         destinations = Destinations(
             hidden=torch.zeros_like(hidden_TH) if ctx.needs_input_grad[0] else None,
             weight=WeightGradient(ctx.weight, use_main_grad=call.use_main_grad) if ctx.needs_input_grad[1] else None,
         )
-        if blocked.rows_D.numel():
-            full = _full_gradient(call, score_KT, entropy_KT, log_normaliser[-1], entropy_value[-1])
+        if blocked is not None:
+            entries = blocked.entries
             blocked_gradients(
                 hidden_TH,
                 weight_VH,
                 targets_T,
                 blocked,
-                full,
-                coefficients(blocked.entries, z_blocked),
+                dense_upstream(call.kinds, score_KT, entropy_KT, log_normaliser_KT, entropy_value_KT),
+                entry_gradient(ctx.z_blocked, entries.is_target_E, main.at(entries.call_rows_E)),
                 vocab_start=call.vocab_start,
                 temperature=call.temperature,
                 destinations=destinations,
             )
-        if sparse.rows_R.numel():
-            sparse_gradients(hidden_TH, weight_VH, sparse, coefficients(sparse, z_sparse).div_(call.temperature), destinations)
+        if ctx.scored is not None:
+            dot_products = _dot_products(hidden_TH.device)
+            dot_products.add_gradients(ctx.scored, hidden_TH, weight_VH, main, destinations, temperature=call.temperature)
         if destinations.hidden is not None and call.tp_group is not None and call.hidden_gradient == "all_reduce":
             dist.all_reduce(destinations.hidden, group=call.tp_group)
         return destinations.hidden, None if destinations.weight is None else destinations.weight.finish(), None, None
 
 
-def _entries(call: _Call, listed_rows: npt.NDArray[np.int64], targets_T: Tensor) -> Entries:
-    return build_entries(call.rows, listed_rows, targets_T, vocab_start=call.vocab_start, num_local_ids=call.held)
+def _dot_products(device: torch.device) -> ModuleType:
+    """Return the module that scores single entries on `device`; the one for CUDA is imported where CUDA is, since it needs Triton."""
+    return importlib.import_module("rl_topp.lm_head.sparse_cuda") if device.type == "cuda" else sparse
+
+
+def _score_in_blocks(
+    hidden_TH: Tensor, weight_VH: Tensor, targets_T: Tensor, blocked: BlockedRows, statistics_K4T: Tensor, call: _Call
+) -> Tensor:
+    """Write the statistics of the rows that blocks score, and return z of their entries, [E]."""
+    over_vocabulary, z_E = blocked_scores(
+        hidden_TH, weight_VH, targets_T, blocked, vocab_start=call.vocab_start, temperature=call.temperature
+    )
+    statistics_K4T[0][:, blocked.entries.rows_R] = segment_statistics(blocked.entries, z_E)
+    store_dense(statistics_K4T, call.kinds, over_vocabulary)
+    return z_E
 
 
 def _blocked_rows(call: _Call, targets_T: Tensor, dtype: torch.dtype) -> BlockedRows:
     every = np.union1d(call.kinds.dense, call.blocked)
-    full = None if every.size == call.kinds.dense.size else torch.from_numpy(np.searchsorted(every, call.kinds.dense)).to(targets_T.device)
     return make_blocked_rows(
         torch.from_numpy(every).to(targets_T.device),
-        full,
-        _entries(call, call.blocked, targets_T),
-        num_local_ids=call.held if every.size else 0,
+        torch.from_numpy(np.searchsorted(every, call.kinds.dense)).to(targets_T.device),
+        build_entries(call.rows, call.blocked, targets_T, vocab_start=call.vocab_start, num_local_ids=call.held),
+        num_local_ids=call.held,
         itemsize=dtype.itemsize,
         block_bytes=call.block_bytes,
-    )
-
-
-def _full_gradient(call: _Call, score_KT: Tensor, entropy_KT: Tensor | None, log_normaliser_T: Tensor, entropy_value_T: Tensor) -> FullGradient:
-    rows_F = torch.from_numpy(call.kinds.dense).to(score_KT.device)
-    return FullGradient(
-        score=dense_upstream(score_KT, call.kinds.unfiltered)[rows_F],
-        entropy=None if entropy_KT is None else dense_upstream(entropy_KT, call.kinds.unfiltered)[rows_F],
-        log_normaliser=log_normaliser_T[rows_F],
-        entropy_value=entropy_value_T[rows_F],
     )
 
 

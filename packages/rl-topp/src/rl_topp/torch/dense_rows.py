@@ -7,23 +7,22 @@ result does not depend on the block size beyond rounding.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rl_topp.torch.scores import HIGHEST, MASS, SPREAD, TARGET
+from rl_topp.torch.row_kinds import RowKinds
+from rl_topp.torch.scores import HIGHEST, MASS, SPREAD, TARGET, Upstream
 
 __all__ = ["block_statistics", "dense_upstream", "merge_statistics", "store_dense"]
 
 
-def block_statistics(z_DB: Tensor, targets_D: Tensor, *, first_id: int, want_entropy: bool) -> Tensor:
+def block_statistics(z_DB: Tensor, targets_D: Tensor, *, first_id: int) -> Tensor:
     """Return the statistics [4, D] of one block of logits.
 
     Args:
         z_DB: logits / temperature of D rows, ids [first_id, first_id + B).
         targets_D: int64 [D], any id.
         first_id: the block's first id.
-        want_entropy: whether the spread is needed; 0 otherwise.
     """
     num_rows, width = z_DB.shape
     statistics = z_DB.new_zeros(4, num_rows)
@@ -36,8 +35,7 @@ def block_statistics(z_DB: Tensor, targets_D: Tensor, *, first_id: int, want_ent
     weight = torch.exp(distance)
     statistics[HIGHEST] = highest
     statistics[MASS] = weight.sum(dim=1)
-    if want_entropy:
-        statistics[SPREAD] = torch.where(weight > 0, weight * distance, 0.0).sum(dim=1)
+    statistics[SPREAD] = torch.where(weight > 0, weight * distance, 0.0).sum(dim=1)
     place = targets_D - first_id
     here = (place >= 0) & (place < width)
     value = z_DB.gather(1, place.clamp(0, width - 1)[:, None])[:, 0]
@@ -64,20 +62,38 @@ def _rescaled(part: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
     return part[MASS] * scale, (part[SPREAD] + shift * part[MASS]) * scale
 
 
-def store_dense(statistics_K4T: Tensor, dense_rows_D: Tensor, block_4D: Tensor, unfiltered_T: Tensor) -> None:
+def store_dense(statistics_K4T: Tensor, kinds: RowKinds, block_4D: Tensor) -> None:
     """Write statistics over the vocabulary where they belong, in place.
 
-    They are the last kind's (the full scores, when there are two kinds), and the main score's of rows without a filter.
+    Args:
+        statistics_K4T: the call's; the last kind (the full scores, when there are two) receives all of `block_4D`, the main score the rows without
+            a filter.
+        kinds: the call's rows.
+        block_4D: statistics [4, D] of `kinds.dense`.
     """
-    main = statistics_K4T[0][:, dense_rows_D]
-    statistics_K4T[0][:, dense_rows_D] = torch.where(unfiltered_T[dense_rows_D], block_4D, main)
+    dense, unfiltered, places = (
+        torch.from_numpy(index).to(block_4D.device)
+        for index in (kinds.dense, kinds.unfiltered, np.searchsorted(kinds.dense, kinds.unfiltered))
+    )
+    statistics_K4T[0][:, unfiltered] = block_4D[:, places]
     if statistics_K4T.shape[0] > 1:
-        statistics_K4T[1][:, dense_rows_D] = block_4D
+        statistics_K4T[1][:, dense] = block_4D
 
 
-def dense_upstream(gradient_KT: Tensor, unfiltered: npt.NDArray[np.int64]) -> Tensor:
-    """Return [T]: what arrives from above at each row's score over the vocabulary, from both kinds together."""
-    index = torch.from_numpy(unfiltered).to(gradient_KT.device)
+def dense_upstream(kinds: RowKinds, score_KT: Tensor, entropy_KT: Tensor | None, log_normaliser_KT: Tensor, entropy_value_KT: Tensor) -> Upstream:
+    """Return what arrives at the scores over the vocabulary of `kinds.dense`, [D], from both kinds together."""
+    dense = torch.from_numpy(kinds.dense).to(score_KT.device)
+    unfiltered = torch.from_numpy(kinds.unfiltered).to(score_KT.device)
+    return Upstream(
+        score=_total(score_KT, unfiltered)[dense],
+        entropy=None if entropy_KT is None else _total(entropy_KT, unfiltered)[dense],
+        log_normaliser=log_normaliser_KT[-1][dense],
+        entropy_value=entropy_value_KT[-1][dense],
+    )
+
+
+def _total(gradient_KT: Tensor, unfiltered: Tensor) -> Tensor:
+    """Return [T]: the last kind's gradient where there are two, and the main score's added at rows without a filter."""
     total = gradient_KT[1].clone() if gradient_KT.shape[0] > 1 else torch.zeros_like(gradient_KT[0])
-    total[index] += gradient_KT[0][index]
+    total[unfiltered] += gradient_KT[0][unfiltered]
     return total

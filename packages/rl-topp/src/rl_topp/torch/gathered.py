@@ -24,7 +24,7 @@ from rl_topp.nucleus import NucleusSet, OnTruncated
 from rl_topp.torch.dense_rows import block_statistics, dense_upstream, store_dense
 from rl_topp.torch.entries import Entries, build_entries, segment_statistics
 from rl_topp.torch.row_kinds import RowKinds, check_rows, sort_rows
-from rl_topp.torch.scores import NucleusScores, combine, compute_dtype, empty_statistics, entry_gradient, unpack_scores
+from rl_topp.torch.scores import NucleusScores, Upstream, combine, compute_dtype, empty_statistics, entry_gradient, unpack_scores
 
 __all__ = ["nucleus_log_probs"]
 
@@ -109,10 +109,11 @@ class _GatheredScores(torch.autograd.Function):
         z_E = _gather(logits_TV, entries, dtype).div_(call.temperature)
         statistics = empty_statistics(1 + call.want_full, len(call.rows), dtype=dtype, device=logits_TV.device)
         statistics[0][:, entries.rows_R] = segment_statistics(entries, z_E)
-        unfiltered_T = torch.from_numpy(np.isin(np.arange(len(call.rows)), call.kinds.unfiltered)).to(logits_TV.device)
+        parts: list[Tensor] = []
         for rows_D, z_DV in _dense_blocks(logits_TV, call, dtype):
-            block = block_statistics(z_DV, targets_T[rows_D].long(), first_id=call.vocab_start, want_entropy=call.want_entropy)
-            store_dense(statistics, rows_D, block, unfiltered_T)
+            parts.append(block_statistics(z_DV, targets_T[rows_D].long(), first_id=call.vocab_start))
+        if parts:
+            store_dense(statistics, call.kinds, torch.cat(parts, dim=1))
         combined = combine(statistics, call.tp_group)
         ctx.call, ctx.entries = call, entries
         ctx.save_for_backward(logits_TV, targets_T, z_E, combined.log_normaliser, combined.entropy)
@@ -124,30 +125,24 @@ class _GatheredScores(torch.autograd.Function):
         logits_TV, targets_T, z_E, log_normaliser_KT, entropy_KT = ctx.saved_tensors
         call, entries = ctx.call, ctx.entries
         gradient_TV = torch.zeros_like(logits_TV)
-        score_T = dense_upstream(score_gradient_KT, call.kinds.unfiltered)
-        entropy_T = None if entropy_gradient_KT is None else dense_upstream(entropy_gradient_KT, call.kinds.unfiltered)
+        dense = dense_upstream(call.kinds, score_gradient_KT, entropy_gradient_KT, log_normaliser_KT, entropy_KT).as_columns()
+        done = 0
         for rows_D, z_DV in _dense_blocks(logits_TV, call, z_E.dtype):
-            log_p = z_DV - log_normaliser_KT[-1][rows_D, None]
-            columns = torch.arange(call.held, device=log_p.device) + call.vocab_start
-            block = entry_gradient(
-                log_p,
-                columns == targets_T[rows_D, None],
-                score_T[rows_D, None],
-                None if entropy_T is None else entropy_T[rows_D, None],
-                entropy_KT[-1][rows_D, None],
-            )
+            columns = torch.arange(call.held, device=z_DV.device) + call.vocab_start
+            here = torch.arange(done, done + rows_D.numel(), device=z_DV.device)
+            block = entry_gradient(z_DV, columns == targets_T[rows_D, None], dense.at(here))
             gradient_TV[rows_D, : call.held] = (block / call.temperature).to(gradient_TV.dtype)
-        call_rows = entries.call_rows_E
-        coefficients = entry_gradient(
-            z_E - log_normaliser_KT[0][call_rows],
-            entries.is_target_E,
-            score_gradient_KT[0][call_rows],
-            None if entropy_gradient_KT is None else entropy_gradient_KT[0][call_rows],
-            entropy_KT[0][call_rows],
+            done += rows_D.numel()
+        kept = Upstream(
+            score=score_gradient_KT[0],
+            entropy=None if entropy_gradient_KT is None else entropy_gradient_KT[0],
+            log_normaliser=log_normaliser_KT[0],
+            entropy_value=entropy_KT[0],
         )
         valid = entries.ids_E >= 0
-        places = call_rows[valid], entries.ids_E[valid]
-        gradient_TV[places] += (coefficients[valid] / call.temperature).to(gradient_TV.dtype)
+        rows_N, ids_N = entries.call_rows_E[valid], entries.ids_E[valid]
+        coefficients = entry_gradient(z_E[valid], entries.is_target_E[valid], kept.at(rows_N))
+        gradient_TV[rows_N, ids_N] += (coefficients / call.temperature).to(gradient_TV.dtype)
         return gradient_TV, None, None
 
 

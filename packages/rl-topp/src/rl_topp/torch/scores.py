@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["HIGHEST", "MASS", "SPREAD", "TARGET", "Combined", "NucleusScores", "combine", "compute_dtype", "empty_statistics", "entry_gradient", "unpack_scores"]
+__all__ = ["HIGHEST", "MASS", "SPREAD", "TARGET", "Combined", "NucleusScores", "Upstream", "combine", "compute_dtype", "empty_statistics", "entry_gradient", "unpack_scores"]
 
 HIGHEST, TARGET, MASS, SPREAD = range(4)
 
@@ -52,6 +52,37 @@ class Combined:
     log_probs: Tensor
     entropy: Tensor
     log_normaliser: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upstream:
+    """What backward knows about rows: the gradients that arrive at their scores, and what forward found. All of one shape."""
+
+    score: Tensor
+    """g, dL/d(log p)."""
+    entropy: Tensor | None
+    """g_H, dL/dH, or None."""
+    log_normaliser: Tensor
+    entropy_value: Tensor
+    """H."""
+
+    def at(self, index: Tensor) -> Upstream:
+        """Return the rows `index`."""
+        return Upstream(
+            score=self.score[index],
+            entropy=None if self.entropy is None else self.entropy[index],
+            log_normaliser=self.log_normaliser[index],
+            entropy_value=self.entropy_value[index],
+        )
+
+    def as_columns(self) -> Upstream:
+        """Return the rows as [N, 1], to broadcast against [N, B]."""
+        return Upstream(
+            score=self.score[:, None],
+            entropy=None if self.entropy is None else self.entropy[:, None],
+            log_normaliser=self.log_normaliser[:, None],
+            entropy_value=self.entropy_value[:, None],
+        )
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -95,22 +126,21 @@ def combine(statistics: Tensor, tp_group: dist.ProcessGroup | None) -> Combined:
     )
 
 
-def entry_gradient(log_p: Tensor, is_target: Tensor, score_gradient: Tensor, entropy_gradient: Tensor | None, entropy: Tensor | None) -> Tensor:
-    """Return dL/dz of single (row, id) entries, given what arrives from above at their rows.
+def entry_gradient(z: Tensor, is_target: Tensor, upstream: Upstream) -> Tensor:
+    """Return dL/dz of (row, id) entries, given what arrives from above at their rows.
 
-    dL/dz = g ([id = y] - p) - g_H p (log p + H), and 0 where p is 0. All arguments broadcast against each other.
+    dL/dz = g ([id = y] - p) - g_H p (log p + H), and 0 where p is 0.
 
     Args:
-        log_p: z - log_normaliser of the entry.
-        is_target: whether the entry is its row's target.
-        score_gradient: g, dL/d(log p of the row).
-        entropy_gradient: g_H, dL/d(entropy of the row), or None.
-        entropy: H of the row; needed with `entropy_gradient`.
+        z: logit / temperature of the entries, any shape.
+        is_target: whether each is its row's target.
+        upstream: of the entries' rows, broadcast against `z`.
     """
+    log_p = z - upstream.log_normaliser
     p = torch.exp(log_p)
-    gradient = score_gradient * (is_target.to(p.dtype) - p)
-    if entropy_gradient is not None and entropy is not None:
-        gradient = gradient - entropy_gradient * torch.where(p > 0, p * (log_p + entropy), 0.0)
+    gradient = upstream.score * (is_target.to(p.dtype) - p)
+    if upstream.entropy is not None:
+        gradient = gradient - upstream.entropy * torch.where(p > 0, p * (log_p + upstream.entropy_value), 0.0)
     return gradient
 
 

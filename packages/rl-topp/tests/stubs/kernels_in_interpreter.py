@@ -1,0 +1,76 @@
+"""Runs the CUDA way of the head on CPU tensors through Triton's interpreter, and compares it with the plain way.
+
+A program of its own, because the interpreter must be chosen before Triton is imported: `python kernels_in_interpreter.py` exits 0 or says what differs.
+"""
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_topp import NucleusSet, triton_block_kernels
+from rl_topp.lm_head import block_math, blocked, head, nucleus_lm_head_log_probs, sparse, sparse_cuda
+from rl_topp.triton_kernels import KernelShapes
+
+WAYS = {"torch": (sparse, block_math), "triton": (sparse_cuda, triton_block_kernels)}
+TINY = KernelShapes(score_entries=4, score_block=8, hidden_entries=2, hidden_block=8, weight_entries=2, weight_block=8, chunk=4)
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2}
+COMMON_ID = 3
+
+
+def run(way: str, rows: NucleusSet, operands: tuple[Any, ...], **options: Any) -> list[Any]:
+    dot_products, math = WAYS[way]
+    head._dot_products = lambda device: dot_products
+    blocked._block_math = lambda device: math
+    hidden, weight, targets, upstream = operands
+    hidden, weight = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+    scores = nucleus_lm_head_log_probs(hidden, weight, targets, rows, entropy=True, **options)
+    found = [value for value in (scores.log_probs, scores.entropy, scores.full_log_probs) if value is not None]
+    sum((value * weights).sum() for value, weights in zip(found, upstream, strict=False)).backward()
+    return [*found, hidden.grad, weight.grad]
+
+
+def random_rows(rng: np.random.Generator, num_rows: int, vocab_size: int, largest: int) -> NucleusSet:
+    """Rows of every status; one id is in nearly every set, so that its run of entries spans several chunks."""
+    status = rng.choice([0, 0, 0, 1, 2, 3], num_rows)
+    ids = [
+        np.union1d(rng.choice(vocab_size, rng.integers(1, largest + 1), replace=False), [COMMON_ID] if rng.random() < 0.9 else [])
+        if kind in (0, 3)
+        else np.zeros(0)
+        for kind in status
+    ]
+    offsets = np.concatenate([[0], np.cumsum([row.size for row in ids])])
+    return NucleusSet(ids=np.concatenate(ids).astype(np.int32), offsets=offsets, status=status, vocab_size=vocab_size)
+
+
+def check(
+    seed: int, *, num_rows: int, vocab_size: int, local: int, width: int, largest: int, dtype: Any, shapes: KernelShapes = TINY, **options: Any
+) -> None:
+    rng = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    rows = random_rows(rng, num_rows, vocab_size, largest)
+    hidden, weight = (torch.randn(count, width, dtype=torch.float64).to(dtype) for count in (num_rows, local))
+    operands = (hidden, weight, torch.tensor(rng.integers(0, vocab_size, num_rows)), torch.randn(3, num_rows, dtype=torch.float64))
+    sparse_cuda._SHAPES = shapes
+    plain, kernels, again = (run(way, rows, operands, block_bytes=600, **options) for way in ("torch", "triton", "triton"))
+    for number, (left, right) in enumerate(zip(plain, kernels, strict=True)):
+        finite = torch.isfinite(left)  # a target on another shard scores -inf here, on both ways
+        assert torch.equal(finite, torch.isfinite(right)), (seed, number)
+        torch.testing.assert_close(left[finite], right[finite], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    assert all(torch.equal(left, right) for left, right in zip(kernels, again, strict=True)), "two runs differ"
+
+
+if __name__ == "__main__":
+    double, single, half = torch.float64, torch.float32, torch.bfloat16
+    check(0, num_rows=24, vocab_size=17, local=20, width=13, largest=17, dtype=double, method="sparse", temperature=0.7)
+    check(1, num_rows=20, vocab_size=50, local=50, width=16, largest=40, dtype=single, method="sparse")
+    check(2, num_rows=16, vocab_size=90, local=32, width=20, largest=60, dtype=double, method="sparse", vocab_start=32)
+    check(3, num_rows=1, vocab_size=5, local=5, width=3, largest=1, dtype=double, method="sparse")
+    check(4, num_rows=30, vocab_size=30, local=30, width=20, largest=9, dtype=half, method="sparse", shapes=KernelShapes(), on_truncated="full")
+    check(5, num_rows=20, vocab_size=40, local=44, width=9, largest=8, dtype=double, method="blocked", temperature=1.3)
+    check(6, num_rows=20, vocab_size=40, local=44, width=9, largest=8, dtype=single, method="blocked", full_log_probs=True)
+    print("ok")
