@@ -1,6 +1,21 @@
-"""Hypothesis settings of this package: no deadline, because a shared machine stalls for longer than any honest one."""
+"""Hypothesis settings and the fuzz marker, also where the tests run outside the workspace."""
 
+import pytest
 from hypothesis import settings
 
+# No deadline: a shared machine stalls for longer than any honest one.
 settings.register_profile("rl-schedule", deadline=None, max_examples=100)
 settings.load_profile("rl-schedule")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker of this package."""
+    config.addinivalue_line("markers", "fuzz: large counts of random cases, off by default")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave fuzz tests out unless ``-m`` speaks of them."""
+    if "fuzz" not in str(config.getoption("markexpr")):
+        for item in items:
+            if item.get_closest_marker("fuzz"):
+                item.add_marker(pytest.mark.skip(reason="large; select with -m fuzz"))

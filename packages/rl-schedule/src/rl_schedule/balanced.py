@@ -12,7 +12,7 @@ import numpy as np
 from rl_schedule.alignment import round_up, split_bins
 from rl_schedule.arrays import IntArray
 from rl_schedule.assignment import Assignment
-from rl_schedule.bounds import micro_batch_bound, slot_bound, useful_slack
+from rl_schedule.bounds import MOST_SLACK, CostBounds, micro_batch_bound, slot_bound, useful_slack
 from rl_schedule.composites import pack_composites
 from rl_schedule.dealing import arrange_slots, deal_bins, number_bins
 from rl_schedule.exact import MOST_SAMPLES, search_exactly
@@ -37,6 +37,9 @@ _LONG_SHARES = (6, 16)
 
 _LPT_MAY_FIT = 0.9
 """Fill above which a greedy pass cannot succeed when no sample is short enough to use up what room is left."""
+
+_MANY_SAMPLES = 50_000
+"""Above this ``auto`` tries only the slack that the bound suggests."""
 
 _SLOT_GAP = 0.02
 """Distance of the slots from their bound at which another method is tried although the greedy pass succeeded."""
@@ -96,7 +99,7 @@ def _candidates(problem: StepProblem, slack: float | str) -> Iterator[Candidate]
     bounds = problem.bounds()
     best_slot = None
     if 6 * int(problem.lengths[-1]) <= problem.cap or problem.fill <= _LPT_MAY_FIT:
-        for share in [0.0, *useful_slack(bounds)] if slack == "auto" else [float(slack)]:
+        for share in _slacks(problem, bounds) if slack == "auto" else [float(slack)]:
             bins = pack_by_cost(problem, bounds, slack=share)
             if bins is None:
                 break
@@ -113,6 +116,16 @@ def _candidates(problem: StepProblem, slack: float | str) -> Iterator[Candidate]
         if bins is not None:
             yield problem.candidate(bins, f"composites({num_long})")
             return
+
+
+def _slacks(problem: StepProblem, bounds: CostBounds) -> list[float]:
+    """Return the slacks that ``auto`` tries: none, what the bound can use, and around it where a pass is cheap."""
+    useful = useful_slack(bounds)
+    if not useful:
+        return [0.0]
+    if problem.lengths.size > _MANY_SAMPLES:
+        return [0.0, useful]
+    return [0.0, useful / 2, useful, min(4 * useful, MOST_SLACK)]
 
 
 def _level(problem: StepProblem, best: Candidate, slack: float) -> Candidate:

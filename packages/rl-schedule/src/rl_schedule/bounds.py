@@ -15,10 +15,10 @@ import numpy as np
 
 from rl_schedule.arrays import FloatArray, IntArray
 
-__all__ = ["CostBounds", "cost_bounds", "head_starts", "micro_batch_bound", "rank_bound", "slot_bound", "slot_targets", "useful_slack"]
+__all__ = ["MOST_SLACK", "CostBounds", "cost_bounds", "head_starts", "micro_batch_bound", "rank_bound", "slot_bound", "slot_targets", "useful_slack"]
 
 
-_MOST_SLACK = 0.05
+MOST_SLACK = 0.05
 """``auto`` never lets a rank end more than 5 % above the mean."""
 
 _NO_GAIN = 0.0005
@@ -98,7 +98,7 @@ def _ceiling(lengths: IntArray, costs: IntArray, density: FloatArray, cap: int, 
     companions = np.minimum(lengths, cap - lengths)
     first = np.searchsorted(-lengths, -companions, side="left")
     rate = np.concatenate([densest_from, [0.0]])[first]
-    company = np.ceil(np.maximum(cap - lengths, 0) * rate).astype(np.int64)
+    company = np.ceil(np.minimum(np.maximum(cap - lengths, 0) * rate, float(costs.sum()))).astype(np.int64)
     heaviest_from = np.maximum.accumulate(np.concatenate([costs + company, [0]])[::-1])[::-1]
     ceiling: IntArray = heaviest_from[np.minimum(np.arange(num_bins), lengths.size)]
     return ceiling
@@ -128,7 +128,7 @@ def _knapsack(fitted: IntArray, costs: IntArray, density: FloatArray, cap: int, 
     budget = np.arange(1, num_slots + 1) * (num_ranks * cap)
     whole = np.searchsorted(tokens, budget, side="right") - 1
     rate = np.concatenate([density[densest_first], [0.0]])[whole]
-    rest: IntArray = np.ceil((budget - tokens[whole]) * rate).astype(np.int64)
+    rest: IntArray = np.ceil(np.minimum((budget - tokens[whole]) * rate, float(worth[-1]))).astype(np.int64)
     return worth[whole] + rest
 
 
@@ -220,16 +220,17 @@ def head_starts(bounds: CostBounds, slack: float) -> list[int]:
     return starts
 
 
-def useful_slack(bounds: CostBounds) -> list[float]:
-    """Return the slacks worth trying: the least that brings the slot bound down to that of any ranks, and half of it.
+def useful_slack(bounds: CostBounds) -> float:
+    """Return the least slack that brings the slot bound down to that of any ranks, in steps of 0.01 %.
 
-    Empty when slack cannot lower the bound. At most ``_MOST_SLACK``.
+    At most ``MOST_SLACK``; 0 where slack lowers nothing.
     """
     reachable = slot_bound(bounds)
     if slot_bound(bounds, rank_limit=1.0) <= reachable + _NO_GAIN:
-        return []
-    low, high = 0.0, _MOST_SLACK
-    for _ in range(8):
-        middle = (low + high) / 2
-        low, high = (low, middle) if slot_bound(bounds, rank_limit=1.0 + middle) <= reachable + _NO_GAIN else (middle, high)
-    return [high, high / 2]
+        return 0.0
+    low, high = 0, round(MOST_SLACK * 10_000)
+    while high - low > 1:
+        middle = (low + high) // 2
+        enough = slot_bound(bounds, rank_limit=1.0 + middle / 10_000) <= reachable + _NO_GAIN
+        low, high = (low, middle) if enough else (middle, high)
+    return high / 10_000

@@ -64,7 +64,8 @@ def pipeline_order(num_slots: int) -> IntArray:
 
     Place the costliest in the middle and go outwards. Example: 5 slots give ranks [3, 1, 0, 2, 4].
     """
-    return np.concatenate([np.arange(1, num_slots, 2)[::-1], np.arange(0, num_slots, 2)]).astype(np.int64)
+    order: IntArray = np.concatenate([np.arange(1, num_slots, 2)[::-1], np.arange(0, num_slots, 2)])
+    return order
 
 
 def arrange_slots(bin_of: IntArray, costs: IntArray, *, num_ranks: int, num_slots: int) -> IntArray:

@@ -33,6 +33,9 @@ def pack_by_cost(problem: StepProblem, bounds: CostBounds, *, slack: float = 0.0
 def pack_squares_first(problem: StepProblem, *, short_share: float) -> IntArray | None:
     """Place long samples by their cost above the least cost per token, then short ones by cost; int64 [n], or None.
 
+    None also when the cost is linear in tokens: there is nothing above it to balance.
+
+
     In nearly full micro-batches every rank ends with about as many tokens whatever is done, so what is linear in tokens
     levels itself and only the rest is worth balancing; the short samples, almost without squares, then level the costs.
 
@@ -42,6 +45,8 @@ def pack_squares_first(problem: StepProblem, *, short_share: float) -> IntArray 
     """
     rate = float((problem.costs / problem.lengths).min())
     excess = problem.costs - np.floor(problem.lengths * rate).astype(np.int64)
+    if not excess.any():
+        return None
     tokens = np.cumsum(problem.lengths)
     num_long = int(np.searchsorted(tokens, (1.0 - short_share) * int(tokens[-1])))
     bounds = cost_bounds(problem.lengths, excess, problem.cap, num_ranks=problem.num_ranks, num_slots=problem.num_slots)

@@ -226,7 +226,7 @@ def _check_balance(case: _Case) -> Iterator[Problem]:
         positions = case.plan.sample_positions[here]
         if not positions.size:
             continue
-        costs = integer_costs(evaluate_cost(model, case.lengths[positions]))
+        costs = integer_costs(evaluate_cost(model, case.lengths[positions]), terms=positions.size + request.alignment)
         ours = int(bin_sums(costs, rank_of[here], request.dp_size).max())
         if ours * request.dp_size <= _TOLERANCE * int(costs.sum()):
             continue

@@ -42,7 +42,7 @@ def karmarkar_karp(weights: npt.ArrayLike, k: int, equal_size: bool = False) -> 
         return [[] for _ in range(sets)]
     if given.ndim != 1 or given.dtype.kind not in "iuf" or not bool(np.all(np.isfinite(given) & (given >= 0))):
         raise ScheduleError(f"weights must be a list of finite numbers >= 0, got dtype {given.dtype}, shape {given.shape}")
-    costs = integer_costs(given)
+    costs = integer_costs(given, terms=given.size)
     if not equal_size:
         return _differencing(costs.tolist(), sets)
     if costs.size % sets:

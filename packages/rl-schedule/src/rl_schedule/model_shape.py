@@ -3,7 +3,8 @@
 Decides which attention and which MLP each layer has. Covers dense Llama-shaped models (Llama, Mistral, Qwen2, Qwen3,
 Gemma), mixture of experts (Mixtral, Qwen2/3-MoE, gpt-oss, DeepSeek), multi-head latent attention (DeepSeek-V2/V3),
 sliding windows (``layer_types``, ``sliding_window_pattern``, ``max_window_layers``) and hybrid linear attention
-(Qwen3-Next, ``full_attention_interval``). Invariant: a key that is needed and missing is an error, never a guess.
+(Qwen3-Next, ``full_attention_interval``). Invariant: a number that is needed and missing is an error, never a guess; what
+the configs themselves leave to a default (``head_dim``, ``num_key_value_heads``) follows that default.
 """
 
 from collections.abc import Mapping
@@ -13,6 +14,14 @@ from typing import Any
 from rl_schedule.errors import ScheduleError
 
 __all__ = ["LayerShape", "ModelShape", "read_model_shape"]
+
+_KINDS = {"full_attention": "full", "sliding_attention": "sliding", "linear_attention": "linear"}
+
+_TWO_MATRIX_MLPS = frozenset({"gpt_neox", "nemotron", "phi", "starcoder2"})
+"""Model types whose MLP has no gate: two matrices of hidden x intermediate instead of three."""
+
+_GATED_QUERIES = frozenset({"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
+"""Model types whose full-attention query projection also makes an output gate, twice as wide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,26 +47,25 @@ class ModelShape:
 
 
 class _Config:
-    """Reads integers and remembers what was missing, so that all missing keys are reported at once."""
+    """Reads numbers and remembers what was missing, so that all missing keys are reported at once."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = values
         self.missing: list[str] = []
 
-    def integer(self, *names: str, default: int | None = None) -> int:
-        for name in names:
-            value = self.values.get(name)
-            if isinstance(value, int) and not isinstance(value, bool):
-                return value
-        if default is None:
+    def required(self, *names: str) -> int:
+        """Return the first of ``names`` that is an integer >= 1; remember the lack and return 1 if there is none."""
+        value = self.optional(*names)
+        if value is None:
             self.missing.append(" or ".join(names))
             return 1
-        return default
+        return value
 
     def optional(self, *names: str) -> int | None:
+        """Return the first of ``names`` that is an integer >= 1, or None."""
         for name in names:
             value = self.values.get(name)
-            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
                 return value
         return None
 
@@ -65,75 +73,87 @@ class _Config:
         value = self.values.get(name)
         return list(value) if isinstance(value, (list, tuple)) else None
 
+    @property
+    def model_type(self) -> str:
+        return str(self.values.get("model_type"))
+
 
 def read_model_shape(config: Mapping[str, Any]) -> ModelShape:
     """Read a ``config.json``; a nested ``text_config`` (vision-language models) is followed.
 
     Raises:
-        ScheduleError: keys the shape needs are missing; all are named.
+        ScheduleError: numbers the shape needs are missing (all are named), or ``layer_types`` has an unknown kind.
     """
     if not isinstance(config, Mapping):
         raise ScheduleError(f"an HF config is a dictionary, got {type(config).__name__}; pass json.load of config.json")
     nested = config.get("text_config")
     reader = _Config(nested if isinstance(nested, Mapping) else config)
-    hidden = reader.integer("hidden_size")
-    kinds = _attention_kinds(reader)
+    hidden = reader.required("hidden_size")
     window = reader.optional("sliding_window")
     layers = []
-    for number, kind in enumerate(kinds):
-        mixer_tokens, pairs = _linear_attention(reader, hidden) if kind == "linear" else _attention(reader, hidden)
+    for number, kind in enumerate(_attention_kinds(reader)):
+        token_flops, pair_flops = _linear_attention(reader, hidden) if kind == "linear" else _attention(reader, hidden)
         layers.append(
             LayerShape(
-                token_flops=mixer_tokens + _feed_forward(reader, hidden, number),
-                pair_flops=pairs,
+                token_flops=token_flops + _feed_forward(reader, hidden, number),
+                pair_flops=pair_flops,
                 window=window if kind == "sliding" else None,
             )
         )
-    shape = ModelShape(layers=tuple(layers), head_flops=2 * hidden * reader.integer("vocab_size"))
+    shape = ModelShape(layers=tuple(layers), head_flops=2 * hidden * reader.required("vocab_size"))
     if reader.missing:
         missing = ", ".join(dict.fromkeys(reader.missing))
-        raise ScheduleError(f"the config of model_type {reader.values.get('model_type')!r} lacks {missing}; TransformerCost cannot be derived")
+        raise ScheduleError(f"the config of model_type {reader.model_type!r} lacks {missing}; TransformerCost cannot be derived from it")
     return shape
 
 
 def _attention_kinds(reader: _Config) -> list[str]:
     """Return ``full``, ``sliding`` or ``linear`` for each layer."""
-    count = reader.integer("num_hidden_layers")
-    names = {"full_attention": "full", "sliding_attention": "sliding", "linear_attention": "linear"}
+    count = reader.required("num_hidden_layers")
     types = reader.sequence("layer_types")
     if types is not None:
-        unknown = sorted({str(kind) for kind in types} - names.keys())
+        unknown = sorted({str(kind) for kind in types} - _KINDS.keys())
         if unknown or len(types) != count:
-            raise ScheduleError(f"layer_types has {len(types)} entries for {count} layers, unknown kinds: {unknown}")
-        return [names[kind] for kind in types]
+            raise ScheduleError(
+                f"layer_types has {len(types)} entries for {count} layers; kinds are {', '.join(_KINDS)}, unknown here: {unknown or 'none'}"
+            )
+        return [_KINDS[kind] for kind in types]
     interval = reader.optional("full_attention_interval")
     if interval is not None:
-        return ["full" if (number + 1) % interval == 0 else "linear" for number in range(count)]
+        return ["linear" if (number + 1) % interval else "full" for number in range(count)]
     if reader.optional("sliding_window") is None or reader.values.get("use_sliding_window") is False:
         return ["full"] * count
-    pattern = reader.optional("sliding_window_pattern")
+    pattern = reader.optional("sliding_window_pattern") or (2 if reader.model_type == "gemma2" else None)
     if pattern is not None:
-        return ["full" if (number + 1) % pattern == 0 else "sliding" for number in range(count)]
-    first_sliding = reader.integer("max_window_layers", default=0)
+        return ["sliding" if (number + 1) % pattern else "full" for number in range(count)]
+    first_sliding = reader.optional("max_window_layers") or 0
     return ["sliding" if number >= first_sliding else "full" for number in range(count)]
 
 
 def _attention(reader: _Config, hidden: int) -> tuple[int, int]:
-    """Return FLOPs per token and per pair of softmax attention, grouped-query or latent."""
-    heads = reader.integer("num_attention_heads")
+    """Return FLOPs per token and per pair of softmax attention.
+
+    Grouped queries, H hidden, h heads, g key-value heads, d head size: query 2Hhd, key and value 4Hgd, output 2hdH (not 2H^2:
+    h * d != H in Qwen3); a pair costs 2d for its score and 2d for its value in each head.
+    """
+    heads = reader.required("num_attention_heads")
     if reader.optional("kv_lora_rank") is not None:
         return _latent_attention(reader, hidden, heads)
-    dim = reader.integer("head_dim", default=hidden // heads)
-    groups = reader.integer("num_key_value_heads", default=heads)
-    queries = 2 if reader.values.get("attn_output_gate") or reader.values.get("model_type") == "qwen3_next" else 1
-    projections = 2 * hidden * dim * (queries * heads + 2 * groups) + 2 * heads * dim * hidden
-    return projections, 4 * heads * dim
+    size = reader.optional("head_dim") or hidden // heads
+    groups = reader.optional("num_key_value_heads") or heads
+    gated = bool(reader.values.get("attn_output_gate")) or reader.model_type in _GATED_QUERIES
+    query = 2 * hidden * heads * size * (2 if gated else 1)
+    return query + 4 * hidden * groups * size + 2 * heads * size * hidden, 4 * heads * size
 
 
 def _latent_attention(reader: _Config, hidden: int, heads: int) -> tuple[int, int]:
-    """Return the FLOPs of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
-    rank, nope, rope = reader.integer("kv_lora_rank"), reader.integer("qk_nope_head_dim"), reader.integer("qk_rope_head_dim")
-    value = reader.integer("v_head_dim")
+    """Return FLOPs per token and per pair of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+
+    Query down to its rank and up to h (n + r), or straight up without a rank; key-value down to rank c plus r, and up to
+    h (n + v); output 2hvH; a pair costs 2 (n + r) for its score and 2v for its value in each head.
+    """
+    rank, nope, rope = reader.required("kv_lora_rank"), reader.required("qk_nope_head_dim"), reader.required("qk_rope_head_dim")
+    value = reader.required("v_head_dim")
     query_rank = reader.optional("q_lora_rank")
     per_head = heads * (nope + rope)
     query = 2 * hidden * per_head if query_rank is None else 2 * query_rank * (hidden + per_head)
@@ -142,36 +162,37 @@ def _latent_attention(reader: _Config, hidden: int, heads: int) -> tuple[int, in
 
 
 def _linear_attention(reader: _Config, hidden: int) -> tuple[int, int]:
-    """Return the FLOPs of gated DeltaNet (arXiv 2412.06464): projections, convolution, and three products with the state."""
-    key_heads, value_heads = reader.integer("linear_num_key_heads"), reader.integer("linear_num_value_heads")
-    key_dim, value_dim = reader.integer("linear_key_head_dim"), reader.integer("linear_value_head_dim")
-    keys, values = key_heads * key_dim, value_heads * value_dim
+    """Return FLOPs per token of gated DeltaNet (arXiv 2412.06464), and 0 per pair.
+
+    k key heads of a, v value heads of b: projections to query, key, value, gate and two scalars per value head; a short
+    convolution over query, key and value; three products with the v states of a x b (read, write, query); output.
+    """
+    key_heads, value_heads = reader.required("linear_num_key_heads"), reader.required("linear_num_value_heads")
+    key_size, value_size = reader.required("linear_key_head_dim"), reader.required("linear_value_head_dim")
+    keys, values = key_heads * key_size, value_heads * value_size
     projections = 2 * hidden * (2 * keys + 2 * values + 2 * value_heads) + 2 * values * hidden
-    convolution = 2 * reader.integer("linear_conv_kernel_dim", default=4) * (2 * keys + values)
-    state = 6 * value_heads * key_dim * value_dim
-    return projections + convolution + state, 0
+    convolution = 2 * reader.required("linear_conv_kernel_dim") * (2 * keys + values)
+    return projections + convolution + 6 * value_heads * key_size * value_size, 0
 
 
 def _feed_forward(reader: _Config, hidden: int, number: int) -> int:
-    """Return FLOPs per token of layer ``number``'s gated MLP, or of its active and shared experts and router."""
+    """Return FLOPs per token of layer ``number``'s MLP (6HF with a gate), or of its active and shared experts and router."""
     experts = reader.optional("num_experts", "n_routed_experts", "num_local_experts")
     if experts is None or not _is_sparse(reader, number):
-        return 6 * hidden * reader.integer("intermediate_size")
-    width = reader.integer("moe_intermediate_size", "intermediate_size")
-    active = reader.integer("num_experts_per_tok", "moe_topk") * width
-    shared = reader.integer("n_shared_experts", default=0) * width
-    shared += reader.integer("shared_expert_intermediate_size", default=0)
-    gate = 2 * hidden if reader.optional("shared_expert_intermediate_size") else 0
-    return 6 * hidden * (active + shared) + 2 * hidden * experts + gate
+        return (4 if reader.model_type in _TWO_MATRIX_MLPS else 6) * hidden * reader.required("intermediate_size")
+    width = reader.required("moe_intermediate_size", "intermediate_size")
+    active = reader.required("num_experts_per_tok", "experts_per_token") * width
+    shared = (reader.optional("n_shared_experts") or 0) * width
+    gated_expert = reader.optional("shared_expert_intermediate_size") or 0
+    router = 2 * hidden * (experts + (1 if gated_expert else 0))
+    return 6 * hidden * (active + shared + gated_expert) + router
 
 
 def _is_sparse(reader: _Config, number: int) -> bool:
     """Tell whether layer ``number`` has experts."""
-    if number in (reader.sequence("mlp_only_layers") or []):
+    if number in (reader.sequence("mlp_only_layers") or []) or number < (reader.optional("first_k_dense_replace") or 0):
         return False
-    if number < reader.integer("first_k_dense_replace", default=0):
-        return False
-    frequency = reader.optional("decoder_sparse_step")
-    if frequency is not None:
-        return (number + 1) % frequency == 0
-    return number % reader.integer("moe_layer_freq", default=1) == 0
+    step = reader.optional("decoder_sparse_step")
+    if step is not None:
+        return (number + 1) % step == 0
+    return number % (reader.optional("moe_layer_freq") or 1) == 0

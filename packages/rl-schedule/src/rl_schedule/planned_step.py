@@ -4,6 +4,7 @@ Decides between static, plain and balanced packing. Invariants: the number of mi
 alignment; every bin without samples is a filler; the cap holds in every mode.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,10 +50,13 @@ def plan_step(request: ScheduleRequest, number: int, members: IntArray, all_leng
         ScheduleError: the cost model returns something that is no cost.
     """
     lengths = all_lengths[members]
-    costs = integer_costs(evaluate_cost(request.cost_model, lengths))
+    weights = evaluate_cost(request.cost_model, lengths)
+    costs = integer_costs(weights, terms=lengths.size + request.alignment)
     levelled = lengths if request.balance == "tokens" else costs
     assignment = _assign(request, number, lengths, levelled)
-    return PlannedStep(members=members, assignment=assignment, stats=_measure(request, assignment, lengths, costs, num_rollouts))
+    mean = math.fsum(weights.tolist()) / request.dp_size
+    stats = _measure(request, assignment, lengths, costs, num_rollouts=num_rollouts, mean_rank_cost=mean)
+    return PlannedStep(members=members, assignment=assignment, stats=stats)
 
 
 def _assign(request: ScheduleRequest, number: int, lengths: IntArray, levelled: IntArray) -> Assignment:
@@ -96,7 +100,9 @@ def _check_fillers(request: ScheduleRequest, number: int, num_samples: int, pack
     )
 
 
-def _measure(request: ScheduleRequest, assignment: Assignment, lengths: IntArray, costs: IntArray, num_rollouts: int) -> StepStats:
+def _measure(
+    request: ScheduleRequest, assignment: Assignment, lengths: IntArray, costs: IntArray, *, num_rollouts: int, mean_rank_cost: float
+) -> StepStats:
     ranks, slots, cap = assignment.num_ranks, assignment.num_slots, request.token_cap
     bin_costs = bin_sums(costs, assignment.bin_of, ranks * slots).reshape(ranks, slots)
     tokens, imbalance = int(lengths.sum()), rank_imbalance(bin_costs)
@@ -123,5 +129,5 @@ def _measure(request: ScheduleRequest, assignment: Assignment, lengths: IntArray
         slot_bound=lowest_slot,
         rank_slack=assignment.rank_slack,
         path=assignment.path,
-        mean_rank_cost=int(costs.sum()) / ranks,
+        mean_rank_cost=mean_rank_cost,
     )

@@ -4,14 +4,14 @@ Decides which settings exist, their defaults and their legal values. Invariant: 
 well-formed, so the algorithms below check nothing again; what can still fail is data that a policy ``"error"`` refuses.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, cast, get_args
 
 from rl_schedule.arrays import IntArray, Integers, integer_column, positive_column, positive_int
 from rl_schedule.contract import SettingsDocument
-from rl_schedule.cost import CostModel, QuadraticCost, TokenCost, describe_cost
+from rl_schedule.cost import CostModel, QuadraticCost, TokenCost
+from rl_schedule.cost_document import describe_cost, read_cost
 from rl_schedule.errors import ScheduleError
 from rl_schedule.steps import StepSplitter, load_splitter
 
@@ -65,7 +65,7 @@ class ScheduleRequest:
     balance: Balance = "flops"
     """``none`` = arrival-order first-fit, strided ranks; ``tokens`` or ``flops`` = levelled over ranks and slots."""
     rank_slack: RankSlack = 0.0
-    """0 suits one synchronisation per step; ``"auto"`` (at most 0.75 %) suits one per micro-batch."""
+    """0 suits one synchronisation per step; ``"auto"`` (what saves slot time, at most 5 %) suits one per micro-batch."""
     cost: CostModel | None = None
     """What ``flops`` levels and ``stats`` measure; None = ``QuadraticCost()``. ``tokens`` levels tokens, whatever this is."""
     splitter: str | StepSplitter = "fixed"
@@ -160,6 +160,34 @@ class ScheduleRequest:
         }
 
 
+    @classmethod
+    def from_settings(cls, settings: SettingsDocument, *, total_lengths: Integers, rollout_ids: Integers) -> "ScheduleRequest":
+        """Rebuild the request behind a plan, for ``check_plan``.
+
+        The splitter is not rebuilt (the plan states its steps, and a document must not name code to import), and neither
+        is a cost model from elsewhere: the default stands in for it.
+        """
+        return cls(
+            total_lengths=total_lengths,
+            rollout_ids=rollout_ids,
+            global_batch_size=None,
+            splitter="all",
+            dp_size=settings["dp_size"],
+            cp_size=settings["cp_size"],
+            vpp_size=settings["vpp_size"],
+            microbatch_group_size_per_vp_stage=settings["microbatch_group_size_per_vp_stage"],
+            max_tokens_per_gpu=settings["max_tokens_per_gpu"],
+            micro_batch_size=settings["micro_batch_size"],
+            balance=cast("Balance", settings["balance"]),
+            rank_slack=cast("RankSlack", settings["rank_slack"]),
+            cost=read_cost(settings["cost"]),
+            on_oversized=cast("OnOversized", settings["on_oversized"]),
+            on_misaligned=cast("OnMisaligned", settings["on_misaligned"]),
+            on_trailing=cast("OnTrailing", settings["on_trailing"]),
+            pad_to_multiple=settings["pad_to_multiple"],
+        )
+
+
 def _name_of(splitter: StepSplitter) -> str:
     module = getattr(splitter, "__module__", type(splitter).__module__)
     return f"{module}:{getattr(splitter, '__qualname__', type(splitter).__qualname__)}"
@@ -185,10 +213,10 @@ def _checked_batch_size(value: int | Sequence[int] | None, splitter: str | StepS
     return positive_int(value, "global_batch_size")
 
 
-def _checked_slack(value: RankSlack) -> RankSlack:
+def _checked_slack(value: object) -> RankSlack:
     """Return ``rank_slack`` as a float in [0, 1] or ``"auto"``."""
     if value == "auto":
-        return value
-    if isinstance(value, (str, bool)) or not math.isfinite(float(value)) or not 0.0 <= float(value) <= 1.0:
+        return "auto"
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:
         raise ScheduleError(f'rank_slack must be a fraction from 0 to 1 (0.0025 = 0.25 %) or "auto", got {value!r}')
     return float(value)
