@@ -61,7 +61,8 @@ def update_weights(url: str, weights: NamedArrays, *, version: int, timeout_seco
                 is_last = number == len(buckets)
                 body = {
                     "serialized_named_tensors": [payload] * num_tensor_ranks,
-                    "flush_cache": is_last,
+                    # Nothing ran since the flush above, and each flush collects the garbage of a large process.
+                    "flush_cache": False,
                     "weight_version": str(version) if is_last else None,
                 }
                 _call(client, "POST", "/update_weights_from_tensor", body, deadline)
