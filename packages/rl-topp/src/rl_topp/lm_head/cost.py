@@ -29,7 +29,7 @@ class DeviceCost:
 
 
 COSTS: Final = {
-    "cpu": DeviceCost(entry_seconds=4.0e-9, product_seconds=2.0e-10, pass_seconds=2.0e-9),
+    "cpu": DeviceCost(entry_seconds=1.7e-8, product_seconds=7.4e-11, pass_seconds=3.5e-9),
     "cuda": DeviceCost(entry_seconds=3.0e-12, product_seconds=1.4e-14, pass_seconds=2.0e-12),
 }
 """By device type. Where they come from: benchmarks/gpu_lm_head.py on one H200 (bfloat16), benchmarks/cpu_lm_head.py on one core (float32)."""
