@@ -19,8 +19,9 @@ _CASES = {case["name"]: case for case in json.loads((Path(__file__).parent / "go
 
 
 def pytest_configure(config) -> None:
-    """Register the marker, so that the tests also run outside the workspace."""
+    """Register the markers, so that the tests also run outside the workspace."""
     config.addinivalue_line("markers", "distributed: starts gloo processes")
+    config.addinivalue_line("markers", "fuzz: large counts of random cases")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,11 +16,11 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from rl_metrics.contract import Kind
 from rl_metrics.metric import Metric
 from rl_metrics.sketch import QuantileSketch
 
@@ -50,102 +50,109 @@ def extrema(metrics: Sequence[Metric]) -> FloatArray:
 
 def sums(metrics: Sequence[Metric], agreed: FloatArray) -> FloatArray:
     """Return the vector for the SUM all-reduce, given the agreed extrema."""
-    parts: list[FloatArray] = []
+    tops = agreed.tolist()
+    parts: list[float] = []
     start = 0
     for metric in metrics:
-        size = len(_extrema_of(metric))
-        parts.append(_sums_of(metric, agreed[start : start + size]))
-        start += size
-    return np.concatenate(parts) if parts else np.empty(0)
+        stop = start + _NUM_EXTREMA[metric.kind]
+        parts += _sums_of(metric, tops[start:stop])
+        start = stop
+    return np.array(parts, np.float64)
 
 
 def unpack(metrics: Sequence[Metric], agreed: FloatArray, summed: FloatArray) -> list[Metric]:
     """Return the merged records from the two reduced vectors; ``metrics`` gives names and kinds."""
+    tops, totals = agreed.tolist(), summed.tolist()
     merged = []
-    extreme_start = sum_start = 0
+    start = sum_start = 0
     for metric in metrics:
-        size = len(_extrema_of(metric))
-        top = agreed[extreme_start : extreme_start + size]
-        width = _sums_of(metric, top).size
-        merged.append(_merged(metric, top, summed[sum_start : sum_start + width]))
-        extreme_start, sum_start = extreme_start + size, sum_start + width
+        top = tops[start : start + _NUM_EXTREMA[metric.kind]]
+        sum_stop = (
+            sum_start + _NUM_SUMS[metric.kind] + (_width(top[0], top[1]) + _width(top[2], top[3]) if metric.sketch is not None else 0)
+        )
+        merged.append(_merged(metric, top, totals[sum_start:sum_stop]))
+        start, sum_start = start + len(top), sum_stop
     return merged
+
+
+_NUM_EXTREMA: dict[Kind, int] = {"sum": 0, "mean": 0, "min": 1, "max": 1, "moments": 1, "last": 1, "histogram": 4}
+"""Numbers of each kind in the first vector."""
+
+_NUM_SUMS: dict[Kind, int] = {"sum": 2, "mean": 2, "min": 2, "max": 2, "moments": 3, "last": 2, "histogram": 4}
+"""Numbers of each kind in the second vector; a histogram adds its agreed window."""
 
 
 def _extrema_of(metric: Metric) -> list[float]:
     """Return what one metric needs the greatest of."""
-    if metric.kind in ("min", "max"):
-        known = metric.weight and not math.isnan(metric.numerator)
-        return [(metric.numerator if metric.kind == "max" else -metric.numerator) if known else _NONE]
-    if metric.kind == "last":
-        return [metric.stamp if metric.weight else _NONE]
-    if metric.kind == "moments":
-        mean = metric.moments.mean
-        return [mean if metric.weight and math.isfinite(mean) else _NONE]
+    if metric.kind in ("sum", "mean"):
+        return []
     if metric.sketch is not None:
         bounds = []
         for indices in (metric.sketch.positive_indices, metric.sketch.negative_indices):
             bounds += [float(indices[-1]), float(-indices[0])] if indices.size else [_NONE, _NONE]
         return bounds
-    return []
-
-
-def _sums_of(metric: Metric, top: FloatArray) -> FloatArray:
-    """Return one metric's additive part, given its agreed extrema."""
-    if metric.kind in ("min", "max"):
-        return np.array([metric.weight, float(math.isnan(metric.numerator))])
+    if not metric.weight:
+        return [_NONE]
     if metric.kind == "last":
-        newest = bool(metric.weight) and metric.stamp == top[0]
-        return np.array([metric.numerator, metric.weight]) if newest else np.zeros(2)
-    if metric.kind == "moments":
-        if not metric.weight:
-            return np.zeros(3)
-        with np.errstate(invalid="ignore", over="ignore"):
-            shift = np.float64(metric.moments.mean) - _origin(top)
-            return np.array([metric.weight, metric.weight * shift, metric.m2 + metric.weight * shift * shift])
+        return [metric.stamp]
+    number = {"max": metric.numerator, "min": -metric.numerator}.get(metric.kind)
+    if number is None:
+        number = metric.moments.mean
+        return [number if math.isfinite(number) else _NONE]
+    return [_NONE if math.isnan(number) else number]
+
+
+def _sums_of(metric: Metric, top: list[float]) -> list[float]:
+    """Return one metric's additive part, given its agreed extrema."""
+    if metric.kind in ("sum", "mean"):
+        return [metric.numerator, metric.weight]
+    if metric.kind in ("min", "max"):
+        return [metric.weight, float(math.isnan(metric.numerator))]
+    if metric.kind == "last":
+        return [metric.numerator, metric.weight] if metric.weight and metric.stamp == top[0] else [0.0, 0.0]
     if metric.sketch is not None:
         sketch = metric.sketch
         positive = _dense(sketch.positive_indices, sketch.positive_counts, top[0], top[1])
         negative = _dense(sketch.negative_indices, sketch.negative_counts, top[2], top[3])
-        return np.concatenate([[metric.numerator, metric.weight, sketch.zero, sketch.nonfinite], positive, negative])
-    return np.array([metric.numerator, metric.weight])
+        return [metric.numerator, metric.weight, sketch.zero, sketch.nonfinite, *positive, *negative]
+    shift = metric.moments.mean - _origin(top) if metric.weight else 0.0
+    return [metric.weight, metric.weight * shift, metric.m2 + metric.weight * shift * shift]
 
 
-def _merged(metric: Metric, top: FloatArray, total: FloatArray) -> Metric:
+def _merged(metric: Metric, top: list[float], total: list[float]) -> Metric:
     """Return one merged record."""
-    if metric.kind in ("min", "max"):
-        weight, nans = float(total[0]), float(total[1])
-        extreme = float(top[0] if metric.kind == "max" else -top[0])
-        return replace(metric, numerator=math.nan if nans else extreme, weight=weight)
-    if metric.kind == "last":
-        return replace(metric, numerator=float(total[0]), weight=float(total[1]), stamp=float(top[0]) if total[1] else 0.0)
-    if metric.kind == "moments":
-        weight = float(total[0])
-        if not weight:
-            return Metric.empty(metric.name, "moments", unit=metric.unit)
-        shift = float(total[1]) / weight
+    name, kind, unit = metric.name, metric.kind, metric.unit
+    if kind in ("min", "max"):
+        extreme = top[0] if kind == "max" else -top[0]
+        return Metric(name=name, kind=kind, numerator=math.nan if total[1] else extreme, weight=total[0], unit=unit)
+    if kind == "last":
+        return Metric(name=name, kind=kind, numerator=total[0], weight=total[1], unit=unit, stamp=top[0] if total[1] else 0.0)
+    if kind == "moments":
+        if not total[0]:
+            return Metric.empty(name, "moments", unit=unit)
+        shift = total[1] / total[0]
         m2 = float(np.maximum(total[2] - total[1] * shift, 0.0))
-        return replace(metric, numerator=weight * (_origin(top) + shift), weight=weight, m2=m2)
+        return Metric(name=name, kind=kind, numerator=total[0] * (_origin(top) + shift), weight=total[0], unit=unit, m2=m2)
+    sketch = None
     if metric.sketch is not None:
-        width = _width(top[0], top[1])
-        positive_indices, positive_counts = _sparse(total[4 : 4 + width], top[1])
-        negative_indices, negative_counts = _sparse(total[4 + width :], top[3])
+        width = 4 + _width(top[0], top[1])
+        positive_indices, positive_counts = _sparse(total[4:width], top[1])
+        negative_indices, negative_counts = _sparse(total[width:], top[3])
         sketch = QuantileSketch(
             relative_error=metric.sketch.relative_error,
-            zero=float(total[2]),
-            nonfinite=float(total[3]),
+            zero=total[2],
+            nonfinite=total[3],
             positive_indices=positive_indices,
             positive_counts=positive_counts,
             negative_indices=negative_indices,
             negative_counts=negative_counts,
         )
-        return replace(metric, numerator=float(total[0]), weight=float(total[1]), sketch=sketch)
-    return replace(metric, numerator=float(total[0]), weight=float(total[1]))
+    return Metric(name=name, kind=kind, numerator=total[0], weight=total[1], unit=unit, sketch=sketch)
 
 
-def _origin(top: FloatArray) -> float:
+def _origin(top: list[float]) -> float:
     """Return the agreed origin of moments; 0 when no rank has a finite mean."""
-    return float(top[0]) if math.isfinite(top[0]) else 0.0
+    return top[0] if math.isfinite(top[0]) else 0.0
 
 
 def _width(high: float, negative_low: float) -> int:
@@ -153,15 +160,17 @@ def _width(high: float, negative_low: float) -> int:
     return int(high + negative_low) + 1 if math.isfinite(high) else 0
 
 
-def _dense(indices: npt.NDArray[np.int64], counts: FloatArray, high: float, negative_low: float) -> FloatArray:
+def _dense(indices: npt.NDArray[np.int64], counts: FloatArray, high: float, negative_low: float) -> list[float]:
     """Lay a sparse histogram out over the agreed window."""
     window = np.zeros(_width(high, negative_low))
     if indices.size:
         window[indices + int(negative_low)] = counts
-    return window
+    dense: list[float] = window.tolist()
+    return dense
 
 
-def _sparse(window: FloatArray, negative_low: float) -> tuple[npt.NDArray[np.int64], FloatArray]:
+def _sparse(window: list[float], negative_low: float) -> tuple[npt.NDArray[np.int64], FloatArray]:
     """Undo :func:`_dense`."""
-    occupied = np.flatnonzero(window)
-    return (occupied - int(negative_low) if occupied.size else occupied).astype(np.int64), window[occupied]
+    counts = np.array(window, np.float64)
+    occupied = np.flatnonzero(counts)
+    return (occupied - int(negative_low) if occupied.size else occupied).astype(np.int64), counts[occupied]

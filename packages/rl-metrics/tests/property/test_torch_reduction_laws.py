@@ -22,10 +22,11 @@ def _random_batch(rng):
     return totals, responses, masks, values, rng.integers(0, 3, n)
 
 
-def test_the_sum_over_context_parallel_ranks_is_the_plain_value_on_10000_batches():
-    rng = np.random.default_rng(20)
+@pytest.mark.parametrize("num_batches", [2_000, pytest.param(10_000, marks=pytest.mark.fuzz)])
+def test_the_sum_over_context_parallel_ranks_is_the_plain_value(num_batches):
+    rng = np.random.default_rng(num_batches)
     worst = 0.0
-    for k in range(10_000):
+    for k in range(num_batches):
         totals, responses, masks, values, ids = _random_batch(rng)
         aggregation = AGGREGATIONS[k % len(AGGREGATIONS)]
         denominators = loss_denominators(aggregation, masks, rollout_ids=ids, group_ids=ids)
@@ -38,7 +39,7 @@ def test_the_sum_over_context_parallel_ranks_is_the_plain_value_on_10000_batches
         plain = reference.loss_reducer(aggregation, totals, responses, masks, denominators=denominators)(values)
         scale = max(float(np.abs(values[np.concatenate(masks) != 0]).sum()), 1.0)
         worst = max(worst, abs(total - float(plain)) / scale)
-    print(f"largest difference over 10,000 batches, relative to sum |x|: {worst:.1e}")
+    print(f"largest difference over {num_batches} batches, relative to sum |x|: {worst:.1e}")
     assert worst <= 1e-14
 
 

@@ -17,11 +17,11 @@ import numpy.typing as npt
 import torch
 
 from rl_metrics.aggregation import Aggregation
-from rl_metrics.context_parallel import ContextParallel, IntArray, int_array
+from rl_metrics.context_parallel import ContextParallel, IntArray, check_lengths, int_array
 from rl_metrics.errors import MetricsError
 from rl_metrics.loss_reduction import reducer_denominators
 from rl_metrics.loss_scale import calculates_per_token_loss
-from rl_metrics.packing import PackedResponses, packed_responses
+from rl_metrics.packing import packed_responses
 
 __all__ = ["LossReducer", "Masks", "get_sum_of_sample_mean", "loss_reducer", "megatron_num_tokens"]
 
@@ -104,18 +104,19 @@ def get_sum_of_sample_mean(
     Example:
         Responses of 2 and 1 tokens, all trained: ``x = [1, 3, 5]`` gives (1 + 3) / 2 + 5 / 1 = 7.
     """
-    place = cp or ContextParallel()
-    owned = packed_responses(
-        total_lengths, response_lengths, place, pad_multiple=pad_multiple, stream_length=stream_length, stream_offsets=stream_offsets
-    )
-    lengths = int_array(response_lengths)
-    masks = _full_masks(loss_masks, lengths)
-    trained = masks if place.size == 1 else masks.index_select(0, torch.from_numpy(owned.flat_indices).to(masks.device))
+    totals, lengths = int_array(total_lengths), int_array(response_lengths)
+    check_lengths(totals, lengths)
+    trained = masks = _full_masks(loss_masks, lengths)
+    samples = np.repeat(np.arange(lengths.size, dtype=np.int64), lengths)
+    if cp is not None and cp.size > 1:
+        owned = packed_responses(totals, lengths, cp, pad_multiple=pad_multiple, stream_length=stream_length, stream_offsets=stream_offsets)
+        trained = masks.index_select(0, torch.from_numpy(owned.flat_indices).to(masks.device))
+        samples = owned.samples
     if calculate_per_token_loss:
         return LossReducer(trained, None)
-    if sample_denoms is None:
-        return LossReducer(trained, _own_mask_sums(masks, lengths, owned))
-    return LossReducer(trained, _given_denominators(sample_denoms, owned).to(masks.device))
+    divisors = _own_mask_sums(masks, lengths) if sample_denoms is None else _given_denominators(sample_denoms, lengths.size)
+    divisors = divisors.to(masks.device)
+    return LossReducer(trained, divisors.index_select(0, torch.from_numpy(samples).to(masks.device)))
 
 
 def loss_reducer(
@@ -223,21 +224,20 @@ def _full_masks(loss_masks: Masks, lengths: IntArray) -> torch.Tensor:
     return masks.ne(0)
 
 
-def _own_mask_sums(masks: torch.Tensor, lengths: IntArray, owned: PackedResponses) -> torch.Tensor:
-    """Return each owned token's denominator: the trained tokens of its sample, 0 as 1; float64 [n] on the masks' device."""
+def _own_mask_sums(masks: torch.Tensor, lengths: IntArray) -> torch.Tensor:
+    """Return each sample's denominator: its trained tokens, 0 as 1; float64 [N] on the masks' device."""
     if not lengths.size:
         return torch.empty(0, dtype=torch.float64, device=masks.device)
     sizes = torch.from_numpy(lengths).to(masks.device)
     sums = torch.segment_reduce(masks.to(torch.float64), "sum", lengths=sizes, initial=0.0, unsafe=True)
-    return sums.clamp_min_(1.0).index_select(0, torch.from_numpy(owned.samples).to(masks.device))
+    return sums.clamp_min_(1.0)
 
 
-def _given_denominators(sample_denoms: Any, owned: PackedResponses) -> torch.Tensor:
-    """Return each owned token's given denominator, 0 as 1; float64 [n]."""
+def _given_denominators(sample_denoms: Any, num_samples: int) -> torch.Tensor:
+    """Return each sample's given denominator, 0 as 1; float64 [N]."""
     if not isinstance(sample_denoms, torch.Tensor):
         sample_denoms = torch.from_numpy(np.asarray([float(value) for value in sample_denoms], np.float64))
-    if sample_denoms.shape != (owned.counts.size,):
-        raise MetricsError(f"sample_denoms has shape {tuple(sample_denoms.shape)} for {owned.counts.size} samples; give one per sample")
+    if sample_denoms.shape != (num_samples,):
+        raise MetricsError(f"sample_denoms has shape {tuple(sample_denoms.shape)} for {num_samples} samples; give one per sample")
     denominators = sample_denoms.to(torch.float64)
-    denominators = torch.where(denominators == 0, 1.0, denominators)
-    return denominators.index_select(0, torch.from_numpy(owned.samples).to(denominators.device))
+    return torch.where(denominators == 0, 1.0, denominators)
