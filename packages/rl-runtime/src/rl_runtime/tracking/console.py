@@ -55,7 +55,7 @@ class Display:
 
     def print(self, text: str) -> None:
         """Print a line above the display."""
-        self._progress.console.print(text)
+        self._progress.console.print(text, soft_wrap=True)
 
     def step_line(self, *, batch: int, num_batches: int, metrics: Mapping[str, float | None]) -> None:
         """Print the line of one optimizer step."""
