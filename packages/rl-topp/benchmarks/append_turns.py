@@ -1,6 +1,6 @@
 """Appending n turns costs linear time: the ratio of twice as many turns stays near 2.
 
-    python packages/rl-topp/benchmarks/append_turns.py
+python packages/rl-topp/benchmarks/append_turns.py
 """
 
 import time

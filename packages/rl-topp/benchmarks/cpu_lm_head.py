@@ -40,7 +40,9 @@ def main() -> None:
     whole = small / (32_000 * WIDTH) - 64 * product
     print(f"dot products: 1,024 rows x 4 ids {1e3 * few:.1f} ms, x 36 ids {1e3 * many:.1f} ms -> entry_seconds {entry:.2e}")
     print(f"blocks: 64 rows {1e3 * small:.1f} ms, 320 rows {1e3 * large:.1f} ms -> product_seconds {product:.2e}, pass_seconds {whole:.2e}")
-    print(f"equal cost per row at {product / entry:.4f} of the vocabulary: {32_000 * product / entry:.0f} of 32,000 ids, {128 * product / entry:.1f} of 128")
+    print(
+        f"equal cost per row at {product / entry:.4f} of the vocabulary: {32_000 * product / entry:.0f} of 32,000 ids, {128 * product / entry:.1f} of 128"
+    )
 
 
 if __name__ == "__main__":

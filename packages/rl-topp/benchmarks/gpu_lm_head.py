@@ -110,7 +110,9 @@ def peak_gib(call: Callable[[], Any]) -> float:
     return float(torch.cuda.max_memory_allocated() - before) / 2**30
 
 
-def head_call(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, rows: NucleusSet, backward: bool = True, **options: Any) -> Callable[[], None]:
+def head_call(
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, rows: NucleusSet, backward: bool = True, **options: Any
+) -> Callable[[], None]:
     def call() -> None:
         hidden.grad = weight.grad = None
         scores = nucleus_lm_head_log_probs(hidden, weight, targets, rows, **options)
@@ -161,14 +163,23 @@ def table() -> None:
         mask = mask_of(rows)
         masked = masked_call(hidden, weight, targets, mask)
         masked_time, masked_memory = milliseconds(masked, 5, 2), peak_gib(masked)
-        plain_time, plain_memory = milliseconds(unmasked_call(hidden, weight, targets), 5, 2), peak_gib(unmasked_call(hidden, weight, targets))
+        plain_time, plain_memory = (
+            milliseconds(unmasked_call(hidden, weight, targets), 5, 2),
+            peak_gib(unmasked_call(hidden, weight, targets)),
+        )
         hidden.grad = weight.grad = None
         del mask
-        say(f"T={num_rows} V={vocab_size} H={width}, mean kept {rows.ids.size / num_rows:.2f}, singletons {(rows.set_sizes == 1).mean():.2f}")
-        say(f"  masked full logits {masked_time:8.2f} ms {masked_memory:6.2f} GiB | cross-entropy without mask {plain_time:8.2f} ms {plain_memory:6.2f} GiB")
+        say(
+            f"T={num_rows} V={vocab_size} H={width}, mean kept {rows.ids.size / num_rows:.2f}, singletons {(rows.set_sizes == 1).mean():.2f}"
+        )
+        say(
+            f"  masked full logits {masked_time:8.2f} ms {masked_memory:6.2f} GiB | cross-entropy without mask {plain_time:8.2f} ms {plain_memory:6.2f} GiB"
+        )
         say(f"  no filter, blocks  {dense_time:8.2f} ms {dense_memory:6.2f} GiB")
         say(f"  kept ids only      {times[0]:8.2f} ms {memory:6.2f} GiB (again {times[1]:.2f}; forward {forward:.2f})")
-        say(f"  -> {masked_time / times[1]:.1f}x faster, {masked_memory / memory:.1f}x less; errors: log-prob {found[0]:.1e}, gradients {found[1]:.1e} {found[2]:.1e}")
+        say(
+            f"  -> {masked_time / times[1]:.1f}x faster, {masked_memory / memory:.1f}x less; errors: log-prob {found[0]:.1e}, gradients {found[1]:.1e} {found[2]:.1e}"
+        )
         FIGURES[f"table {name}"] = {"masked": masked_time, "plain": plain_time, "dense": dense_time, "sparse": times, "forward": forward}
         FIGURES[f"memory {name}"] = {"masked": masked_memory, "plain": plain_memory, "dense": dense_memory, "sparse": memory}
 
@@ -187,14 +198,18 @@ def sizes() -> None:
         memory = peak_gib(head_call(hidden, weight, targets, rows, method="sparse"))
         entries.append(rows.ids.size)
         times.append(sparse_time)
-        say(f"mean kept {rows.ids.size / num_rows:8.1f}: dot products {sparse_time:8.2f} ms ({memory:.2f} GiB), blocks {blocks:8.2f} ms, auto {auto_time:8.2f} ms")
+        say(
+            f"mean kept {rows.ids.size / num_rows:8.1f}: dot products {sparse_time:8.2f} ms ({memory:.2f} GiB), blocks {blocks:8.2f} ms, auto {auto_time:8.2f} ms"
+        )
     slope = np.polyfit(entries[2:], times[2:], 1)[0] * 1e-3 / width
     hidden, weight = operands(512, VOCAB_SIZE, width)
     rows = zipf_rows(rng, 512, 5.0)
     fewer = milliseconds(head_call(hidden, weight, targets_in(rows, rng), rows, method="blocked"), 5, 1)
     product = (blocks - fewer) * 1e-3 / (1_536 * VOCAB_SIZE * width)
     whole = fewer * 1e-3 / (VOCAB_SIZE * width) - 512 * product
-    say(f"constants: entry_seconds {slope:.2e}, product_seconds {product:.2e}, pass_seconds {max(whole, 0.0):.2e}; even at {VOCAB_SIZE * product / slope:.0f} ids per row")
+    say(
+        f"constants: entry_seconds {slope:.2e}, product_seconds {product:.2e}, pass_seconds {max(whole, 0.0):.2e}; even at {VOCAB_SIZE * product / slope:.0f} ids per row"
+    )
     FIGURES["constants"] = {"entry_seconds": slope, "product_seconds": product, "pass_seconds": whole, "entries": entries, "times": times}
 
 
@@ -292,7 +307,12 @@ def tune() -> None:
     grid: list[tuple[str, dict[str, int]]] = []
     grid += [("scores", {"score_entries": e, "score_block": b}) for e in (4, 8, 16, 32) for b in (128, 256, 512)]
     grid += [("d_hidden", {"hidden_entries": e, "hidden_block": b}) for e in (2, 4, 8, 16) for b in (256, 512, 1024)]
-    grid += [("d_weight", {"weight_entries": e, "weight_block": b, "chunk": c}) for e in (2, 4, 8, 16) for b in (256, 512, 1024) for c in (64, 256)]
+    grid += [
+        ("d_weight", {"weight_entries": e, "weight_block": b, "chunk": c})
+        for e in (2, 4, 8, 16)
+        for b in (256, 512, 1024)
+        for c in (64, 256)
+    ]
     found = Stages()
     results = [(name, milliseconds(found.calls(triton_kernels.KernelShapes(**change))[name], 9, 2), change) for name, change in grid]
     FIGURES["tune"] = results

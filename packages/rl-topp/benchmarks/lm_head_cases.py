@@ -29,7 +29,9 @@ def zipf_rows(rng: np.random.Generator, num_rows: int, mean: float, vocab_size: 
 def random_rows(rng: np.random.Generator, num_rows: int, vocab_size: int, largest: int) -> NucleusSet:
     """Sets of 1 to `largest` ids, every status."""
     status = rng.choice([0, 0, 0, 0, 1, 2, 3], num_rows)
-    sizes = np.where((status == 0) | (status == 3), np.minimum(rng.integers(1, largest + 1, num_rows), rng.integers(1, vocab_size + 1, num_rows)), 0)
+    sizes = np.where(
+        (status == 0) | (status == 3), np.minimum(rng.integers(1, largest + 1, num_rows), rng.integers(1, vocab_size + 1, num_rows)), 0
+    )
     ids = [np.sort(rng.choice(vocab_size, size, replace=False)) if size else np.zeros(0, np.int64) for size in sizes]
     return NucleusSet(ids=np.concatenate(ids), offsets=np.concatenate([[0], np.cumsum(sizes)]), status=status, vocab_size=vocab_size)
 
@@ -51,7 +53,9 @@ def targets_in(rows: NucleusSet, rng: np.random.Generator, device: str = "cuda")
     return torch.from_numpy(np.where(sizes > 0, picked, any_id)).to(device)
 
 
-def exact(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, rows: NucleusSet, upstream: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def exact(
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, rows: NucleusSet, upstream: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
     """Return log-probs, and the gradients of their sum weighted by `upstream`, in float64 from the same inputs, row chunk by row chunk."""
     device = hidden.device
     hidden64, weight64 = hidden.detach().double(), weight.detach().double()[: rows.vocab_size]

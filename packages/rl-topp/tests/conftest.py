@@ -16,7 +16,9 @@ from rl_topp import NucleusSet
 DEADLINE_SECONDS = 90.0
 
 
-def _random_rows(rng: np.random.Generator, num_rows: int, vocab_size: int, *, statuses: tuple[int, ...] = (0, 1, 2, 3), largest: int | None = None) -> NucleusSet:
+def _random_rows(
+    rng: np.random.Generator, num_rows: int, vocab_size: int, *, statuses: tuple[int, ...] = (0, 1, 2, 3), largest: int | None = None
+) -> NucleusSet:
     status = rng.choice(statuses, num_rows)
     sizes = np.where((status == 0) | (status == 3), rng.integers(1, (largest or vocab_size) + 1, num_rows), 0)
     ids = [rng.choice(vocab_size, size, replace=False) for size in sizes]
@@ -54,7 +56,9 @@ def run_ranks(tmp_path: Path) -> Callable[..., list[Any]]:
         context = multiprocessing.get_context("fork")
         results = context.Queue()
         store = str(tmp_path / f"store-{world_size}-{function.__name__}")
-        processes = [context.Process(target=_enter_rank, args=(function, rank, world_size, store, arguments, results)) for rank in range(world_size)]
+        processes = [
+            context.Process(target=_enter_rank, args=(function, rank, world_size, store, arguments, results)) for rank in range(world_size)
+        ]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # fork with torch's idle threads: the children start none
             for process in processes:

@@ -3,7 +3,21 @@
 import subprocess
 import sys
 
-HEAVY = ("torch", "triton", "sglang", "megatron", "ray", "transformers", "pyarrow", "typer", "rich", "rl_schedule", "rl_metrics", "rl_dump", "rl_runtime")
+HEAVY = (
+    "torch",
+    "triton",
+    "sglang",
+    "megatron",
+    "ray",
+    "transformers",
+    "pyarrow",
+    "typer",
+    "rich",
+    "rl_schedule",
+    "rl_metrics",
+    "rl_dump",
+    "rl_runtime",
+)
 
 
 def test_import_loads_no_heavy_library() -> None:

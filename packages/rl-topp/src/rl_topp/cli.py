@@ -18,7 +18,9 @@ from rl_topp.errors import NucleusError
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(help="Kept sets of top-p sampling: look into a dump, check the SGLang plugin.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    help="Kept sets of top-p sampling: look into a dump, check the SGLang plugin.", no_args_is_help=True, add_completion=False
+)
 
 _LABELS = {
     "num_tokens": "trained tokens",

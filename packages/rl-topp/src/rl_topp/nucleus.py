@@ -69,7 +69,12 @@ class NucleusSet:
         self._fill(ids, offsets, status, int(self.vocab_size), None)
 
     def _fill(
-        self, ids: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64], status: npt.NDArray[np.uint8], vocab_size: int, buffers: _Buffers | None
+        self,
+        ids: npt.NDArray[np.int32],
+        offsets: npt.NDArray[np.int64],
+        status: npt.NDArray[np.uint8],
+        vocab_size: int,
+        buffers: _Buffers | None,
     ) -> None:
         set_field = object.__setattr__
         set_field(self, "ids", _read_only(ids))
@@ -108,7 +113,10 @@ class NucleusSet:
         Raises:
             NucleusError: an entry is empty, leaves the vocabulary or repeats an id; the message names the token.
         """
-        rows = [np.zeros(0, np.int32) if entry is None else as_integers(entry, np.int32, f"kept ids of token {t}") for t, entry in enumerate(kept)]
+        rows = [
+            np.zeros(0, np.int32) if entry is None else as_integers(entry, np.int32, f"kept ids of token {t}")
+            for t, entry in enumerate(kept)
+        ]
         status = np.array([NucleusStatus.NO_FILTER if entry is None else NucleusStatus.KEPT for entry in kept], np.uint8)
         return cls(
             ids=np.concatenate(rows) if rows else np.zeros(0, np.int32),

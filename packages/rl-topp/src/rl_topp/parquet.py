@@ -54,7 +54,9 @@ def stats_of_dump(path: Path) -> KeptSetStats:
     columns |= {name: _aligned(path, table, name, counts) for name in _OPTIONAL if name in table.column_names}
     if not np.array_equal(offset_counts, counts + 1):
         sample = int(np.flatnonzero(offset_counts != counts + 1)[0])
-        raise NucleusError(f"{path}: sample {sample} has {offset_counts[sample]} nucleus_offsets for {counts[sample]} tokens, expected {counts[sample] + 1}")
+        raise NucleusError(
+            f"{path}: sample {sample} has {offset_counts[sample]} nucleus_offsets for {counts[sample]} tokens, expected {counts[sample] + 1}"
+        )
     return kept_set_stats(set_sizes=_sizes(offsets, offset_counts), status=status.astype(np.uint8), **columns)
 
 
@@ -67,7 +69,9 @@ def _check_contract(path: Path, schema: pa.Schema) -> None:
     except (ValueError, AttributeError) as error:
         raise NucleusError(f"{path}: the metadata under {_METADATA_KEY.decode()!r} is not a JSON object: {error}") from error
     if contract not in READABLE_CONTRACTS:
-        raise UnsupportedContractError(f"{path}: contract {contract!r}, this version of rl-topp reads {' and '.join(READABLE_CONTRACTS)}; convert it with rl-dump")
+        raise UnsupportedContractError(
+            f"{path}: contract {contract!r}, this version of rl-topp reads {' and '.join(READABLE_CONTRACTS)}; convert it with rl-dump"
+        )
 
 
 def _flat(path: Path, table: pa.Table, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:

@@ -46,7 +46,9 @@ def align_rows(
         NucleusError: the sequences differ in length, an index lies outside, or two response tokens claim one row; names the sample.
     """
     if not len(sets) == len(response_indices) == len(logit_rows):
-        raise NucleusError(f"got {len(sets)} sets, {len(response_indices)} response_indices and {len(logit_rows)} logit_rows; expected one each per sample")
+        raise NucleusError(
+            f"got {len(sets)} sets, {len(response_indices)} response_indices and {len(logit_rows)} logit_rows; expected one each per sample"
+        )
     everything = NucleusSet.concat(sets, vocab_size=vocab_size)
     token_of_row = np.full(num_rows, len(everything), np.int64)  # the one-past-the-end token is the unclaimed one, added below
     sample_of_row = np.full(num_rows, -1, np.int64)

@@ -82,11 +82,13 @@ def kept_set_stats(
         "rollout_full_log_probs": rollout_full_log_probs,
         "log_probs": log_probs,
     }
-    NucleusError.raise_if([
-        f"{name} has {column.size} entries, expected {set_sizes.size}, one per response token"
-        for name, column in columns.items()
-        if column is not None and column.size != set_sizes.size
-    ])
+    NucleusError.raise_if(
+        [
+            f"{name} has {column.size} entries, expected {set_sizes.size}, one per response token"
+            for name, column in columns.items()
+            if column is not None and column.size != set_sizes.size
+        ]
+    )
     trained = loss_masks == 1
     sizes = set_sizes[trained & (status == NucleusStatus.KEPT)]
     num_tokens = int(trained.sum())

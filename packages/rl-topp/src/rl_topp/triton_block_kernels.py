@@ -93,9 +93,7 @@ def merge_block_statistics(z_DB: Tensor, places_F: Tensor, targets_F: Tensor, st
         first_id: the block's first id.
     """
     num_full = places_F.numel()
-    _merge_statistics_kernel[(num_full,)](
-        z_DB, places_F, targets_F, statistics_4F, num_full, first_id, z_DB.shape[1], BLOCK=_BLOCK
-    )
+    _merge_statistics_kernel[(num_full,)](z_DB, places_F, targets_F, statistics_4F, num_full, first_id, z_DB.shape[1], BLOCK=_BLOCK)
 
 
 def block_gradient(

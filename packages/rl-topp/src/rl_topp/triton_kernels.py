@@ -71,7 +71,18 @@ def _list_entries_kernel(ids, rows, starts, offsets, targets, out_ids, out_rows,
 
 @triton.jit
 def _entry_scores_kernel(
-    hidden, weight, ids, rows, scores, num_entries, width, hidden_stride, weight_stride, WIDE: tl.constexpr, ENTRIES: tl.constexpr, BLOCK: tl.constexpr
+    hidden,
+    weight,
+    ids,
+    rows,
+    scores,
+    num_entries,
+    width,
+    hidden_stride,
+    weight_stride,
+    WIDE: tl.constexpr,
+    ENTRIES: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     entry = tl.program_id(0) * ENTRIES + tl.arange(0, ENTRIES)
     inside = entry < num_entries
@@ -119,7 +130,16 @@ def _row_statistics_kernel(scores, rows, offsets, statistics, num_rows, WIDE: tl
 
 @triton.jit
 def _entry_coefficients_kernel(
-    scores, rows, offsets, upstream, upstream_entropy, log_normaliser, entropy, coefficients, WITH_ENTROPY: tl.constexpr, LANES: tl.constexpr
+    scores,
+    rows,
+    offsets,
+    upstream,
+    upstream_entropy,
+    log_normaliser,
+    entropy,
+    coefficients,
+    WITH_ENTROPY: tl.constexpr,
+    LANES: tl.constexpr,
 ):
     listed = tl.program_id(0)
     row = tl.load(rows + listed)
@@ -140,9 +160,7 @@ def _entry_coefficients_kernel(
 
 
 @triton.jit
-def _add_weighted_rows(
-    total, matrix, index, coefficients, first, stop, columns, width, stride, WIDE: tl.constexpr, ENTRIES: tl.constexpr
-):
+def _add_weighted_rows(total, matrix, index, coefficients, first, stop, columns, width, stride, WIDE: tl.constexpr, ENTRIES: tl.constexpr):
     """Add coefficients[k] * matrix[index[k], columns] for k in [first, stop) to total [ENTRIES, columns]; rows of coefficient 0 are not read."""
     for begin in range(first, stop, ENTRIES):
         place = begin + tl.arange(0, ENTRIES)
@@ -179,7 +197,17 @@ def _hidden_gradient_kernel(
 
 @triton.jit
 def _weight_partials_kernel(
-    hidden, ids, rows, coefficients, partials, width, hidden_stride, WIDE: tl.constexpr, ENTRIES: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr
+    hidden,
+    ids,
+    rows,
+    coefficients,
+    partials,
+    width,
+    hidden_stride,
+    WIDE: tl.constexpr,
+    ENTRIES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
     chunk = tl.program_id(0)
     first = chunk * CHUNK
@@ -229,7 +257,15 @@ def _weight_gradient_kernel(
 
 
 def list_entries(
-    ids: Tensor, rows_R: Tensor, starts_R: Tensor, offsets_R1: Tensor, targets_T: Tensor, *, num_entries: int, vocab_start: int, num_local_ids: int
+    ids: Tensor,
+    rows_R: Tensor,
+    starts_R: Tensor,
+    offsets_R1: Tensor,
+    targets_T: Tensor,
+    *,
+    num_entries: int,
+    vocab_start: int,
+    num_local_ids: int,
 ) -> tuple[Tensor, Tensor]:
     """Return ids [E] (relative to the shard, or -1) and rows [E] of the entries, int32.
 
@@ -245,11 +281,15 @@ def list_entries(
     """
     ids_E, rows_E = torch.empty(2, num_entries, dtype=torch.int32, device=ids.device)
     grid = (rows_R.numel(),)
-    _list_entries_kernel[grid](ids, rows_R, starts_R, offsets_R1, targets_T, ids_E, rows_E, vocab_start, num_local_ids, LANES=_LANES, num_warps=1)
+    _list_entries_kernel[grid](
+        ids, rows_R, starts_R, offsets_R1, targets_T, ids_E, rows_E, vocab_start, num_local_ids, LANES=_LANES, num_warps=1
+    )
     return ids_E, rows_E
 
 
-def entry_scores(hidden_TH: Tensor, weight_VH: Tensor, ids_E: Tensor, rows_E: Tensor, *, dtype: torch.dtype, shapes: KernelShapes) -> Tensor:
+def entry_scores(
+    hidden_TH: Tensor, weight_VH: Tensor, ids_E: Tensor, rows_E: Tensor, *, dtype: torch.dtype, shapes: KernelShapes
+) -> Tensor:
     """Return hidden . weight[id] per entry, [E], -inf where the id is -1. Both matrices have contiguous rows."""
     scores = torch.empty(ids_E.shape, dtype=dtype, device=ids_E.device)
     grid = (triton.cdiv(ids_E.numel(), shapes.score_entries),)
@@ -279,7 +319,13 @@ def row_statistics(scores_E: Tensor, rows_R: Tensor, offsets_R1: Tensor, statist
 
 
 def entry_coefficients(
-    scores_E: Tensor, rows_R: Tensor, offsets_R1: Tensor, upstream_T: Tensor, upstream_entropy_T: Tensor | None, log_normaliser_T: Tensor, entropy_T: Tensor
+    scores_E: Tensor,
+    rows_R: Tensor,
+    offsets_R1: Tensor,
+    upstream_T: Tensor,
+    upstream_entropy_T: Tensor | None,
+    log_normaliser_T: Tensor,
+    entropy_T: Tensor,
 ) -> Tensor:
     """Return dL/dz per entry, [E] (see `torch.scores.entry_gradient`; dL/d(logit) when the upstream is divided by the temperature); 0 where the id is -1. All row arrays are contiguous."""
     coefficients = torch.empty_like(scores_E)
@@ -321,7 +367,9 @@ def hidden_gradient(
     )
 
 
-def weight_gradient(hidden_TH: Tensor, ids_E: Tensor, rows_E: Tensor, coefficients_E: Tensor, out_VH: Tensor, *, shapes: KernelShapes) -> None:
+def weight_gradient(
+    hidden_TH: Tensor, ids_E: Tensor, rows_E: Tensor, coefficients_E: Tensor, out_VH: Tensor, *, shapes: KernelShapes
+) -> None:
     """Add sum of coefficient * hidden[row] over each id's entries to `out_VH`, whose rows are contiguous."""
     width, num_entries, wide = hidden_TH.shape[1], ids_E.numel(), coefficients_E.dtype
     ids, order = torch.sort(ids_E, stable=True)

@@ -62,9 +62,7 @@ def find_offset_problems(offsets: npt.NDArray[np.int64], *, num_ids: int, num_to
     return problems
 
 
-def find_problems(
-    ids: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64], status: npt.NDArray[np.uint8], vocab_size: int
-) -> list[str]:
+def find_problems(ids: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64], status: npt.NDArray[np.uint8], vocab_size: int) -> list[str]:
     """Check one CSR record.
 
     Args:
@@ -91,7 +89,9 @@ def _status_problems(counts: npt.NDArray[np.int64], status: npt.NDArray[np.uint8
         problems.append(f"token {unknown[0]} has status {status[unknown[0]]}, expected 0 to {_NUM_STATUS - 1}")
     empty = np.flatnonzero((status == _KEPT) & (counts == 0))
     if empty.size:
-        problems.append(f"token {empty[0]} has status 0 (kept set recorded) but no ids; use status 1 for no filter, 2 for not sampled, 3 for a lost set")
+        problems.append(
+            f"token {empty[0]} has status 0 (kept set recorded) but no ids; use status 1 for no filter, 2 for not sampled, 3 for a lost set"
+        )
     filled = np.flatnonzero(((status == _NO_FILTER) | (status == _NOT_SAMPLED)) & (counts != 0))
     if filled.size:
         problems.append(f"token {filled[0]} has status {status[filled[0]]}, which carries no ids, but {counts[filled[0]]} ids")

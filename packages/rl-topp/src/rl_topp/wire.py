@@ -208,11 +208,13 @@ _READERS: Final = {KEPT_IDS_KEY: _read_ours, **{keys.ids: _read_flat for keys in
 
 def _refuse_lone_offsets(meta_info: Mapping[str, Any]) -> None:
     pairs = (*_FLAT, _FlatKeys(ids=KEPT_IDS_KEY, offsets=KEPT_OFFSETS_KEY))
-    NucleusError.raise_if([
-        f"{keys.offsets} is there, but {keys.ids} is missing; the two belong together"
-        for keys in pairs
-        if meta_info.get(keys.offsets) is not None and meta_info.get(keys.ids) is None
-    ])
+    NucleusError.raise_if(
+        [
+            f"{keys.offsets} is there, but {keys.ids} is missing; the two belong together"
+            for keys in pairs
+            if meta_info.get(keys.offsets) is not None and meta_info.get(keys.ids) is None
+        ]
+    )
 
 
 def _flat_arrays(meta_info: Mapping[str, Any], keys: _FlatKeys, num_tokens: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:

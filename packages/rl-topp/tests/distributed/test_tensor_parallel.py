@@ -51,7 +51,16 @@ def _from_hidden(inputs: dict[str, Any], start: int, stop: int, group: Any, meth
     hidden = inputs["hidden"].clone().requires_grad_()
     weight = inputs["weight"][start:stop].clone().requires_grad_()
     scores = nucleus_lm_head_log_probs(
-        hidden, weight, inputs["targets"], inputs["rows"], vocab_start=start, tp_group=group, method=method, hidden_gradient=hidden_gradient, block_bytes=1000, **OPTIONS
+        hidden,
+        weight,
+        inputs["targets"],
+        inputs["rows"],
+        vocab_start=start,
+        tp_group=group,
+        method=method,
+        hidden_gradient=hidden_gradient,
+        block_bytes=1000,
+        **OPTIONS,
     )
     _loss(scores, inputs["upstream"]).backward()
     return tuple(getattr(scores, name).detach().numpy() for name in WANTED), hidden.grad.numpy(), weight.grad.numpy()
@@ -66,7 +75,9 @@ def _hidden_rank(rank: int, world_size: int, inputs: dict[str, Any], method: str
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_scores_from_logits_do_not_depend_on_the_shards(world_size: int, run_ranks: Callable[..., Any], random_rows: Callable[..., NucleusSet]) -> None:
+def test_scores_from_logits_do_not_depend_on_the_shards(
+    world_size: int, run_ranks: Callable[..., Any], random_rows: Callable[..., NucleusSet]
+) -> None:
     inputs = _inputs(random_rows(np.random.default_rng(1), NUM_ROWS, VOCAB_SIZE))
     expected, expected_gradient = _from_logits(inputs, 0, 32, None)
     ranks = run_ranks(_logits_rank, world_size, inputs)

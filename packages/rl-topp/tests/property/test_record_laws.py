@@ -15,9 +15,16 @@ VOCAB_SIZE = 12
 def nucleus_sets(draw: st.DrawFn, max_tokens: int = 8) -> NucleusSet:
     status = draw(st.lists(st.integers(0, 3), max_size=max_tokens))
     smallest = {0: 1, 3: 0}
-    rows = [draw(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=smallest[kind], unique=True)) if kind in smallest else [] for kind in status]
+    rows = [
+        draw(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=smallest[kind], unique=True)) if kind in smallest else [] for kind in status
+    ]
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)])
-    return NucleusSet(ids=np.array([token for row in rows for token in row], np.int64), offsets=offsets, status=np.array(status, np.uint8), vocab_size=VOCAB_SIZE)
+    return NucleusSet(
+        ids=np.array([token for row in rows for token in row], np.int64),
+        offsets=offsets,
+        status=np.array(status, np.uint8),
+        vocab_size=VOCAB_SIZE,
+    )
 
 
 @given(st.lists(nucleus_sets(), max_size=6))

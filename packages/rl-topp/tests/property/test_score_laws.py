@@ -49,7 +49,9 @@ def test_renormalising_over_the_set_adds_minus_the_log_of_its_mass(seed: int) ->
 @given(SEEDS, st.floats(-50, 50))
 def test_adding_a_constant_to_a_row_changes_no_score(seed: int, shift: float) -> None:
     logits, targets, rows = _random(seed)
-    left, right = (nucleus_log_probs(torch.tensor(values), torch.tensor(targets), rows, entropy=True) for values in (logits, logits + shift))
+    left, right = (
+        nucleus_log_probs(torch.tensor(values), torch.tensor(targets), rows, entropy=True) for values in (logits, logits + shift)
+    )
     torch.testing.assert_close(left.log_probs, right.log_probs, atol=1e-9, rtol=0)
     torch.testing.assert_close(left.entropy, right.entropy, atol=1e-9, rtol=0)
 

@@ -48,7 +48,16 @@ def random_rows(rng: np.random.Generator, num_rows: int, vocab_size: int, larges
 
 
 def check(
-    seed: int, *, num_rows: int, vocab_size: int, local: int, width: int, largest: int, dtype: Any, shapes: KernelShapes = TINY, **options: Any
+    seed: int,
+    *,
+    num_rows: int,
+    vocab_size: int,
+    local: int,
+    width: int,
+    largest: int,
+    dtype: Any,
+    shapes: KernelShapes = TINY,
+    **options: Any,
 ) -> None:
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
@@ -66,11 +75,22 @@ def check(
 
 if __name__ == "__main__":
     double, single, half = torch.float64, torch.float32, torch.bfloat16
-    check(0, num_rows=24, vocab_size=17, local=20, width=13, largest=17, dtype=double, method="sparse", temperature=0.7)
-    check(1, num_rows=20, vocab_size=50, local=50, width=16, largest=40, dtype=single, method="sparse")
-    check(2, num_rows=16, vocab_size=90, local=32, width=20, largest=60, dtype=double, method="sparse", vocab_start=32)
+    check(0, num_rows=14, vocab_size=17, local=20, width=13, largest=17, dtype=double, method="sparse", temperature=0.7)
+    check(1, num_rows=10, vocab_size=50, local=50, width=16, largest=20, dtype=single, method="sparse")
+    check(2, num_rows=10, vocab_size=90, local=32, width=12, largest=50, dtype=double, method="sparse", vocab_start=32)
     check(3, num_rows=1, vocab_size=5, local=5, width=3, largest=1, dtype=double, method="sparse")
-    check(4, num_rows=30, vocab_size=30, local=30, width=20, largest=9, dtype=half, method="sparse", shapes=KernelShapes(), on_truncated="full")
-    check(5, num_rows=20, vocab_size=40, local=44, width=9, largest=8, dtype=double, method="blocked", temperature=1.3)
-    check(6, num_rows=20, vocab_size=40, local=44, width=9, largest=8, dtype=single, method="blocked", full_log_probs=True)
+    check(
+        4,
+        num_rows=30,
+        vocab_size=30,
+        local=30,
+        width=20,
+        largest=9,
+        dtype=half,
+        method="sparse",
+        shapes=KernelShapes(),
+        on_truncated="full",
+    )
+    check(5, num_rows=12, vocab_size=40, local=44, width=9, largest=8, dtype=double, method="blocked", temperature=1.3)
+    check(6, num_rows=12, vocab_size=40, local=44, width=9, largest=8, dtype=single, method="blocked", full_log_probs=True)
     print("ok")

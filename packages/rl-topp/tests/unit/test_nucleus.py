@@ -121,7 +121,11 @@ def test_sets_that_differ_in_order_are_equal_after_sorting() -> None:
 
 def test_targets_are_checked_against_complete_sets_only(mixed: NucleusSet) -> None:
     mixed.check_targets([9, -100, 7, 0, 8])
-    for targets, words in (([1, 0, 7, 0, 0], "token 0 sampled id 1"), ([9, 0, 7, 10, 0], "token 3 sampled id 10"), ([9], "1 targets for 5")):
+    for targets, words in (
+        ([1, 0, 7, 0, 0], "token 0 sampled id 1"),
+        ([9, 0, 7, 10, 0], "token 3 sampled id 10"),
+        ([9], "1 targets for 5"),
+    ):
         with pytest.raises(NucleusError, match=words):
             mixed.check_targets(targets)
 

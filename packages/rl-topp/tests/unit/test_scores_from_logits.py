@@ -128,7 +128,11 @@ def test_the_mask_is_the_reference_s_shard(on_truncated: Any, case: Any) -> None
     ],
 )
 def test_inputs_that_do_not_fit_are_refused(change: dict[str, Any], words: str) -> None:
-    inputs: dict[str, Any] = {"logits": torch.zeros(3, 4), "targets": torch.zeros(3, dtype=torch.long), "rows": NucleusSet.unfiltered(3, vocab_size=4)} | change
+    inputs: dict[str, Any] = {
+        "logits": torch.zeros(3, 4),
+        "targets": torch.zeros(3, dtype=torch.long),
+        "rows": NucleusSet.unfiltered(3, vocab_size=4),
+    } | change
     logits, targets, rows = (inputs.pop(name) for name in ("logits", "targets", "rows"))
     with pytest.raises(NucleusError, match=words):
         nucleus_log_probs(logits, targets, rows, **inputs)

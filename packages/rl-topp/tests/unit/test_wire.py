@@ -61,7 +61,11 @@ def test_per_token_forms_are_read_alike(key: str) -> None:
 
 def test_a_native_reply_as_recorded() -> None:
     """The keys of SGLang 0.5.16 and 0.5.17 with `return_sampling_mask`: ids and renormalised log-probs per token."""
-    meta = {"output_token_sampling_mask": [[5, 9], [7]], "output_token_sampling_mask_length": 2, "output_token_sampling_logprobs": [-0.25, 0.0]}
+    meta = {
+        "output_token_sampling_mask": [[5, 9], [7]],
+        "output_token_sampling_mask_length": 2,
+        "output_token_sampling_logprobs": [-0.25, 0.0],
+    }
     assert _read(meta, 2).offsets.tolist() == [0, 2, 3]
     log_probs = kept_log_probs_from_sglang_meta(meta, expected_num_tokens=2)
     assert log_probs is not None

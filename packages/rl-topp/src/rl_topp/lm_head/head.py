@@ -248,9 +248,13 @@ def _check_operands(hidden_TH: Tensor, weight_VH: Tensor, targets_T: Tensor) -> 
     if hidden_TH.dim() != 2 or weight_VH.dim() != 2 or hidden_TH.shape[1] != weight_VH.shape[1]:
         problems.append(f"hidden states [T, H] and weight [V_local, H] do not fit: {list(hidden_TH.shape)} and {list(weight_VH.shape)}")
     if hidden_TH.dtype != weight_VH.dtype or hidden_TH.dtype not in _DTYPES:
-        problems.append(f"hidden states and weight must share one of float64, float32, bfloat16; got {hidden_TH.dtype} and {weight_VH.dtype}")
+        problems.append(
+            f"hidden states and weight must share one of float64, float32, bfloat16; got {hidden_TH.dtype} and {weight_VH.dtype}"
+        )
     if not hidden_TH.device == weight_VH.device == targets_T.device:
-        problems.append(f"hidden states, weight and targets lie on {hidden_TH.device}, {weight_VH.device} and {targets_T.device}; expected one device")
+        problems.append(
+            f"hidden states, weight and targets lie on {hidden_TH.device}, {weight_VH.device} and {targets_T.device}; expected one device"
+        )
     NucleusError.raise_if(problems)
 
 

@@ -63,9 +63,18 @@ def score_rows(
     ids, rows_R, starts_R, offsets_R1 = _to_device(rows, listed_rows, hidden_TH.device)
     num_entries = int((rows.offsets[listed_rows + 1] - rows.offsets[listed_rows]).sum()) + listed_rows.size
     ids_E, rows_E = kernels.list_entries(
-        ids, rows_R, starts_R, offsets_R1, targets_T.contiguous(), num_entries=num_entries, vocab_start=vocab_start, num_local_ids=num_local_ids
+        ids,
+        rows_R,
+        starts_R,
+        offsets_R1,
+        targets_T.contiguous(),
+        num_entries=num_entries,
+        vocab_start=vocab_start,
+        num_local_ids=num_local_ids,
     )
-    z_E = kernels.entry_scores(_rows_contiguous(hidden_TH), _rows_contiguous(weight_VH), ids_E, rows_E, dtype=statistics_4T.dtype, shapes=_SHAPES)
+    z_E = kernels.entry_scores(
+        _rows_contiguous(hidden_TH), _rows_contiguous(weight_VH), ids_E, rows_E, dtype=statistics_4T.dtype, shapes=_SHAPES
+    )
     if temperature != 1.0:
         z_E.div_(temperature)
     kernels.row_statistics(z_E, rows_R, offsets_R1, statistics_4T)

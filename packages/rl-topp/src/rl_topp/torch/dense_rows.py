@@ -80,7 +80,9 @@ def store_dense(statistics_K4T: Tensor, kinds: RowKinds, block_4D: Tensor) -> No
         statistics_K4T[1][:, dense] = block_4D
 
 
-def dense_upstream(kinds: RowKinds, score_KT: Tensor, entropy_KT: Tensor | None, log_normaliser_KT: Tensor, entropy_value_KT: Tensor) -> Upstream:
+def dense_upstream(
+    kinds: RowKinds, score_KT: Tensor, entropy_KT: Tensor | None, log_normaliser_KT: Tensor, entropy_value_KT: Tensor
+) -> Upstream:
     """Return what arrives at the scores over the vocabulary of `kinds.dense`, [D], from both kinds together."""
     dense = torch.from_numpy(kinds.dense).to(score_KT.device)
     unfiltered = torch.from_numpy(kinds.unfiltered).to(score_KT.device)

@@ -41,11 +41,15 @@ def check_rows(rows: NucleusSet, *, num_rows: int, num_targets: int, temperature
     """Check what every scoring call takes; raise a `NucleusError` that lists all problems."""
     problems = []
     if len(rows) != num_rows:
-        problems.append(f"got kept sets of {len(rows)} rows for {num_rows} rows of logits or hidden states; align them with rl_topp.align_rows")
+        problems.append(
+            f"got kept sets of {len(rows)} rows for {num_rows} rows of logits or hidden states; align them with rl_topp.align_rows"
+        )
     if num_targets != num_rows:
         problems.append(f"got {num_targets} targets for {num_rows} rows")
     if not temperature > 0.0:
-        problems.append(f"temperature must be positive, got {temperature}; greedy sampling has kept sets of one id, score it at temperature 1")
+        problems.append(
+            f"temperature must be positive, got {temperature}; greedy sampling has kept sets of one id, score it at temperature 1"
+        )
     if on_truncated not in ("mask", "full"):
         problems.append(f"on_truncated must be 'mask' or 'full', got {on_truncated!r}")
     NucleusError.raise_if(problems)

@@ -23,7 +23,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["HIGHEST", "MASS", "SPREAD", "TARGET", "Combined", "NucleusScores", "Upstream", "combine", "compute_dtype", "empty_statistics", "entry_gradient", "unpack_scores"]
+__all__ = [
+    "HIGHEST",
+    "MASS",
+    "SPREAD",
+    "TARGET",
+    "Combined",
+    "NucleusScores",
+    "Upstream",
+    "combine",
+    "compute_dtype",
+    "empty_statistics",
+    "entry_gradient",
+    "unpack_scores",
+]
 
 HIGHEST, TARGET, MASS, SPREAD = range(4)
 
@@ -144,7 +157,9 @@ def entry_gradient(z: Tensor, is_target: Tensor, upstream: Upstream) -> Tensor:
     return gradient
 
 
-def unpack_scores(log_probs_KT: Tensor, entropy_KT: Tensor | None, *, full_log_probs: bool, entropy: bool, full_entropy: bool) -> NucleusScores:
+def unpack_scores(
+    log_probs_KT: Tensor, entropy_KT: Tensor | None, *, full_log_probs: bool, entropy: bool, full_entropy: bool
+) -> NucleusScores:
     """Give the scores of `combine` their public names, and only those that were asked for."""
     return NucleusScores(
         log_probs=log_probs_KT[0],
