@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+
 from rl_dump import join, open_dump
 from rl_runtime.tracking.tracker import read_metrics
 from rl_schedule import SchedulePlan

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from rl_runtime.config import Recipe
 from rl_runtime.errors import GenerateError, RewardError
 from rl_runtime.records import Sample

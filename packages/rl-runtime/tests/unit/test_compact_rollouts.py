@@ -4,11 +4,12 @@ import asyncio
 
 import numpy as np
 import pytest
+
+from rl_runtime.config.rollout import RolloutSection
 from rl_runtime.examples.compact_rollouts import cut_into_segments, generate
 from rl_runtime.records import Prompt, Sample
 from rl_runtime.rollout.engine_client import Generation
 from rl_runtime.rollout.generate import GenerateContext, play_rollout, sampling_of
-from rl_runtime.config.rollout import RolloutSection
 from rl_topp import NucleusSet
 
 

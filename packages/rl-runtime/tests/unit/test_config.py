@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from rl_runtime.config import Recipe, load_recipe, recipe_to_toml
 from rl_runtime.errors import ConfigError
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from rl_runtime.config.data import DataSection
 from rl_runtime.errors import ConfigError
 from rl_runtime.rollout.data_source import make_data_source, split_of

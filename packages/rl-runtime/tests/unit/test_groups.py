@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from rl_runtime.errors import RewardError
 from rl_runtime.rollout.groups import normalise_group_rewards
 

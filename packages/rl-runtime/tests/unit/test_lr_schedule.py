@@ -1,6 +1,7 @@
 """Learning rates: worked numbers."""
 
 import pytest
+
 from rl_runtime.config import Recipe
 from rl_runtime.config.warm_start import WarmStartSection
 from rl_runtime.lr_schedule import reinforcement_lr, warm_start_lr

@@ -7,6 +7,7 @@ import types
 
 import numpy as np
 import pytest
+
 from rl_runtime.config import Recipe
 from rl_runtime.errors import EngineError, GenerateError
 from rl_runtime.records import Prompt

@@ -3,6 +3,7 @@
 import socket
 
 import pytest
+
 from rl_runtime.config import Recipe
 from rl_runtime.errors import ConfigError
 from rl_runtime.preflight import check_before_start

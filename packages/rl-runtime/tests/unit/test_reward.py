@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from rl_runtime.errors import RewardError
 from rl_runtime.records import Rollout, Sample
 from rl_runtime.rollout.reward import exact_match, guarded_score, score_rollout, verifier_reward

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from rl_runtime.config.model import ModelSection
 from rl_runtime.tiny_model import write_tiny_model
 

@@ -7,6 +7,7 @@ import re
 
 import pytest
 from rich.console import Console
+
 from rl_runtime.tracking.console import Display
 from rl_runtime.tracking.report import write_report
 from rl_runtime.tracking.tracker import Tracker, read_metrics
