@@ -40,13 +40,13 @@ def integer_column(values: object, name: str) -> IntArray:
     Raises:
         ScheduleError: not one-dimensional, or a value that is not an integer (named by its position).
     """
-    given = np.asarray(values if isinstance(values, np.ndarray) else _listed(values, name))
+    given = values if isinstance(values, np.ndarray) else _listed(values, name)
     if given.ndim != 1:
         raise ScheduleError(f"{name} must be one-dimensional, got shape {given.shape}; pass one integer per sample")
     if given.size == 0:
         return read_only(np.empty(0, dtype=np.int64))
     if given.dtype.kind not in "iu":
-        raise ScheduleError(f"{name} must be integers, {_first_non_integer(given, name)}; convert the column first")
+        raise ScheduleError(f"{name} must be integers, but {name}[0] is {given[0]!r} (dtype {given.dtype}); convert the column first")
     if given.dtype.kind == "u" and int(given.max()) > np.iinfo(np.int64).max:
         raise ScheduleError(f"{name}[{int(given.argmax())}] = {given.max()} does not fit int64")
     return read_only(np.array(given, dtype=np.int64, order="C"))
@@ -82,16 +82,17 @@ def positive_int(value: object, name: str) -> int:
     return int(value)
 
 
-def _listed(values: object, name: str) -> list[object]:
+def _listed(values: object, name: str) -> IntArray:
+    """Return a sequence of Python or numpy integers as int64, and name the first entry that is none."""
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise ScheduleError(f"{name} must be a sequence of integers, got {type(values).__name__}")
-    return list(values)
-
-
-def _first_non_integer(given: npt.NDArray[np.generic], name: str) -> str:
-    for position, value in enumerate(given.tolist()):
-        if isinstance(value, bool) or not isinstance(value, int):
-            return f"but {name}[{position}] is {value!r}"
-        if not -(2**63) <= value < 2**63:
-            return f"but {name}[{position}] = {value} does not fit int64"
-    return f"but the dtype is {given.dtype}"
+    entries = list(values)
+    foreign = {kind for kind in set(map(type, entries)) if not issubclass(kind, (int, np.integer)) or issubclass(kind, bool)}
+    if foreign:
+        position = next(i for i, entry in enumerate(entries) if type(entry) in foreign)
+        raise ScheduleError(f"{name} must be integers, but {name}[{position}] is {entries[position]!r}; convert the column first")
+    try:
+        return np.array(entries, dtype=np.int64)
+    except OverflowError as error:
+        position = next(i for i, entry in enumerate(entries) if not -(2**63) <= int(entry) < 2**63)
+        raise ScheduleError(f"{name}[{position}] = {entries[position]} does not fit int64") from error

@@ -38,25 +38,38 @@ def deal_bins(bin_of: IntArray, costs: IntArray, *, num_ranks: int, num_bins: in
 
 
 def fill_empty_bins(bin_of: IntArray, costs: IntArray, *, num_ranks: int, num_bins: int) -> IntArray:
-    """Give every empty bin one sample as long as some bin holds two; int64 [n].
+    """Give every empty bin one sample as long as some bin holds two: int64 [n]; O(n log n).
 
-    Takes the cheapest sample of the rank's own bins if one of them has two, else of the costliest rank that can spare one.
+    The cheapest samples of the bin's own rank are spared first, which leaves the ranks as they are; where a rank has none to
+    spare, the cheapest of the costliest ranks.
     """
     counts = np.bincount(bin_of, minlength=num_bins)
-    filled = bin_of.copy()
+    empty = np.flatnonzero(counts == 0)
+    if not empty.size or empty.size + bin_of.size <= num_bins:
+        return bin_of
     slots = num_bins // num_ranks
-    for empty in np.flatnonzero(counts == 0).tolist():
-        spare = counts[filled] > 1
-        if not spare.any():
-            break
-        own = spare & (filled // slots == empty // slots)
+    filled, left = bin_of.copy(), counts.tolist()
+    waiting: dict[int, list[int]] = {}
+    for target in empty.tolist():
+        waiting.setdefault(target // slots, []).append(target)
+    own = np.flatnonzero(np.isin(filled // slots, list(waiting)))
+    for sample in own[np.argsort(costs[own], kind="stable")].tolist():
+        targets = waiting[int(filled[sample]) // slots]
+        if targets and left[filled[sample]] > 1:
+            _spare(sample, targets.pop(0), filled, left)
+    rest = [target for targets in waiting.values() for target in targets]
+    if rest:
         loads = bin_sums(costs, filled // slots, num_ranks)
-        candidates = np.flatnonzero(own if own.any() else spare & (loads[filled // slots] == loads[filled[spare] // slots].max()))
-        sample = int(candidates[np.argmin(costs[candidates])])
-        counts[filled[sample]] -= 1
-        counts[empty] += 1
-        filled[sample] = empty
+        for sample in np.lexsort((costs, -loads[filled // slots])).tolist():
+            if rest and left[filled[sample]] > 1:
+                _spare(sample, rest.pop(0), filled, left)
     return filled
+
+
+def _spare(sample: int, target: int, filled: IntArray, left: list[int]) -> None:
+    left[filled[sample]] -= 1
+    left[target] += 1
+    filled[sample] = target
 
 
 def pipeline_order(num_slots: int) -> IntArray:

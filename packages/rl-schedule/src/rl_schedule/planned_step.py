@@ -12,7 +12,7 @@ import numpy as np
 from rl_schedule.alignment import refuse_fillers, round_up, split_bins
 from rl_schedule.arrays import IntArray
 from rl_schedule.assignment import Assignment
-from rl_schedule.balanced import balance_step
+from rl_schedule.balancing import balance_step
 from rl_schedule.bounds import cost_bounds, micro_batch_bound, rank_bound, slot_bound
 from rl_schedule.cost import evaluate_cost, integer_costs
 from rl_schedule.dealing import arrange_slots, bin_sums, deal_bins, number_bins

@@ -1,11 +1,17 @@
 """Random requests over all settings: no exception that the chosen policies do not announce, and every promise kept."""
 
+from typing import Any, Literal
+
 import numpy as np
 import pytest
+
 import rl_schedule as rs
+from rl_schedule.arrays import IntArray
 
 
-def every_second_rollout(*, rollout_samples, rollout_tokens, global_batch_size, dp_size):
+def every_second_rollout(
+    *, rollout_samples: IntArray, rollout_tokens: IntArray, global_batch_size: int | None, dp_size: int
+) -> list[int]:
     """A user's splitter: steps of two rollouts."""
     del rollout_tokens, global_batch_size, dp_size
     return [2] * (len(rollout_samples) // 2)
@@ -26,32 +32,32 @@ def random_request(rng: np.random.Generator, most_samples: int) -> rs.ScheduleRe
         lengths = np.where(rng.random(count) < 0.2, rng.normal(cap / 2.7, cap / 20, count), rng.normal(cap / 100, cap / 500, count))
     else:
         lengths = cap / rng.integers(1, 6, count) + rng.integers(-1, 2, count)
-    lengths = np.clip(np.rint(lengths), 1, 2 * cap).astype(np.int64)
-    fan_out = rng.choice(["one", "some", "scattered"])
-    ids = {
-        "one": np.arange(count),
-        "some": np.cumsum(rng.random(count) < 0.6),
-        "scattered": rng.integers(-5, max(1, count // 2), count),
-    }[fan_out]
+    columns = np.clip(np.rint(lengths), 1, 2 * cap).astype(np.int64)
+    fan_out = int(rng.integers(3))
+    ids = (np.arange(count), np.cumsum(rng.random(count) < 0.6), rng.integers(-5, max(1, count // 2), count))[fan_out]
     rollouts = len(np.unique(ids))
-    splitter = rng.choice(["fixed", "sizes", "all", "user"])
+    splitter = str(rng.choice(["fixed", "sizes", "all", "user"]))
     size = int(rng.integers(1, rollouts + 1))
     static = rng.random() < 0.15
+    balances: tuple[Literal["none", "tokens", "flops"], ...] = ("none", "tokens", "flops", "flops")
+    slacks: tuple[float | Literal["auto"], ...] = (0.0, 0.0, 0.004, "auto")
+    oversized: tuple[Literal["alone", "drop"], ...] = ("alone", "drop")
+    costs: tuple[Any, ...] = (None, rs.TokenCost(), rs.QuadraticCost(linear=0), rs.TransformerCost(token_flops=10**9, pair_flops=10**5))
     return rs.ScheduleRequest(
-        total_lengths=lengths,
-        rollout_ids=ids,
+        total_lengths=columns,
+        rollout_ids=ids.tolist(),
         global_batch_size=[size, max(1, rollouts - size)] if splitter == "sizes" else size,
-        splitter=every_second_rollout if splitter == "user" else str(splitter),
+        splitter=every_second_rollout if splitter == "user" else splitter,
         dp_size=int(rng.choice([1, 2, 3, 4, 7, 8, 16, 64])),
         cp_size=int(rng.choice([1, 1, 2, 4])),
         vpp_size=int(rng.choice([1, 1, 1, 2])),
         microbatch_group_size_per_vp_stage=int(rng.integers(1, 5)),
         max_tokens_per_gpu=None if static else cap,
         micro_batch_size=int(rng.integers(1, 9)) if static else None,
-        balance=str(rng.choice(["none", "tokens", "flops", "flops"])),
-        rank_slack=[0.0, 0.0, 0.004, "auto"][rng.integers(4)],
-        cost=[None, rs.TokenCost(), rs.QuadraticCost(linear=0), rs.TransformerCost(token_flops=10**9, pair_flops=10**5)][rng.integers(4)],
-        on_oversized=str(rng.choice(["alone", "drop"])),
+        balance=balances[rng.integers(4)],
+        rank_slack=slacks[rng.integers(4)],
+        cost=costs[rng.integers(4)],
+        on_oversized=oversized[rng.integers(2)],
         on_trailing="partial_step",
         pad_to_multiple=int(rng.choice([1, 1, 2, 8])),
     )

@@ -1,10 +1,16 @@
 """Against brute force on tiny steps: our plans are near the optimum, and no bound is above it."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import pytest
+
 import rl_schedule as rs
 from rl_schedule.bounds import cost_bounds, micro_batch_bound, rank_bound, slot_bound
 from rl_schedule.statistics import rank_imbalance, slot_imbalance
+
+Array = np.ndarray[Any, Any]
 
 
 class SubsetOptimum:
@@ -20,15 +26,15 @@ class SubsetOptimum:
         self.bits = np.array([[mask >> i & 1 for i in range(count)] for mask in range(1 << count)])
         self.sizes = self.bits.sum(axis=1)
 
-    def feasible_in(self, tokens: np.ndarray, cap: int, num_bins: int) -> np.ndarray:
+    def feasible_in(self, tokens: Array, cap: int, num_bins: int) -> Array:
         """Whether each subset fits into at most ``num_bins`` bins."""
         one = (tokens <= cap) | (self.sizes <= 1)
         fits = one.copy()
         for _ in range(num_bins - 1):
-            fits = np.logical_or.reduceat(one[self.sub] & fits[self.rest], self.starts)
+            fits = np.asarray(np.logical_or.reduceat(one[self.sub] & fits[self.rest], self.starts))
         return fits
 
-    def best_rank(self, lengths: np.ndarray, costs: np.ndarray, cap: int, ranks: int, slots: int) -> int | None:
+    def best_rank(self, lengths: Array, costs: Array, cap: int, ranks: int, slots: int) -> int | None:
         """Cost of the costliest rank in the best plan without an empty bin (or with single samples only), None if there is none."""
         fits = self.feasible_in(self.bits @ lengths, cap, slots)
         whole = fits & (self.sizes >= slots) if self.count >= ranks * slots else fits & (self.sizes <= slots)
@@ -77,10 +83,10 @@ def test_costliest_rank_is_within_five_percent_of_the_optimum(count: int) -> Non
     assert compared == 223
 
 
-def _partitions(count: int, bins: int):
+def _partitions(count: int, bins: int) -> Iterator[list[int]]:
     """Every partition of 0..count-1 into at most ``bins`` sets, as the set of each."""
 
-    def extend(prefix: list[int], used: int):
+    def extend(prefix: list[int], used: int) -> Iterator[list[int]]:
         if len(prefix) == count:
             yield list(prefix)
             return

@@ -12,14 +12,14 @@ import numpy as np
 from rl_schedule.alignment import round_up, split_bins
 from rl_schedule.arrays import IntArray
 from rl_schedule.assignment import Assignment
+from rl_schedule.balancing.composites import pack_composites
+from rl_schedule.balancing.exact import MOST_SAMPLES, search_exactly
+from rl_schedule.balancing.exchange import level_ranks
+from rl_schedule.balancing.greedy import pack_by_cost, pack_squares_first
+from rl_schedule.balancing.problem import Candidate, StepProblem
 from rl_schedule.bounds import MOST_SLACK, CostBounds, micro_batch_bound, slot_bound, useful_slack
-from rl_schedule.composites import pack_composites
 from rl_schedule.dealing import arrange_slots, deal_bins, number_bins
-from rl_schedule.exact import MOST_SAMPLES, search_exactly
-from rl_schedule.exchange import level_ranks
-from rl_schedule.greedy import pack_by_cost, pack_squares_first
 from rl_schedule.packing import decreasing_order, fill_first_fit, group_bins
-from rl_schedule.problem import Candidate, StepProblem
 
 __all__ = ["balance_step"]
 
@@ -90,7 +90,7 @@ def _best(candidates: list[Candidate], slack: float | str) -> Candidate:
     """Return the first best: by slots alone under ``auto``, else by ranks beyond what is level, then by slots."""
     if slack == "auto":
         return min(candidates, key=lambda candidate: candidate.slot)
-    level = max(_LEVEL_RANKS, 1.0 + float(slack))
+    level = _LEVEL_RANKS + float(slack)
     return min(candidates, key=lambda candidate: (max(candidate.rank, level), candidate.slot))
 
 
@@ -131,7 +131,7 @@ def _slacks(problem: StepProblem, bounds: CostBounds) -> list[float]:
 def _level(problem: StepProblem, best: Candidate, slack: float) -> Candidate:
     """Level the ranks of a candidate that needs it, by dearer and dearer methods, and keep P10."""
     for repair in (_by_squares, _by_exchange, _by_search, _by_strides):
-        if best.rank <= max(_LEVEL_RANKS, 1.0 + slack):
+        if best.rank <= _LEVEL_RANKS + slack:
             break
         best = _best([best, *repair(problem, best)], slack)
     return best

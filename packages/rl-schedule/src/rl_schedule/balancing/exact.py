@@ -6,8 +6,8 @@ bounded by counts and optimal whenever the search ends before that.
 """
 
 from rl_schedule.arrays import IntArray
+from rl_schedule.balancing.problem import StepProblem
 from rl_schedule.dealing import bin_sums, number_bins
-from rl_schedule.problem import StepProblem
 
 __all__ = ["MOST_SAMPLES", "search_exactly"]
 

@@ -9,13 +9,13 @@ import heapq
 import numpy as np
 
 from rl_schedule.arrays import IntArray
+from rl_schedule.balancing.greedy import top_up
+from rl_schedule.balancing.levelling import level_bins
+from rl_schedule.balancing.problem import StepProblem
 from rl_schedule.bounds import slot_targets
 from rl_schedule.dealing import bin_sums, number_bins
-from rl_schedule.greedy import top_up
 from rl_schedule.karmarkar_karp import deal_by_differencing
-from rl_schedule.levelling import level_bins
 from rl_schedule.packing import fill_best_fit, group_bins
-from rl_schedule.problem import StepProblem
 
 __all__ = ["pack_composites"]
 

@@ -21,8 +21,14 @@ _ROUNDS = 24
 _NEIGHBOURS = 4
 """Partners tried per sample, around the one whose cost would close the gap exactly."""
 
+_RUN_BINS = 8
+"""Bins of the cheap rank, roomiest first, in which a run is sought."""
+
 _RUN_STARTS = 16
 """Starts tried for a run of shorter samples, from the longest that is shorter than the sample it replaces."""
+
+_MOST_PAIRS = 4_000
+"""Pairs of ranks tried at most over all rounds, costliest first: a few seconds where there are thousands of ranks."""
 
 _CLOSE = 4000
 """Stop when the costliest rank is within 1 / _CLOSE of the mean."""
@@ -56,13 +62,14 @@ def level_ranks(bin_of: IntArray, lengths: IntArray, costs: IntArray, *, cap: in
         The rank-major bins, int64 [n].
     """
     state = _Ranks(bin_of, lengths, costs, cap, num_ranks, num_slots)
-    total, half = int(costs.sum()), num_ranks // 2
+    total, half, pairs_tried = int(costs.sum()), num_ranks // 2, 0
     for _ in range(_ROUNDS):
         if (int(state.loads.max()) * num_ranks - total) * _CLOSE <= total:
             break
         by_load = np.argsort(-state.loads, kind="stable").tolist()
-        pairs = zip(by_load[:half], by_load[::-1][:half], strict=True)
+        pairs = list(zip(by_load[:half], by_load[::-1][:half], strict=True))[: _MOST_PAIRS - pairs_tried]
         exchanged = [state.swap_bins(heavy, light) or state.trade(heavy, light) for heavy, light in pairs]
+        pairs_tried += len(pairs)
         if not any(exchanged):
             break
     return state.assignment()
@@ -105,7 +112,8 @@ class _Ranks:
         give = self._samples(heavy)
         trades = [self._best_move(give, light, gap), self._best_exchange(give, self._samples(light), gap)]
         if 2 * max(trade.shrink for trade in trades) < gap:
-            trades.extend(self._best_run(give, target, gap) for target in self.bins[light].tolist())
+            roomiest = self.bins[light][np.argsort(-self.rooms[self.bins[light]], kind="stable")][:_RUN_BINS]
+            trades.extend(self._best_run(give, target, gap) for target in roomiest.tolist())
         best = max(trades, key=lambda trade: trade.shrink)
         if best.shrink <= 0:
             return False

@@ -7,10 +7,10 @@ None says that the pass got stuck, never that no plan exists.
 import numpy as np
 
 from rl_schedule.arrays import IntArray
+from rl_schedule.balancing.problem import StepProblem
+from rl_schedule.balancing.two_level import LptState, two_level_lpt
 from rl_schedule.bounds import CostBounds, cost_bounds, head_starts, slot_targets
 from rl_schedule.dealing import bin_sums
-from rl_schedule.problem import StepProblem
-from rl_schedule.two_level import LptState, two_level_lpt
 
 __all__ = ["pack_by_cost", "pack_squares_first", "top_up"]
 

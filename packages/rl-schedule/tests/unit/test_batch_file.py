@@ -1,0 +1,82 @@
+"""Which files the command line reads, and how it refuses others."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import rl_schedule as rs
+from rl_schedule.batch_file import read_batch
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "lengths", "ids"),
+    [
+        ("a.jsonl", "5\n\n7\n", [5, 7], [0, 1]),
+        ("a.txt", "5\n7", [5, 7], [0, 1]),
+        ("a.jsonl", '{"total_length": 5, "rollout_id": 3}\n{"length": 7, "rollout_ids": 3}\n', [5, 7], [3, 3]),
+        ("a.jsonl", '{"total_lengths": 5}\n', [5], [0]),
+        ("a.json", "[5, 7]", [5, 7], [0, 1]),
+        ("a.json", '[{"total_length": 5, "rollout_id": 0}]', [5], [0]),
+        ("a.json", '{"total_lengths": [5, 7], "rollout_ids": [1, 1]}', [5, 7], [1, 1]),
+        ("a.json", '{"total_lengths": [5, 7]}', [5, 7], [0, 1]),
+    ],
+)
+def test_files_that_are_understood(tmp_path: Path, name: str, text: str, lengths: list[int], ids: list[int]) -> None:
+    batch = read_batch(write(tmp_path, name, text))
+    assert (batch.total_lengths.tolist(), batch.rollout_ids.tolist()) == (lengths, ids)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.jsonl", "", "no samples"),
+        ("a.jsonl", "5\nfive\n", "line 2 is not JSON"),
+        ("a.jsonl", "5\n6.5\n", "line 2 must be an integer"),
+        ("a.jsonl", "5\ntrue\n", "line 2 must be an integer"),
+        ("a.jsonl", '{"tokens": 5}\n', "line 1 must be an integer or an object with total_length"),
+        ("a.jsonl", '5\n{"total_length": 5, "rollout_id": 3}\n', "line 2 has a rollout_id"),
+        ("a.jsonl", '{"total_length": 5, "rollout_id": 3}\n5\n', "line 2 has no rollout_id"),
+        ("a.jsonl", "5\n0\n", "sample 1 has 0"),
+        ("a.json", "{", "line 1 is not JSON"),
+        ("a.json", "5", "expected a list"),
+        ("a.json", '{"total_lengths": 5}', "expected a list"),
+        ("a.json", '{"total_lengths": [5, 6], "rollout_ids": [1]}', "2 total_lengths but 1 rollout_ids"),
+        ("a.json", '{"total_lengths": [5, "x"]}', "total_lengths[1]"),
+        ("a.parquet", "not parquet", "Parquet"),
+    ],
+)
+def test_files_that_are_refused_name_the_place(tmp_path: Path, name: str, text: str, words: str) -> None:
+    path = write(tmp_path, name, text)
+    with pytest.raises(rs.ScheduleError) as caught:
+        read_batch(path)
+    assert words in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(rs.ScheduleError, match="no such file"):
+        read_batch(tmp_path / "none.jsonl")
+
+
+def test_a_rollout_dump_is_read_by_its_columns(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "rollout.parquet"
+    parquet.write_table(pyarrow.table({"total_lengths": [5, 7], "rollout_ids": [1, 1], "label": ["a", "b"]}), path)
+    batch = read_batch(path)
+    assert (batch.total_lengths.tolist(), batch.rollout_ids.tolist()) == ([5, 7], [1, 1])
+    parquet.write_table(pyarrow.table({"lengths": [5]}), path)
+    with pytest.raises(rs.ScheduleError, match="no column total_lengths"):
+        read_batch(path)
+
+
+def test_every_line_counts(tmp_path: Path) -> None:
+    text = "\n".join(json.dumps({"total_length": 1 + i}) for i in range(1000))
+    assert read_batch(write(tmp_path, "a.jsonl", text)).total_lengths.tolist() == list(range(1, 1001))

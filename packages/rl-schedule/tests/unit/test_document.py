@@ -1,0 +1,141 @@
+"""``schedule-plan.v1``: schema, round trip, and what a reader refuses."""
+
+import copy
+import json
+import logging
+from typing import Any, get_type_hints
+
+import pytest
+
+import rl_schedule as rs
+from rl_schedule import contract
+from rl_schedule.document import _log_newer_minor
+
+PLAN = rs.build_dp_schedule(
+    total_lengths=[4, 9, 2, 5, 1], rollout_ids=[0, 1, 2, 3, 4], global_batch_size=4, dp_size=3, max_tokens_per_gpu=6
+)
+
+
+def document() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(json.dumps(PLAN.to_document()))
+    return found
+
+
+def broken(path: list[Any], value: Any) -> dict[str, Any]:
+    """Return the document with one value replaced, or removed where ``value`` is ``...``."""
+    found = document()
+    place = found
+    for key in path[:-1]:
+        place = place[key]
+    if value is ...:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = value
+    return found
+
+
+def test_the_header_names_contract_and_producer() -> None:
+    found = document()
+    assert (found["contract"], found["minor"]) == ("schedule-plan.v1", 0)
+    assert found["producer"]["distribution"] == "rl-schedule"
+    assert found["arrays"]["filler_micro_batches"]["shape"] == [0, 2]
+
+
+def test_round_trip_is_exact() -> None:
+    again = rs.SchedulePlan.from_document(document())
+    assert again == PLAN
+    assert again.to_document() == PLAN.to_document()
+
+
+def _typed_dicts(kind: Any, schema: dict[str, Any], path: str) -> list[tuple[str, set[str], set[str]]]:
+    """Pair the keys of a TypedDict with the required keys of its schema, recursively."""
+    found = [(path, set(kind.__annotations__), set(schema["required"]))]
+    for name, hint in get_type_hints(kind).items():
+        part = schema["properties"][name]
+        if hasattr(hint, "__annotations__") and "properties" in part:
+            found += _typed_dicts(hint, part, f"{path}.{name}")
+    return found
+
+
+def test_schema_and_typed_dicts_have_the_same_keys() -> None:
+    schema = contract.load_schema()
+    pairs = _typed_dicts(contract.SchedulePlanDocument, schema, "document")
+    pairs += _typed_dicts(contract.StepStatsDocument, schema["properties"]["stats"]["properties"]["steps"]["items"], "step")
+    assert len(pairs) >= 14
+    for path, keys, required in pairs:
+        assert keys == required, path
+    assert tuple(schema["properties"]["arrays"]["properties"]) == contract.ARRAY_NAMES
+
+
+def test_documents_satisfy_the_schema() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    validator = jsonschema.Draft202012Validator(contract.load_schema())
+    assert list(validator.iter_errors(document())) == []
+    assert list(validator.iter_errors(broken(["arrays", "sample_positions", "dtype"], "int32"))) != []
+
+
+@pytest.mark.parametrize("other", ["schedule-plan.v2", "train-dump.v2", None])
+def test_another_contract_is_refused_with_both_ids(other: Any) -> None:
+    with pytest.raises(rs.UnsupportedContractError) as caught:
+        rs.SchedulePlan.from_document(broken(["contract"], other))
+    assert "schedule-plan.v1" in str(caught.value)
+    assert repr(other) in str(caught.value)
+
+
+def test_a_newer_minor_is_read_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    _log_newer_minor.cache_clear()
+    newer = {**broken(["minor"], 7), "colour": "blue"}
+    newer["stats"]["steps"][0]["flavour"] = 3
+    with caplog.at_level(logging.WARNING, logger="rl_schedule"):
+        assert rs.SchedulePlan.from_document(newer) == PLAN
+        assert rs.SchedulePlan.from_document(newer) == PLAN
+    assert caplog.text.count("minor 7") == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (["minor"], -1, "minor"),
+        (["dp_size"], 0, "dp_size"),
+        (["dp_size"], True, "dp_size"),
+        (["digest"], 5, "digest"),
+        (["settings"], [], "settings must be an object"),
+        (["settings", "cp_size"], ..., "settings lacks 'cp_size'"),
+        (["stats", "fill"], ..., "stats lacks 'fill'"),
+        (["stats", "steps"], 3, "stats.steps must be a list"),
+        (["stats", "steps", 0], 3, "stats.steps[0] must be an object"),
+        (["stats", "steps", 0, "path"], ..., "stats.steps[0] lacks 'path'"),
+        (["arrays"], 3, "arrays must be an object"),
+        (["arrays", "sample_positions"], ..., "arrays.sample_positions is missing"),
+        (["arrays", "sample_positions", "dtype"], "int32", "arrays.sample_positions must have dtype int64"),
+        (["arrays", "sample_positions", "shape"], [4, 1], "arrays.sample_positions must have a shape of 1"),
+        (["arrays", "sample_positions", "shape"], [5], "arrays.sample_positions has 4 values"),
+        (["arrays", "sample_positions", "data"], [0, 1, 2, 3.5], "arrays.sample_positions must hold"),
+        (["arrays", "sample_positions", "data"], [0, 1, 2, True], "arrays.sample_positions must hold"),
+        (["arrays", "sample_positions", "data"], [0, 1, 2, 2**63], "arrays.sample_positions must hold"),
+        (["arrays", "micro_batch_offsets", "data", 0], 1, "micro_batch_offsets must rise"),
+        (["arrays", "num_microbatches", "data", 0], 9, "micro_batch_offsets has"),
+        (["arrays", "global_batch_sizes"], {"dtype": "int64", "shape": [0], "data": []}, "global_batch_sizes has 0 steps"),
+        (["arrays", "filler_micro_batches", "shape"], [0, 3], "filler_micro_batches must have shape"),
+        (["digest"], "0" * 64, "altered"),
+        (["arrays", "sample_positions", "data", 0], 99, "altered"),
+    ],
+)
+def test_a_faulty_document_says_what_is_wrong(path: list[Any], value: Any, words: str) -> None:
+    with pytest.raises(rs.PlanDocumentError) as caught:
+        rs.SchedulePlan.from_document(broken(path, value))
+    assert words in str(caught.value)
+
+
+def test_all_faults_are_reported_at_once() -> None:
+    faulty = copy.deepcopy(document())
+    faulty["dp_size"], faulty["digest"] = 0, None
+    del faulty["arrays"]["sample_positions"]
+    with pytest.raises(rs.PlanDocumentError) as caught:
+        rs.SchedulePlan.from_document(faulty)
+    assert len(caught.value.problems) == 3
+
+
+def test_what_is_no_object_is_no_document() -> None:
+    with pytest.raises(rs.PlanDocumentError, match="list"):
+        rs.SchedulePlan.from_document([])  # type: ignore[arg-type]

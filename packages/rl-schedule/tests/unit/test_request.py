@@ -1,0 +1,103 @@
+"""What a request refuses, and how it says so."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rl_schedule as rs
+
+GOOD: dict[str, Any] = {"total_lengths": [5, 6], "rollout_ids": [0, 1], "global_batch_size": 2, "dp_size": 1, "max_tokens_per_gpu": 8}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"total_lengths": [5, 0]}, ["total_lengths", "sample 1", "0", "1 such"]),
+        ({"total_lengths": [5, -3]}, ["sample 1", "-3"]),
+        ({"total_lengths": [5, 6.0]}, ["total_lengths[1]", "6.0"]),
+        ({"total_lengths": np.array([5.0, 6.0])}, ["total_lengths[0]", "5.0"]),
+        ({"total_lengths": [True, False]}, ["total_lengths[0]", "True"]),
+        ({"total_lengths": [5, 2**70]}, ["total_lengths[1]", "int64"]),
+        ({"total_lengths": np.array([5, 2**63], dtype=np.uint64)}, ["total_lengths[1]", "int64"]),
+        ({"total_lengths": np.ones((2, 2), dtype=int)}, ["one-dimensional", "(2, 2)"]),
+        ({"total_lengths": "56"}, ["total_lengths", "str"]),
+        ({"total_lengths": 5}, ["total_lengths", "int"]),
+        ({"total_lengths": [5, 6, 7]}, ["3 samples", "rollout_ids has 2"]),
+        ({"rollout_ids": ["a", "b"]}, ["rollout_ids[0]", "'a'"]),
+        ({"global_batch_size": 0}, ["global_batch_size", "0"]),
+        ({"global_batch_size": None}, ["global_batch_size", "None"]),
+        ({"global_batch_size": True}, ["global_batch_size", "True"]),
+        ({"global_batch_size": [1, 1]}, ["global_batch_size", "sizes", "fixed"]),
+        ({"splitter": "sizes"}, ["sizes", "list", "2"]),
+        ({"splitter": "sizes", "global_batch_size": []}, ["at least one step"]),
+        ({"splitter": "sizes", "global_batch_size": [1, 0]}, ["global_batch_size", "0"]),
+        ({"splitter": "nonsense"}, ["splitter", "nonsense", "package.module:name"]),
+        ({"splitter": "no_such_module:f"}, ["no_such_module:f", "imported"]),
+        ({"splitter": "math:no_such_function"}, ["math:no_such_function", "imported"]),
+        ({"splitter": "math:pi"}, ["float", "callable"]),
+        ({"splitter": 7}, ["splitter", "7"]),
+        ({"dp_size": 0}, ["dp_size", "0"]),
+        ({"cp_size": 1.0}, ["cp_size", "1.0"]),
+        ({"vpp_size": "2"}, ["vpp_size", "'2'"]),
+        ({"pad_to_multiple": -1}, ["pad_to_multiple", "-1"]),
+        ({"max_tokens_per_gpu": None}, ["max_tokens_per_gpu", "micro_batch_size", "neither"]),
+        ({"micro_batch_size": 2}, ["max_tokens_per_gpu", "micro_batch_size", "both"]),
+        ({"max_tokens_per_gpu": 0}, ["max_tokens_per_gpu", "0"]),
+        ({"balance": "speed"}, ["balance", "none, tokens, flops", "speed"]),
+        ({"on_oversized": "ignore"}, ["on_oversized", "alone, error, drop"]),
+        ({"on_misaligned": "drop"}, ["on_misaligned", "split_then_filler, error"]),
+        ({"on_trailing": "keep"}, ["on_trailing", "drop, partial_step, error"]),
+        ({"rank_slack": -0.1}, ["rank_slack", "-0.1"]),
+        ({"rank_slack": float("nan")}, ["rank_slack", "nan"]),
+        ({"rank_slack": "much"}, ["rank_slack", "much"]),
+        ({"cost": 3}, ["cost", "3"]),
+    ],
+)
+def test_a_bad_request_names_what_is_wrong(change: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(rs.ScheduleError) as caught:
+        rs.ScheduleRequest(**{**GOOD, **change})
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_columns_are_copied_and_frozen() -> None:
+    lengths = np.array([5, 6], dtype=np.int32)
+    request = rs.ScheduleRequest(**{**GOOD, "total_lengths": lengths})
+    lengths[0] = 99
+    assert list(request.total_lengths) == [5, 6]
+    with pytest.raises(ValueError, match="read-only"):
+        np.asarray(request.total_lengths)[0] = 1
+
+
+def test_derived_limits() -> None:
+    request = rs.ScheduleRequest(
+        **{**GOOD, "cp_size": 2, "dp_size": 3, "vpp_size": 2, "microbatch_group_size_per_vp_stage": 4, "pad_to_multiple": 4}
+    )
+    assert request.token_cap == 16
+    assert request.alignment == 12
+    assert request.padded_lengths.tolist() == [8, 8]
+
+
+def test_the_pipeline_group_counts_only_with_virtual_chunks() -> None:
+    assert rs.ScheduleRequest(**{**GOOD, "microbatch_group_size_per_vp_stage": 4}).alignment == 1
+
+
+def test_settings_rebuild_the_request_for_a_check() -> None:
+    cost = rs.TransformerCost(token_flops=3, pair_flops=2, window_pair_flops=((8, 1),))
+    request = rs.ScheduleRequest(**{**GOOD, "cp_size": 2, "cost": cost, "rank_slack": "auto", "on_trailing": "partial_step"})
+    again = rs.ScheduleRequest.from_settings(request.settings(), total_lengths=[5, 6], rollout_ids=[0, 1])
+    assert {**again.settings(), "splitter": "fixed", "global_batch_size": 2} == request.settings()
+    assert again.cost_model == cost
+
+
+def test_a_document_cannot_name_code_to_import() -> None:
+    settings = {**rs.ScheduleRequest(**GOOD).settings(), "splitter": "os:system"}
+    assert rs.ScheduleRequest.from_settings(settings, total_lengths=[5], rollout_ids=[0]).splitter == "all"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("cost", [{"kind": "alien", "parameters": {}}, {"kind": "quadratic", "parameters": {"cubic": 1}}])
+def test_an_unusable_cost_in_settings_is_refused(cost: dict[str, Any]) -> None:
+    settings = {**rs.ScheduleRequest(**GOOD).settings(), "cost": cost}
+    with pytest.raises(rs.PlanDocumentError, match=r"settings\.cost"):
+        rs.ScheduleRequest.from_settings(settings, total_lengths=[5], rollout_ids=[0])  # type: ignore[arg-type]
