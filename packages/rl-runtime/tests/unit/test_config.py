@@ -52,7 +52,7 @@ def test_a_wrong_recipe_names_the_key(tmp_path, text, overrides, mentions):
 
 
 def test_a_missing_recipe_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="none.toml"):
+    with pytest.raises(ConfigError, match=r"none\.toml"):
         load_recipe(tmp_path / "none.toml")
 
 
