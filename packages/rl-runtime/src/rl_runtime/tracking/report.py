@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -28,7 +30,7 @@ _CHARTS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
     ),
     ("Response length", "tokens per rollout", (("rollout/response_tokens_mean", "tokens"),)),
     ("Kept set", "ids that the sampler could pick, mean over trained tokens", (("rollout/kept_set_mean", "ids"),)),
-    ("Log-prob gap", "mean |train - rollout| over trained tokens, before the batch's first step", (("train/log_prob_gap", "nats"),)),
+    ("Log-prob gap", "mean |train - rollout| over trained tokens, under the weights that sampled them", (("train/log_prob_gap", "nats"),)),
     ("Loss", "policy loss of each step", (("train/loss", "loss"),)),
     ("Gradient norm", "before clipping", (("train/grad_norm", "norm"),)),
     ("Clipped tokens", "fraction whose ratio left the clip range", (("train/clip_fraction", "fraction"),)),
@@ -40,8 +42,8 @@ _CHARTS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
     ),
     ("Micro-batch fill", "tokens over token cap", (("schedule/fill", "fill"),)),
 )
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 520, 240, 52, 26, 10, 10
-_NUM_TICKS = 4
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 520, 240, 58, 26, 10, 14
+_NUM_TICKS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,12 +115,13 @@ def _headline(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
 
 
 def _chart(title: str, subtitle: str, names: Sequence[tuple[str, str]], lines: Sequence[Mapping[str, Any]]) -> _Chart | None:
-    data = {name: [(float(line["batch"]), float(line[name])) for line in lines if line.get(name) is not None] for name, _ in names}
+    data = {name: _over_batches(name, lines) for name, _ in names}
     points = [point for values in data.values() for point in values]
     if not points:
         return None
     x_low, x_high = _span([x for x, _ in points])
-    y_low, y_high = _span([y for _, y in points])
+    y_steps = _ticks(*_span([y for _, y in points]))
+    y_low, y_high = y_steps[0], y_steps[-1]
 
     def to_pixels(x: float, y: float) -> tuple[float, float]:
         across = _LEFT + (x - x_low) / (x_high - x_low) * (_WIDTH - _LEFT - _RIGHT)
@@ -136,8 +139,8 @@ def _chart(title: str, subtitle: str, names: Sequence[tuple[str, str]], lines: S
         for index, (name, label) in enumerate(names)
         if data[name]
     )
-    x_ticks = tuple((to_pixels(x, y_low)[0], f"{x:.0f}") for x in sorted({round(value) for value in _ticks(x_low, x_high)}))
-    y_ticks = tuple((to_pixels(x_low, y)[1], f"{y:.3g}") for y in _ticks(y_low, y_high))
+    x_ticks = tuple((to_pixels(x, y_low)[0], f"{x:.0f}") for x in _ticks(x_low, x_high) if x_low <= x <= x_high and x == int(x))
+    y_ticks = tuple((to_pixels(x_low, y)[1], f"{y:.6g}") for y in y_steps)
     return _Chart(title=title, subtitle=subtitle, series=series, x_ticks=x_ticks, y_ticks=y_ticks)
 
 
@@ -147,7 +150,25 @@ def _span(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    return [low + (high - low) * index / _NUM_TICKS for index in range(_NUM_TICKS + 1)]
+    """Round numbers, 1, 2 or 5 times a power of ten apart, from at most `low` to at least `high`."""
+    rough = (high - low) / _NUM_TICKS
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [float(f"{index * step:.12g}") for index in range(first, last + 1)]
+
+
+def _over_batches(name: str, lines: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
+    """Values of one metric over batches; the steps of a batch are spread over its interval."""
+    steps_of: Counter[int] = Counter(line["batch"] for line in lines if "train/loss" in line)
+    seen: Counter[int] = Counter()
+    points = []
+    for line in lines:
+        batch = line["batch"]
+        if line.get(name) is not None:
+            points.append((batch + seen[batch] / max(steps_of[batch], 1), float(line[name])))
+        seen[batch] += "train/loss" in line
+    return points
 
 
 def _files(run_dir: Path, folder: str) -> list[tuple[str, str, int]]:
