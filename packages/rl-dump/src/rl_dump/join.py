@@ -129,6 +129,7 @@ class _Matcher:
         self.rollout, self.train = rollout, train
         self.matched: dict[int, tuple[int, Method]] = {}
         self.free = set(rollout.rows)
+        self.noted = _Noted(train.dump, {position for position in train.positions if position is not None})
         self.conflicts: dict[int, str] = {}
 
     def run(self) -> Join:
@@ -203,26 +204,32 @@ class _Matcher:
 
     def _missing_in_train(self, row: int) -> Missing:
         position, index = self.rollout.positions[row], self.rollout.indices[row]
-        reason = self._noted_reason(row, position, index)
+        reason = self.noted.reason(position, index) or ("removed by the producer (remove_sample)" if self.rollout.removed[row] else None)
         if reason is None:
             reason = f"the train dump holds no sample {_named(position, index)} and does not list it as dropped"
         return Missing(row=row, rollout_position=position, sample_index=index, reason=reason)
 
-    def _noted_reason(self, row: int, position: int | None, index: int | None) -> str | None:
-        dump = self.train.dump
-        for entry in dump.dropped:
-            same_position = position is not None and entry.get("rollout_position") == position
-            same_index = entry.get("rollout_position") is None and index is not None and entry.get("sample_index") == index
-            if same_position or same_index:
-                return f"dropped: {entry['reason']}"
-        if self.rollout.removed[row]:
-            return "removed by the producer (remove_sample)"
-        if position is not None and position in set(_numbers((dump.schedule or {}).get("dropped_samples"))):
-            return "dropped by the schedule"
+
+class _Noted:
+    """Look up what a train dump says of samples it does not hold."""
+
+    def __init__(self, dump: Dump, held: set[int]) -> None:
+        self.by_position: dict[int, str] = {}
+        self.by_index: dict[int, str] = {}
         for shard in dump.dp_shards:
-            if position is not None and position in set(_numbers(shard.get("partition"))) and position not in set(self.train.positions):
-                return f"in the partition of data-parallel rank {shard.get('data_parallel_rank')}, but that shard's sample is not in the file"
-        return None
+            text = f"in the partition of data-parallel rank {shard.get('data_parallel_rank')}, but that shard's sample is not in the file"
+            self.by_position |= dict.fromkeys(set(_numbers(shard.get("partition"))) - held, text)
+        self.by_position |= dict.fromkeys(_numbers((dump.schedule or {}).get("dropped_samples")), "dropped by the schedule")
+        for entry in dump.dropped:
+            position, index, text = entry.get("rollout_position"), entry.get("sample_index"), f"dropped: {entry.get('reason')}"
+            if position is not None:
+                self.by_position[position] = text
+            elif index is not None:
+                self.by_index[index] = text
+
+    def reason(self, position: int | None, index: int | None) -> str | None:
+        found = None if position is None else self.by_position.get(position)
+        return found if found is not None or index is None else self.by_index.get(index)
 
 
 def _by_key(side: _Side, rows: Iterable[int], key: Callable[[_Side, int], Hashable]) -> dict[Hashable, list[int]]:

@@ -1,0 +1,248 @@
+"""Decide what the page of a dump holds: every sample's facts, and as many samples' tokens as the page may be large.
+
+Layer: algorithms. One file without references: it can be attached to an issue. Looks and behaviour are in `page/`.
+
+Invariants, each matched by a test in `tests/unit/test_html.py`:
+
+- the page refers to nothing outside of itself, and text of a dump can never become markup;
+- the list holds every sample; a sample whose tokens were left out says so.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import zlib
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rl_dump.atomic import atomic_path
+from rl_dump.contract import ROLLOUT_DUMP
+from rl_dump.derived import kept_set_sizes, log_prob_gap, ragged_field, trained_tokens
+from rl_dump.doctor import doctor
+from rl_dump.join import join
+from rl_dump.ragged import RaggedArray
+from rl_dump.summary import summary
+from rl_dump.token_text import token_bytes
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from rl_dump.reader import Dump
+
+__all__ = ["MAX_TOKEN_BYTES", "write_html"]
+
+MAX_TOKEN_BYTES = 48 << 20
+"""Size of the tokens' part of a page, after packing: what a browser opens in a second or two."""
+
+_SCRIPTS = ("data.js", "table.js", "detail.js", "layout.js", "main.js")
+_TEXT_FIELDS = ("prompt", "response", "label")
+
+
+def write_html(
+    dump: Dump,
+    target: str | os.PathLike[str],
+    *,
+    rollout: Dump | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
+    max_token_bytes: int = MAX_TOKEN_BYTES,
+) -> Path:
+    """Write a dump as one self-contained page.
+
+    Args:
+        dump: a train or rollout dump.
+        target: the file to write.
+        rollout: the rollout dump of the same batch, for prompt and response texts.
+        tokenizer: a `tokenizer.json` or its folder, for the text of every token.
+        max_token_bytes: size of the tokens' part; samples beyond it are in the list without their tokens, those with the largest
+            log-prob gap (else the first) last to be left out.
+
+    Returns:
+        The path written.
+
+    Raises:
+        DumpError: a dump or the tokenizer cannot be read.
+        WriteError: the file system refused.
+    """
+    facts = _facts(dump)
+    strips = _strips(dump)
+    blobs, spans = _token_blobs(dump, strips, _priority(dump, facts), max_token_bytes)
+    document = {
+        "file": dump.path.name,
+        "contract": dump.contract,
+        "batch": dump.batch_id,
+        "producer": dump.header["producer"],
+        "samples": dump.num_samples,
+        "facts": facts,
+        "strips": [{"name": name, "dtype": strip.dtype.str.lstrip("<|"), **_range(strip, dump)} for name, strip in strips.items()],
+        "spans": spans,
+        "texts": _texts(dump, rollout),
+        "vocabulary": _vocabulary(dump, tokenizer),
+        "alarms": [{"code": alarm.code, "message": alarm.message, "row": alarm.row} for alarm in doctor(dump)],
+        "summary": [_summary_row(entry) for entry in summary(dump).fields],
+        "shards": [_shard(shard) for shard in dump.dp_shards],
+        "dropped": [dict(entry) for entry in dump.dropped],
+    }
+    page = _fill(document, blobs)
+    final = Path(target)
+    with atomic_path(final) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+    return final
+
+
+def _fill(document: Mapping[str, Any], blobs: str) -> str:
+    folder = files("rl_dump") / "page"
+    parts = {
+        "style": (folder / "page.css").read_text(encoding="utf-8"),
+        "script": "\n".join((folder / name).read_text(encoding="utf-8") for name in _SCRIPTS),
+        # A "<" inside a script element could end it.
+        "document": json.dumps(_jsonable(document), ensure_ascii=True, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
+        "tokens": blobs,
+    }
+    page = (folder / "page.html").read_text(encoding="utf-8")
+    head, *rest = page.split("@@")
+    return head + "".join(parts[piece] if index % 2 == 0 else piece for index, piece in enumerate(rest))
+
+
+def _facts(dump: Dump) -> dict[str, list[Any]]:
+    """Return one value per sample and fact, in the order of the list's columns."""
+    facts: dict[str, list[Any]] = {"row": list(range(dump.num_samples)), "rollout_position": dump.positions().tolist()}
+    for name, field in dump.fields.items():
+        if name in _TEXT_FIELDS or field.kind not in {"scalar", "text"}:
+            continue
+        column = dump.column(name)
+        facts[name] = column.tolist() if isinstance(column, np.ndarray) else list(column)
+    if dump.raw_reward is not None and "raw_reward" not in facts and dump.num_samples:
+        whole = dump.raw_reward
+        facts["raw_reward"] = [whole[position] if position < len(whole) else None for position in facts["rollout_position"]]
+    masks = ragged_field(dump, "loss_masks")
+    if masks is not None:
+        facts["trained_fraction"] = [float((mask != 0).mean()) if len(mask) else None for mask in masks]
+    for name, source, reduce in (
+        ("mean_log_prob_gap", log_prob_gap(dump), np.mean),
+        ("max_log_prob_gap", log_prob_gap(dump), np.max),
+        ("mean_advantage", ragged_field(dump, "advantages"), np.mean),
+        ("mean_kept_set", kept_set_sizes(dump), np.mean),
+    ):
+        if source is not None:
+            facts[name] = [float(reduce(item)) if len(item) else None for item in source]
+    return facts
+
+
+def _strips(dump: Dump) -> dict[str, RaggedArray]:
+    """Return what can colour a token: every field with one number per response token, and what follows from several."""
+    strips: dict[str, RaggedArray] = {}
+    derived = {"log_prob_gap": log_prob_gap(dump), "kept_set_size": kept_set_sizes(dump)}
+    lengths = dump.column("response_lengths") if "response_lengths" in dump.fields else None
+    for name in ("log_prob_gap", "advantages", "loss_masks", "kept_set_size", *dump.fields):
+        source = derived[name] if name in derived else ragged_field(dump, name)
+        if source is None or name in strips or source.values.ndim != 1:
+            continue
+        if isinstance(lengths, np.ndarray) and np.array_equal(source.lengths, lengths) and (name in derived or name != "tokens"):
+            strips[name] = RaggedArray(_packed(source.values), source.offsets)
+    return strips
+
+
+def _packed(values: NDArray[Any]) -> NDArray[Any]:
+    """Use a dtype that a browser has: float32, else the smallest of uint8 and int32 that fits."""
+    if values.dtype.kind == "f":
+        return values.astype("<f4")
+    low, high = (int(values.min()), int(values.max())) if values.size else (0, 0)
+    if low >= 0 and high <= 255:
+        return values.astype("u1")
+    limits = np.iinfo(np.int32)
+    return np.clip(values, limits.min, limits.max).astype("<i4")
+
+
+def _range(strip: RaggedArray, dump: Dump) -> dict[str, float]:
+    values, trained = strip.values, trained_tokens(dump)
+    if trained is not None and len(trained) == len(values):
+        values = values[trained]
+    finite = values[np.isfinite(values)]
+    return {"low": float(finite.min()), "high": float(finite.max())} if finite.size else {"low": 0.0, "high": 0.0}
+
+
+def _priority(dump: Dump, facts: Mapping[str, list[Any]]) -> list[int]:
+    gaps = facts.get("max_log_prob_gap")
+    if gaps is None:
+        return list(range(dump.num_samples))
+    return sorted(range(dump.num_samples), key=lambda row: -(gaps[row] or 0.0))
+
+
+def _token_blobs(dump: Dump, strips: Mapping[str, RaggedArray], order: list[int], limit: int) -> tuple[str, list[list[int] | None]]:
+    """Pack each sample's ids and strips; returns all of it as one text, and per row where in it: start, length, L, R."""
+    tokens = ragged_field(dump, "tokens")
+    spans: list[list[int] | None] = [None] * dump.num_samples
+    if tokens is None:
+        return "", spans
+    pieces: list[str] = []
+    size = 0
+    for row in order:
+        ids = tokens[row]
+        response = len(next(iter(strips.values()))[row]) if strips else 0
+        # Widest first: a browser reads typed arrays at multiples of their width only.
+        wide = [strip[row].tobytes() for strip in strips.values() if strip.dtype.itemsize == 4]
+        narrow = [strip[row].tobytes() for strip in strips.values() if strip.dtype.itemsize == 1]
+        packed = base64.b64encode(zlib.compress(b"".join([ids.astype("<i4").tobytes(), *wide, *narrow]), 1)).decode("ascii")
+        if size + len(packed) > limit:
+            break
+        spans[row] = [size, len(packed), len(ids), response]
+        pieces.append(packed)
+        size += len(packed)
+    return "".join(pieces), spans
+
+
+def _texts(dump: Dump, rollout: Dump | None) -> dict[str, list[str | None]]:
+    rows: list[int | None] = list(range(dump.num_samples))
+    source = dump
+    if rollout is not None and dump.contract != ROLLOUT_DUMP:
+        source = rollout
+        rows = [None] * dump.num_samples
+        for pair in join(rollout, dump).pairs:
+            rows[pair.train_row] = pair.rollout_row
+    found = {}
+    for name in _TEXT_FIELDS:
+        if name in source.fields:
+            column = source.column(name)
+            found[name] = [None if row is None else _text(column[row]) for row in rows]
+    return found
+
+
+def _text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(_jsonable(value), ensure_ascii=False, indent=1)
+
+
+def _vocabulary(dump: Dump, tokenizer: str | os.PathLike[str] | None) -> dict[int, str]:
+    """Return the bytes of the tokens that occur, each byte as one character."""
+    tokens = ragged_field(dump, "tokens")
+    if tokenizer is None or tokens is None:
+        return {}
+    known = token_bytes(tokenizer)
+    return {int(number): known[int(number)].decode("latin-1") for number in np.unique(tokens.values) if int(number) in known}
+
+
+def _summary_row(entry: Any) -> list[Any]:
+    return [entry.name, entry.count, entry.minimum, entry.mean, entry.maximum, entry.num_non_finite, entry.num_missing]
+
+
+def _shard(shard: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: shard.get(key) for key in ("rank", "data_parallel_rank", "num_microbatches", "global_batch_sizes")}
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_jsonable(item) for item in value]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _jsonable(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)

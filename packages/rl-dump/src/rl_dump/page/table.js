@@ -1,0 +1,142 @@
+// The list of samples: filtered, sorted, and drawn only where it is visible.
+const ROW_HEIGHT = 26;
+const FIRST = ["rollout_position", "group_ids", "rollout_ids", "raw_reward", "rewards", "response_lengths", "mean_log_prob_gap", "max_log_prob_gap",
+  "mean_advantage", "mean_kept_set", "trained_fraction", "truncated", "finish_reason", "dataset", "step", "data_parallel_rank", "micro_batch"];
+const LABELS = { rollout_position: "position", group_ids: "group", rollout_ids: "rollout", raw_reward: "raw reward", rewards: "reward",
+  response_lengths: "tokens", mean_log_prob_gap: "mean gap", max_log_prob_gap: "max gap", mean_advantage: "advantage", mean_kept_set: "kept ids",
+  trained_fraction: "trained", finish_reason: "finish", data_parallel_rank: "rank", micro_batch: "micro-batch" };
+const label = (name) => LABELS[name] ?? name.replaceAll("_", " ");
+// What people type is the column's heading as well as the field's name.
+const NAMES = Object.fromEntries(Object.keys(dump.facts).flatMap((name) => [[name, name], [label(name).replaceAll(" ", "_"), name]]));
+
+const table = {
+  columns: FIRST.filter((name) => name in dump.facts),
+  order: [],
+  sortBy: "row",
+  descending: false,
+  chosen: -1,
+};
+
+const widths = Object.fromEntries(Object.entries(dump.facts).map(([name, values]) => {
+  const present = values.filter((value) => value !== null);
+  const kind = present.some((value) => typeof value === "string") ? 110 : present.every((value) => Number.isInteger(value) || typeof value === "boolean") ? 64 : 84;
+  return [name, Math.max(kind, 18 + 7 * label(name).length)];
+}));
+const width = (name) => widths[name];
+
+// "reward>0 truncated group=3 words": every part must hold; a part that is no condition is searched in the texts.
+function condition(part) {
+  const match = part.match(/^([\w]+)(>=|<=|!=|=|>|<)(.+)$/);
+  const name = NAMES[match ? match[1] : part.replace(/^!/, "")];
+  if (!match) {
+    if (name) return (row) => Boolean(dump.facts[name][row]) !== part.startsWith("!");
+    const needle = part.toLowerCase();
+    const texts = [...Object.values(dump.texts), ...Object.values(dump.facts).filter((values) => typeof values[0] === "string")];
+    return (row) => texts.some((values) => values[row] !== null && String(values[row]).toLowerCase().includes(needle));
+  }
+  if (!name) throw new Error(`no column ${match[1]}`);
+  const values = dump.facts[name];
+  const wanted = { yes: 1, no: 0, true: 1, false: 0 }[match[3]] ?? (Number.isNaN(Number(match[3])) ? match[3] : Number(match[3]));
+  const value = (row) => (typeof values[row] === "boolean" ? Number(values[row]) : values[row]);
+  return {
+    "=": (row) => value(row) === wanted, "!=": (row) => value(row) !== wanted,
+    ">": (row) => value(row) !== null && value(row) > wanted, "<": (row) => value(row) !== null && value(row) < wanted,
+    ">=": (row) => value(row) !== null && value(row) >= wanted, "<=": (row) => value(row) !== null && value(row) <= wanted,
+  }[match[2]];
+}
+
+function arrange() {
+  let conditions = [];
+  $("filter").classList.remove("wrong");
+  $("filter").title = "";
+  try {
+    conditions = $("filter").value.trim().split(/\s+/).filter(Boolean).map(condition);
+  } catch (error) {
+    $("filter").classList.add("wrong");
+    $("filter").title = error.message;
+  }
+  const rows = dump.facts.row.filter((row) => conditions.every((holds) => holds(row)));
+  const values = dump.facts[table.sortBy];
+  const sign = table.descending ? -1 : 1;
+  rows.sort((a, b) => {
+    const [x, y] = [values[a], values[b]];
+    if (x === y) return a - b;
+    if (x === null || y === null) return x === null ? 1 : -1;
+    return (x < y ? -1 : 1) * sign;
+  });
+  table.order = rows;
+  $("count").textContent = rows.length === dump.samples ? `${show(rows.length)} samples` : `${show(rows.length)} of ${show(dump.samples)}`;
+  $("body").style.height = `${rows.length * ROW_HEIGHT}px`;
+  draw();
+}
+
+function draw() {
+  const box = $("table");
+  const first = Math.max(0, Math.floor(box.scrollTop / ROW_HEIGHT) - 10);
+  const last = Math.min(table.order.length, Math.ceil((box.scrollTop + box.clientHeight) / ROW_HEIGHT) + 10);
+  $("rows").style.transform = `translateY(${first * ROW_HEIGHT}px)`;
+  $("rows").replaceChildren(...table.order.slice(first, last).map((row, offset) => {
+    const line = element("div", { className: "row" });
+    line.setAttribute("role", "row");
+    line.setAttribute("aria-rowindex", first + offset + 2);
+    line.setAttribute("aria-selected", row === table.chosen);
+    line.dataset.row = row;
+    for (const name of table.columns) {
+      const value = dump.facts[name][row];
+      const cell = element("span", { textContent: show(value), className: typeof value === "string" ? "word" : "" });
+      cell.setAttribute("role", "gridcell");
+      cell.style.width = `${width(name)}px`;
+      line.append(cell);
+    }
+    return line;
+  }));
+}
+
+function drawHead() {
+  $("head").replaceChildren(...table.columns.map((name) => {
+    const sorted = name === table.sortBy;
+    const button = element("button", { textContent: label(name) + (sorted ? (table.descending ? " ↓" : " ↑") : ""), title: name });
+    button.classList.toggle("sorted", sorted);
+    button.setAttribute("role", "columnheader");
+    button.setAttribute("aria-sort", sorted ? (table.descending ? "descending" : "ascending") : "none");
+    button.style.width = `${width(name)}px`;
+    button.onclick = () => {
+      table.descending = sorted ? !table.descending : typeof dump.facts[name][0] === "number" && name !== "rollout_position";
+      table.sortBy = name;
+      drawHead();
+      arrange();
+    };
+    return button;
+  }));
+}
+
+function drawChooser() {
+  $("choices").replaceChildren(...Object.keys(dump.facts).map((name) => {
+    const box = element("input", { type: "checkbox", checked: table.columns.includes(name) });
+    box.onchange = () => {
+      table.columns = box.checked ? [...table.columns, name] : table.columns.filter((other) => other !== name);
+      drawHead();
+      draw();
+    };
+    return element("label", {}, box, ` ${label(name)}`);
+  }));
+}
+
+function choose(row) {
+  table.chosen = row;
+  const at = table.order.indexOf(row);
+  const box = $("table");
+  const visible = box.clientHeight - $("head").offsetHeight;
+  if (at >= 0 && (at * ROW_HEIGHT < box.scrollTop || (at + 1) * ROW_HEIGHT > box.scrollTop + visible)) {
+    box.scrollTop = Math.max(0, at * ROW_HEIGHT - visible / 2);
+  }
+  draw();
+  history.replaceState(null, "", `#row=${row}`);
+  return drawDetail(row);
+}
+
+function step(by) {
+  const at = table.order.indexOf(table.chosen);
+  const next = table.order[Math.min(table.order.length - 1, Math.max(0, at + by))];
+  if (next !== undefined) choose(next);
+}
