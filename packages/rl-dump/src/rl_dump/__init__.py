@@ -4,13 +4,18 @@ Layer: the package's top; it only re-exports by name, and loads numpy and pyarro
 """
 
 from rl_dump.background import BackgroundWriter
+from rl_dump.compare import Difference, compare
 from rl_dump.contract import RESPONSE_FIELDS, ROLLOUT_DUMP, TRAIN_DUMP
 from rl_dump.convert import convert
+from rl_dump.doctor import Alarm, Thresholds, doctor
 from rl_dump.errors import DumpError, RaggedError, UnsupportedContractError, WriteError
+from rl_dump.html import write_html
 from rl_dump.join import Join, Missing, Pair, join
 from rl_dump.problems import Problem
 from rl_dump.ragged import RaggedArray
 from rl_dump.reader import Dump, open_dump
+from rl_dump.replay import export_micro_batch
+from rl_dump.summary import BatchSummary, FieldSummary, summary, trend
 from rl_dump.templates import check_templates, resolve_template
 from rl_dump.writer import DumpWriter, write_dump
 
@@ -18,22 +23,33 @@ __all__ = [
     "RESPONSE_FIELDS",
     "ROLLOUT_DUMP",
     "TRAIN_DUMP",
+    "Alarm",
     "BackgroundWriter",
+    "BatchSummary",
+    "Difference",
     "Dump",
     "DumpError",
     "DumpWriter",
+    "FieldSummary",
     "Join",
     "Missing",
     "Pair",
     "Problem",
     "RaggedArray",
     "RaggedError",
+    "Thresholds",
     "UnsupportedContractError",
     "WriteError",
     "check_templates",
+    "compare",
     "convert",
+    "doctor",
+    "export_micro_batch",
     "join",
     "open_dump",
     "resolve_template",
+    "summary",
+    "trend",
     "write_dump",
+    "write_html",
 ]

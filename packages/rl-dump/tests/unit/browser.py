@@ -16,10 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DEADLINE_SECONDS = 60.0
-_FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync "
-    "--disable-dev-shm-usage"
-).split()
+_FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"]
 
 
 def available() -> bool:

@@ -5,14 +5,22 @@ Layer: cli. Each command opens, calls one function of the package, and prints.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rl_dump.cli.output import error_line, print_json, print_line, print_table
+from rl_dump.cli.output import error_line, print_json, print_line, print_table, print_warnings
+from rl_dump.compare import compare
+from rl_dump.convert import convert
+from rl_dump.doctor import Thresholds, doctor
+from rl_dump.html import write_html
 from rl_dump.join import join
 from rl_dump.reader import Dump, open_dump
+from rl_dump.replay import export_micro_batch
+from rl_dump.summary import BatchSummary, summary, trend
 
 __all__ = ["app", "main"]
 
@@ -67,9 +75,149 @@ def join_command(
         raise typer.Exit(1)
 
 
+@app.command()
+def stats(path: DumpPath, as_json: AsJson = False) -> None:
+    """Count, range and mean of every field; per-token fields over trained tokens."""
+    with error_line(), open_dump(path) as dump:
+        found = summary(dump)
+    if as_json:
+        print_json(found)
+        return
+    rows = [(e.name, e.count, e.minimum, e.mean, e.maximum, e.num_non_finite or "", e.num_missing or "") for e in found.fields]
+    print_table(f"{path}, batch {found.batch_id}", ["field", "values", "lowest", "mean", "highest", "not finite", "samples without"], rows)
+
+
+@app.command(name="trend")
+def trend_command(
+    paths: Annotated[list[Path], typer.Argument(help="Dumps of several batches.", show_default=False)],
+    field: Annotated[list[str] | None, typer.Option("--field", "-f", help="Fields to show; may be given several times.", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the means of fields over batches."""
+    with error_line():
+        batches = trend(paths)
+    if as_json:
+        print_json(batches)
+        return
+    names = field or [name for name in _TREND if any(batch.field(name) for batch in batches)]
+    rows = [(batch.batch_id, batch.num_samples, batch.num_dropped, *(_mean(batch, name) for name in names)) for batch in batches]
+    print_table("means per batch", ["batch", "samples", "dropped", *names], rows)
+
+
+@app.command()
+def diff(
+    first: DumpPath,
+    second: DumpPath,
+    atol: Annotated[float, typer.Option(help="Absolute tolerance of floats.")] = 0.0,
+    rtol: Annotated[float, typer.Option(help="Relative tolerance of floats.")] = 0.0,
+    as_json: AsJson = False,
+) -> None:
+    """Find the first sample, token and field in which two dumps differ; exit 1 if they do."""
+    with error_line(), open_dump(first) as one, open_dump(second) as other:
+        found = compare(one, other, atol=atol, rtol=rtol)
+    if as_json:
+        print_json({"equal": found is None, "difference": found})
+    elif found is None:
+        print_line("no difference")
+    else:
+        print_line(found.message)
+        print_table("largest difference per field", ["field", "largest"], sorted(found.largest.items()))
+    if found is not None:
+        raise typer.Exit(1)
+
+
+@app.command()
+def verify(path: DumpPath, as_json: AsJson = False) -> None:
+    """Read the whole file, compare every checksum and every length; exit 1 if something is wrong."""
+    with error_line(), open_dump(path) as dump:
+        problems = dump.verify()
+    if as_json:
+        print_json({"problems": problems})
+    elif problems:
+        rows = [(problem.code, problem.field, problem.row, problem.message) for problem in problems]
+        print_table(f"{path}: {len(problems)} problems", ["problem", "field", "row", "what"], rows)
+    else:
+        print_line(f"{path}: nothing wrong")
+    if problems:
+        raise typer.Exit(1)
+
+
+@app.command(name="doctor")
+def doctor_command(
+    path: DumpPath,
+    mean_gap: Annotated[float, typer.Option(help="Alarm above this mean log-prob gap, nats.")] = Thresholds().mean_log_prob_gap,
+    truncated: Annotated[float, typer.Option(help="Alarm above this part of truncated samples.")] = Thresholds().truncated_fraction,
+    zero_std: Annotated[float, typer.Option(help="Alarm above this part of groups with one reward.")] = Thresholds().zero_std_fraction,
+    as_json: AsJson = False,
+) -> None:
+    """Look for signs of trouble; exit 1 if there is one."""
+    limits = Thresholds(mean_log_prob_gap=mean_gap, truncated_fraction=truncated, zero_std_fraction=zero_std)
+    with error_line(), open_dump(path) as dump:
+        alarms = doctor(dump, limits)
+    if as_json:
+        print_json({"alarms": alarms})
+    elif alarms:
+        print_table(f"{path}: {len(alarms)} alarms", ["alarm", "row", "what"], [(alarm.code, alarm.row, alarm.message) for alarm in alarms])
+    else:
+        print_line(f"{path}: no alarm")
+    if alarms:
+        raise typer.Exit(1)
+
+
+@app.command(name="convert")
+def convert_command(
+    source: DumpPath,
+    target: Annotated[Path, typer.Argument(help="The file to write: .parquet or .pt (needs torch).", show_default=False)],
+) -> None:
+    """Write a dump to the other container, without loss."""
+    with error_line():
+        convert(source, target)
+    print_line(f"wrote {target}")
+
+
+@app.command()
+def html(
+    path: DumpPath,
+    target: Annotated[Path | None, typer.Argument(help="The page to write; default: beside the dump.", show_default=False)] = None,
+    rollout: Annotated[Path | None, typer.Option(help="The rollout dump of the same batch, for its texts.", show_default=False)] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer.json or its folder, for the text of tokens.", show_default=False)] = None,
+    max_megabytes: Annotated[int, typer.Option(min=1, help="Size of the tokens' part of the page.")] = 48,
+) -> None:
+    """Write one self-contained page to look through the samples."""
+    page = path.with_suffix(".html") if target is None else target
+    with error_line(), contextlib.ExitStack() as stack:
+        dump = stack.enter_context(open_dump(path))
+        texts = None if rollout is None else stack.enter_context(open_dump(rollout))
+        write_html(dump, page, rollout=texts, tokenizer=tokenizer, max_token_bytes=max_megabytes << 20)
+    print_line(f"wrote {page}")
+
+
+@app.command()
+def replay(
+    path: DumpPath,
+    target: Annotated[Path, typer.Argument(help="The file to write: .parquet or .pt.", show_default=False)],
+    step: Annotated[int, typer.Option(help="Optimizer step within the batch.")] = 0,
+    rank: Annotated[int, typer.Option(help="Data-parallel rank.")] = 0,
+    micro_batch: Annotated[int, typer.Option(help="Micro-batch within the step on that rank.")] = 0,
+) -> None:
+    """Export one micro-batch, to run it again with `rl-runtime replay`."""
+    with error_line(), open_dump(path) as dump:
+        export_micro_batch(dump, target, step=step, data_parallel_rank=rank, micro_batch=micro_batch)
+    print_line(f"wrote {target}")
+
+
 def main() -> None:
     """Run the command line; the entry point of `rl-dump`."""
-    app()
+    with print_warnings(logging.getLogger("rl_dump")):
+        app()
+
+
+_TREND = ("raw_reward", "response_lengths", "truncated", "log_prob_gap", "entropy", "kl", "advantages", "kept_set_size")
+
+
+def _mean(batch: BatchSummary, name: str) -> float | None:
+    found = batch.field(name)
+    return None if found is None else found.mean
 
 
 def _show_overview(dump: Dump, *, as_json: bool) -> None:

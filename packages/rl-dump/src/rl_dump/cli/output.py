@@ -8,11 +8,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -22,7 +24,7 @@ from rl_dump.ragged import RaggedArray
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["error_line", "print_json", "print_line", "print_table"]
+__all__ = ["error_line", "print_json", "print_line", "print_table", "print_warnings"]
 
 
 def print_json(value: object) -> None:
@@ -32,27 +34,34 @@ def print_json(value: object) -> None:
 
 def print_line(text: str) -> None:
     """Print one line without markup."""
-    Console().print(text, markup=False, highlight=False, soft_wrap=True)
+    _console().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table; numbers are right-aligned."""
+    """Print a table; numbers are right-aligned, only the last column is wrapped."""
     shown = [[cell(value) for value in row] for row in rows]
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for index, name in enumerate(columns):
         numeric = bool(shown) and all(row[index][:1].isdigit() or row[index][:1] in {"-", ""} for row in shown)
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        last = index == len(columns) - 1
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold", no_wrap=not last)
     for row in shown:
         table.add_row(*(text.replace("[", r"\[") for text in row))
-    Console().print(table)
+    _console().print(table)
+
+
+def _console() -> Console:
+    # Piped output is read by programs and pagers: it is not cut at 80 columns.
+    console = Console()
+    return console if console.is_terminal else Console(width=200)
 
 
 def cell(value: object) -> str:
-    """Show one value: floats with six digits, None as a dash."""
+    """Show one value: floats with five digits, None as a dash."""
     if value is None:
         return "-"
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return f"{value:.5g}"
     return str(value)
 
 
@@ -69,6 +78,18 @@ def plain(value: object) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
+
+
+@contextlib.contextmanager
+def print_warnings(logger: logging.Logger) -> Iterator[None]:
+    """Print the package's warnings as one line each on standard error while the block runs."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("rl-dump: warning: %(message)s"))
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 @contextlib.contextmanager
