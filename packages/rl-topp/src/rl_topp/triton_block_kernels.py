@@ -22,7 +22,7 @@ _BLOCK = 1024
 """Columns a program handles at a time."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_full", "first_id"])
 def _merge_statistics_kernel(z, places, targets, statistics, num_full, first_id, width, BLOCK: tl.constexpr):
     full = tl.program_id(0)
     source = z + tl.load(places + full).to(tl.int64) * width
@@ -50,7 +50,7 @@ def _merge_statistics_kernel(z, places, targets, statistics, num_full, first_id,
         tl.store(out + num_full, tl.load(source + column_of_target))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_id"])
 def _gradient_kernel(
     z,
     full_of_row,

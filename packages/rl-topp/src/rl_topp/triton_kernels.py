@@ -24,6 +24,7 @@ from torch import Tensor
 __all__ = ["KernelShapes", "entry_coefficients", "entry_scores", "hidden_gradient", "list_entries", "row_statistics", "weight_gradient"]
 
 _WIDE = {torch.float32: tl.float32, torch.float64: tl.float64}
+# Counts that differ in every call are not specialised, so that no call compiles a kernel anew.
 _LANES = 32
 """Entries of one row handled at a time by the row kernels; most sets are smaller."""
 
@@ -32,23 +33,23 @@ _LANES = 32
 class KernelShapes:
     """Tile sizes, powers of two. The defaults are the fastest of benchmarks/gpu_lm_head.py `--tune` on one H200."""
 
-    score_entries: int = 16
+    score_entries: int = 4
     """Entries per program in forward."""
     score_block: int = 256
     """Elements of the inner dimension per step in forward."""
-    hidden_entries: int = 8
+    hidden_entries: int = 2
     """Entries per step of a row's hidden-state gradient."""
-    hidden_block: int = 512
+    hidden_block: int = 1024
     """Elements per program of it."""
-    weight_entries: int = 16
+    weight_entries: int = 2
     """Entries per step of the weight's gradient."""
-    weight_block: int = 256
+    weight_block: int = 1024
     """Elements per program of it."""
-    chunk: int = 128
+    chunk: int = 64
     """Sorted entries per partial sum of the weight's gradient; a multiple of `weight_entries`."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["vocab_start", "num_local_ids"])
 def _list_entries_kernel(ids, rows, starts, offsets, targets, out_ids, out_rows, vocab_start, num_local_ids, LANES: tl.constexpr):
     listed = tl.program_id(0)
     row = tl.load(rows + listed)
@@ -69,7 +70,7 @@ def _list_entries_kernel(ids, rows, starts, offsets, targets, out_ids, out_rows,
         tl.store(out_rows + first + 1 + lane, tl.zeros_like(lane) + row, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_entries"])
 def _entry_scores_kernel(
     hidden,
     weight,
@@ -101,7 +102,7 @@ def _entry_scores_kernel(
     tl.store(scores + entry, tl.where(here, tl.sum(total, axis=1), float("-inf")), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _row_statistics_kernel(scores, rows, offsets, statistics, num_rows, WIDE: tl.constexpr, LANES: tl.constexpr):
     listed = tl.program_id(0)
     first = tl.load(offsets + listed)
@@ -279,7 +280,7 @@ def list_entries(
         vocab_start: first id of the shard.
         num_local_ids: ids of the shard.
     """
-    ids_E, rows_E = torch.empty(2, num_entries, dtype=torch.int32, device=ids.device)
+    ids_E, rows_E = (torch.empty(num_entries, dtype=torch.int32, device=ids.device) for _ in range(2))
     grid = (rows_R.numel(),)
     _list_entries_kernel[grid](
         ids, rows_R, starts_R, offsets_R1, targets_T, ids_E, rows_E, vocab_start, num_local_ids, LANES=_LANES, num_warps=1

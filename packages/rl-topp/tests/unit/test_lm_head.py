@@ -120,6 +120,15 @@ def test_a_call_without_rows_or_without_gradients(case: _Case) -> None:
     assert case.weight.grad.abs().sum() > 0
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_diverged_model_never_looks_like_a_row_without_a_score(method: str) -> None:
+    hidden = torch.tensor([[1.0, float("nan")], [1.0, 1.0]])
+    rows = NucleusSet.from_lists([[0, 1], [0, 1]], vocab_size=3)
+    scores = nucleus_lm_head_log_probs(hidden, torch.ones(3, 2), torch.tensor([0, 1]), rows, method=method)
+    assert scores.log_probs[0].isnan()
+    assert scores.log_probs[1].isfinite()
+
+
 class _LargestTensor(TorchDispatchMode):
     """Records the largest tensor any operation returns."""
 

@@ -136,3 +136,10 @@ def test_inputs_that_do_not_fit_are_refused(change: dict[str, Any], words: str) 
     logits, targets, rows = (inputs.pop(name) for name in ("logits", "targets", "rows"))
     with pytest.raises(NucleusError, match=words):
         nucleus_log_probs(logits, targets, rows, **inputs)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("rows", [NucleusSet.from_lists([[0, 1]], vocab_size=3), NucleusSet.unfiltered(1, vocab_size=3)])
+def test_a_diverged_model_never_looks_like_a_row_without_a_score(rows: NucleusSet, bad: float) -> None:
+    scores = nucleus_log_probs(torch.tensor([[0.5, bad, 0.0]]), torch.tensor([0]), rows)
+    assert not np.isfinite(scores.log_probs.item())

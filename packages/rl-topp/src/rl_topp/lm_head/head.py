@@ -114,7 +114,7 @@ def nucleus_lm_head_log_probs(
     want_full = full_log_probs or full_entropy
     kinds = sort_rows(rows, on_truncated=on_truncated, want_full=want_full)
     held = int(np.clip(rows.vocab_size - vocab_start, 0, weight_VH.shape[0]))
-    in_blocks = _rows_in_blocks(rows, kinds, held, weight_VH, method)
+    in_blocks = _rows_in_blocks(rows, kinds, held, weight_VH, method, want_full=want_full)
     call = _Call(
         rows=rows,
         kinds=kinds,
@@ -227,12 +227,13 @@ def _blocked_rows(call: _Call, targets_T: Tensor, dtype: torch.dtype) -> Blocked
     )
 
 
-def _rows_in_blocks(rows: NucleusSet, kinds: RowKinds, held: int, weight_VH: Tensor, method: Method) -> npt.NDArray[np.bool_]:
+def _rows_in_blocks(
+    rows: NucleusSet, kinds: RowKinds, held: int, weight_VH: Tensor, method: Method, *, want_full: bool
+) -> npt.NDArray[np.bool_]:
     """Return for each row with a kept set whether blocks score it; where full scores are wanted, blocks pass over its logits anyway."""
     if method != "auto":
         return np.full(kinds.kept.size, method == "blocked")
-    every_row = kinds.dense.size >= kinds.kept.size > 0 and bool(np.isin(kinds.kept, kinds.dense).all())
-    if every_row:
+    if want_full:
         return np.ones(kinds.kept.size, np.bool_)
     return choose_blocked(
         rows.set_sizes[kinds.kept],
@@ -254,6 +255,10 @@ def _check_operands(hidden_TH: Tensor, weight_VH: Tensor, targets_T: Tensor) -> 
     if not hidden_TH.device == weight_VH.device == targets_T.device:
         problems.append(
             f"hidden states, weight and targets lie on {hidden_TH.device}, {weight_VH.device} and {targets_T.device}; expected one device"
+        )
+    elif hidden_TH.is_cuda and hidden_TH.device.index != torch.cuda.current_device():
+        problems.append(
+            f"tensors lie on {hidden_TH.device}, but the current device is {torch.cuda.current_device()}, where kernels would start"
         )
     NucleusError.raise_if(problems)
 

@@ -30,7 +30,7 @@ def block_statistics(z_DB: Tensor, targets_D: Tensor, *, first_id: int) -> Tenso
     if width == 0 or num_rows == 0:
         return statistics
     highest = z_DB.amax(dim=1)
-    finite = torch.where(torch.isinf(highest), 0.0, highest)  # a row of nothing but -inf has no mass
+    finite = torch.where(highest == -torch.inf, 0.0, highest)  # a row of nothing but -inf has no mass
     distance = z_DB - finite[:, None]
     weight = torch.exp(distance)
     statistics[HIGHEST] = highest
@@ -56,7 +56,7 @@ def merge_statistics(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _rescaled(part: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
-    held = part[MASS] > 0
+    held = part[MASS] != 0
     shift = torch.where(held, part[HIGHEST] - peak, 0.0)
     scale = torch.where(held, torch.exp(shift), 0.0)
     return part[MASS] * scale, (part[SPREAD] + shift * part[MASS]) * scale

@@ -84,7 +84,7 @@ def segment_statistics(entries: Entries, z_E: Tensor) -> Tensor:
     if num_rows == 0:
         return z_E.new_zeros(4, 0)
     highest = torch.segment_reduce(z_E, "max", offsets=entries.offsets_R1, initial=-torch.inf, unsafe=True)
-    distance = torch.where(torch.isinf(z_E), -torch.inf, z_E - highest[entries.segments_E])
+    distance = torch.where(z_E == -torch.inf, -torch.inf, z_E - highest[entries.segments_E])
     weight = torch.exp(distance)
     spread = torch.where(weight > 0, weight * distance, 0.0)
     statistics = z_E.new_empty(4, num_rows)

@@ -12,7 +12,7 @@ A shard describes each row by four numbers over the ids it holds, with z = logit
     log_normaliser = M + log S,    log p = z[y] - log_normaliser,    H = log S - W / S.
 
 Invariants: rows that no shard describes score 0; a target that no shard holds scores -inf, so it cannot pass unseen; entropies count ids of
-probability 0 as 0.
+probability 0 as 0; NaN or +inf among a row's logits gives NaN, never a number.
 """
 
 from __future__ import annotations
@@ -123,13 +123,13 @@ def combine(statistics: Tensor, tp_group: dist.ProcessGroup | None) -> Combined:
     if reduce:
         dist.all_reduce(peaks, op=dist.ReduceOp.MAX, group=tp_group)
     peak, target = peaks[:, 0], peaks[:, 1]
-    held = mass > 0
+    held = mass != 0  # not `> 0`: NaN must come through as NaN, never as a row without a score
     shift = torch.where(held, highest - peak, 0.0)  # -inf - -inf is what a shard without ids would give
     scale = torch.where(held, torch.exp(shift), 0.0)
     sums = torch.stack([mass * scale, (statistics[:, SPREAD] + shift * mass) * scale])
     if reduce:
         dist.all_reduce(sums, op=dist.ReduceOp.SUM, group=tp_group)
-    described = sums[0] > 0
+    described = sums[0] != 0
     log_mass = torch.log(torch.where(described, sums[0], 1.0))
     log_normaliser = torch.where(described, peak + log_mass, 0.0)
     return Combined(

@@ -1,0 +1,60 @@
+"""The head on a GPU: kernels against plain torch in float64, repeatability, peak memory. Run with `-m gpu`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl_topp import NucleusSet
+
+torch = pytest.importorskip("torch")
+
+from rl_topp.lm_head import nucleus_lm_head_log_probs  # noqa: E402
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+LIMITS = {torch.bfloat16: (2e-3, 4e-3), torch.float32: (1e-4, 1e-5), torch.float64: (1e-10, 1e-10)}
+
+
+def _run(hidden: Any, weight: Any, targets: Any, rows: NucleusSet, upstream: Any, method: str) -> tuple[Any, ...]:
+    hidden, weight = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+    scores = nucleus_lm_head_log_probs(hidden, weight, targets, rows, method=method, entropy=True, temperature=0.8)  # type: ignore[arg-type]
+    ((scores.log_probs + scores.entropy) * upstream).sum().backward()
+    return scores.log_probs.detach(), scores.entropy.detach(), hidden.grad, weight.grad
+
+
+@pytest.mark.parametrize("method", ["auto", "sparse", "blocked"])
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize(("num_rows", "vocab_size", "width", "largest"), [(1, 5, 3, 5), (300, 5_000, 257, 5_000), (2_000, 40_000, 512, 20)])
+def test_the_gpu_agrees_with_float64_on_the_cpu(
+    num_rows: int, vocab_size: int, width: int, largest: int, dtype: Any, method: str, random_rows: Callable[..., NucleusSet]
+) -> None:
+    rng = np.random.default_rng(num_rows)
+    rows = random_rows(rng, num_rows, vocab_size, largest=largest)
+    hidden, weight = (torch.from_numpy(rng.normal(size=shape)).to(dtype) for shape in ((num_rows, width), (vocab_size + 7, width)))
+    weight *= width**-0.5
+    targets, upstream = torch.from_numpy(rng.integers(0, vocab_size, num_rows)), torch.from_numpy(rng.normal(size=num_rows))
+    expected = _run(hidden.double(), weight.double(), targets, rows, upstream, "sparse")
+    operands = [tensor.cuda() for tensor in (hidden, weight, targets)]
+    found, again = (_run(*operands, rows, upstream.cuda(), method) for _ in range(2))
+    assert all(torch.equal(left, right) for left, right in zip(found, again, strict=True))
+    score_limit, gradient_limit = LIMITS[dtype]
+    for left, right in zip(found[:2], expected[:2], strict=True):
+        torch.testing.assert_close(left.cpu().double(), right, atol=score_limit, rtol=0)
+    for left, right in zip(found[2:], expected[2:], strict=True):
+        assert torch.linalg.norm(left.cpu().double() - right) <= gradient_limit * torch.linalg.norm(right).clamp(min=1e-12)
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_peak_memory_stays_far_below_one_block_of_logits(status: int, random_rows: Callable[..., NucleusSet]) -> None:
+    num_rows, vocab_size, width = 4_096, 100_000, 64
+    rows = random_rows(np.random.default_rng(0), num_rows, vocab_size, statuses=(status,), largest=9)
+    hidden = torch.randn(num_rows, width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(vocab_size, width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    targets = torch.randint(0, vocab_size, (num_rows,), device="cuda")
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    nucleus_lm_head_log_probs(hidden, weight, targets, rows, block_bytes=2**26).log_probs.sum().backward()
+    assert torch.cuda.max_memory_allocated() - before < num_rows * vocab_size * 2 / 2  # half of the logits in bfloat16
