@@ -1,0 +1,184 @@
+"""The plugin without a server: version guard, bookkeeping of rows, the buffer of a step."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from rl_topp import sglang_plugin
+
+torch = pytest.importorskip("torch")
+hooks = pytest.importorskip("rl_topp.sglang_plugin_hooks")
+step_module = pytest.importorskip("rl_topp.sglang_plugin_step")
+WHOLE_VOCABULARY, StepRows, pack = step_module.WHOLE_VOCABULARY, step_module.StepRows, step_module.pack
+
+
+def test_importing_the_plugin_loads_neither_torch_nor_sglang():
+    code = "import sys, rl_topp.sglang_plugin; print([name for name in ('torch', 'sglang', 'numpy.random') if name in sys.modules][:2])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert "torch" not in found
+    assert "sglang" not in found
+
+
+@pytest.mark.parametrize("version", ["0.5.14", "0.5.16", None])
+def test_an_unknown_sglang_is_refused_and_the_tested_versions_are_named(monkeypatch, version):
+    monkeypatch.setattr(sglang_plugin, "installed_version", lambda: version)
+    with pytest.raises(
+        sglang_plugin.UnsupportedSGLangError, match=r"tested with sglang 0\.5\.15\.post1, but (0\.5\.1[46]|none) is installed"
+    ):
+        sglang_plugin.register()
+
+
+def test_every_changed_signature_is_named(monkeypatch):
+    monkeypatch.setattr(sglang_plugin, "installed_version", lambda: sglang_plugin.TESTED_VERSIONS[0])
+    monkeypatch.setattr(
+        sglang_plugin,
+        "HOOKED",
+        {"json.dumps": ("x", ("obj",)), "json.no_such": ("x", ()), "no_such_module.f": ("x", ()), "textwrap.dedent": ("x", ("text",))},
+    )
+    problems = sglang_plugin.signature_problems()
+    assert [problem.split()[0] for problem in problems] == ["json.dumps", "json.no_such", "no_such_module.f"]
+    assert "expected ('obj',)" in problems[0]
+
+
+def test_functions_that_are_not_wrapped_are_reported(monkeypatch):
+    monkeypatch.setattr(sglang_plugin, "installed_version", lambda: sglang_plugin.TESTED_VERSIONS[0])
+    monkeypatch.setattr(sglang_plugin, "HOOKED", {"textwrap.dedent": ("x", ("text",))})
+    with pytest.raises(sglang_plugin.UnsupportedSGLangError, match=r"textwrap\.dedent is not hooked"):
+        sglang_plugin.require_installed()
+
+
+def test_a_step_comes_back_as_it_was_packed():
+    counts = torch.tensor([2, WHOLE_VOCABULARY, 0, 3])
+    step = StepRows(pack(counts, torch.tensor([-0.5, -3.0, 0.0, -1.25]), torch.tensor([17, 4, 9, 8, 7])), 4)
+    copies = []
+    step.start_copy(lambda buffer: copies.append(buffer) or buffer.clone())
+    assert len(copies) == 1
+    assert step.row(3) == ([9, 8, 7], -1.25)
+    assert step.row(0) == ([17, 4], -0.5)
+    assert step.row(1) == (None, -3.0)
+    assert step.row(2) == ([], 0.0)
+
+
+# Bookkeeping of rows: what SGLang's batches do to the flags ------------------------------------------------------------------------------
+
+
+def request(*, asks=False, top_p=1.0, top_k=1 << 30, min_p=0.0):
+    params = SimpleNamespace(custom_params={"return_top_p_token_ids": True} if asks else None, top_p=top_p, top_k=top_k, min_p=min_p)
+    return SimpleNamespace(sampling_params=params, customized_info=None)
+
+
+def info_of(*requests):
+    return hooks.flag_rows(
+        lambda cls, batch, vocab_size: SimpleNamespace(num_rows=len(batch.reqs)), object, SimpleNamespace(reqs=list(requests)), 100
+    )
+
+
+def flags(info):
+    return info.rl_topp_flags.record, info.rl_topp_flags.filtered
+
+
+def test_flags_follow_their_rows_through_filter_merge_and_copy():
+    first = info_of(request(asks=True, top_p=0.9), request(), request(asks=True))
+    assert flags(first) == ((True, False, True), (True, False, False))
+    hooks.filter_flags(lambda *_: None, first, [2, 0], None)
+    assert flags(first) == ((True, True), (False, True))
+    hooks.merge_flags(lambda *_: None, first, info_of(request(top_k=5), request(min_p=0.1)))
+    assert flags(first) == ((True, True, False, False), (False, True, True, True))
+    copy = hooks.copy_flags(lambda info: SimpleNamespace(), first)
+    assert flags(copy) == flags(first)
+
+
+def test_a_top_k_as_large_as_the_vocabulary_is_no_filter():
+    assert flags(info_of(request(top_k=99), request(top_k=100)))[1] == (True, False)
+
+
+@pytest.mark.parametrize("value", [1, "true", False, None])
+def test_only_true_opts_in(value):
+    one = request()
+    one.sampling_params.custom_params = {"return_top_p_token_ids": value}
+    assert not info_of(one).rl_topp_flags.any_record
+
+
+def test_a_batch_in_which_nobody_asks_runs_the_stock_path_alone():
+    info = info_of(request(top_p=0.9), request())
+    calls = []
+    logits_output = SimpleNamespace(next_token_logits=torch.zeros(2, 5))
+    result = hooks.sample_and_record(lambda *args: calls.append(args) or "ids", "sampler", logits_output, info, "more")
+    assert result == "ids"
+    assert calls == [("sampler", logits_output, info, "more")]
+    result = hooks.sample_from_kept_set(lambda *args: calls.append(args) or "ids", "sampler", "probs", info, "positions", False)
+    assert result == "ids"
+    assert calls[1] == ("sampler", "probs", info, "positions", False)
+    assert vars(logits_output).keys() == {"next_token_logits"}
+    assert vars(info).keys() == {"num_rows", "rl_topp_flags"}
+
+
+def test_an_all_greedy_batch_records_the_sampled_ids():
+    info = info_of(request(asks=True, top_k=1), request(top_k=1))
+    logits_output = SimpleNamespace(next_token_logits=torch.zeros(2, 5))
+    hooks.sample_and_record(lambda *_: torch.tensor([3, 1]), None, logits_output, info)
+    assert logits_output.rl_topp_step.row(0) == ([3], 0.0)
+
+
+def test_rows_without_flags_end_in_an_error_that_says_so():
+    info = info_of(request(asks=True))
+    with pytest.raises(RuntimeError, match="1 row flags for a batch of 3 rows"):
+        hooks.sample_and_record(lambda *_: None, None, SimpleNamespace(next_token_logits=torch.zeros(3, 5)), info)
+
+
+def test_only_the_requests_that_ask_collect():
+    step = StepRows(pack(torch.tensor([1, 1]), torch.zeros(2), torch.tensor([3, 4])), 2)
+    output = SimpleNamespace(rl_topp_step=step)
+    asking, other = request(asks=True), request()
+    for row, one in enumerate((asking, other)):
+        hooks.collect(lambda *_: None, None, row, one, output)
+    hooks.collect(lambda *_: None, None, 0, asking, SimpleNamespace())
+    assert asking.customized_info == {"rl_topp_kept_ids": [[3]], "rl_topp_kept_log_probs": [0.0]}
+    assert other.customized_info is None
+
+
+# Sampling a batch ------------------------------------------------------------------------------------------------------------------------
+
+
+def sampling_info(*requests):
+    info = info_of(*requests)
+    params = [one.sampling_params for one in requests]
+    info.top_ks = torch.tensor([one.top_k for one in params], dtype=torch.int32)
+    info.top_ps = torch.tensor([one.top_p for one in params])
+    info.min_ps = torch.tensor([one.min_p for one in params])
+    info.need_min_p_sampling = any(one.min_p > 0 for one in params)
+    info.sampling_seed = None
+    return info
+
+
+def test_a_mixed_batch_keeps_each_row_to_itself():
+    probs = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.6, 0.1, 0.3], [0.2, 0.3, 0.5]])
+    info = sampling_info(request(asks=True, top_p=0.55), request(asks=True), request(top_k=2), request(asks=True, top_k=1))
+    before = probs.clone()
+    ids = hooks.sample_from_kept_set(None, None, probs, info, torch.arange(4), False)
+    assert ids.dtype == torch.int32
+    assert torch.equal(probs, before), "SGLang takes log-probs from them afterwards"
+    step = info.rl_topp_step
+    kept, log_prob = step.row(0)
+    assert kept == [0, 1]
+    assert log_prob == pytest.approx(np.log((0.5, 0.3)[ids[0]] / 0.8), abs=1e-6)
+    assert step.row(1) == (None, pytest.approx(np.log((0.1, 0.2, 0.7)[ids[1]]), abs=1e-6))
+    assert step.row(2)[0] == [], "it did not ask, so its ids are not copied"
+    assert int(ids[2]) in (0, 2)
+    assert step.row(3) == ([2], 0.0)
+
+
+def test_what_bypasses_the_sampler_is_refused_by_name():
+    args = SimpleNamespace(
+        speculative_algorithm="EAGLE", disaggregation_mode="prefill", pp_size=2, rl_on_policy_target=None, sampling_backend="pytorch"
+    )
+    asks = SimpleNamespace(sampling_params={"custom_params": {"return_top_p_token_ids": True}})
+    manager = SimpleNamespace(server_args=args)
+    with pytest.raises(ValueError, match=r"speculative decoding \(EAGLE\), prefill-decode disaggregation, pipeline parallelism;"):
+        hooks.refuse_unsupported(lambda *_: "validated", manager, asks, [1])
+    assert hooks.refuse_unsupported(lambda *_: "validated", manager, SimpleNamespace(sampling_params={}), [1]) == "validated"
+    args.speculative_algorithm, args.disaggregation_mode, args.pp_size = None, "null", 1
+    assert hooks.refuse_unsupported(lambda *_: "validated", manager, asks, [1]) == "validated"
