@@ -13,7 +13,9 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("default", max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("default")
 
-collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["*/test_torch_*.py", "distributed/*"]
+_HAS_TORCH = importlib.util.find_spec("torch") is not None
+collect_ignore = [] if _HAS_TORCH else ["distributed"]
+collect_ignore_glob = [] if _HAS_TORCH else ["*/test_torch_*.py"]
 
 _CASES = {case["name"]: case for case in json.loads((Path(__file__).parent / "golden" / "metrics.json").read_text())["cases"]}
 
