@@ -1,48 +1,182 @@
+#!/usr/bin/env -S uv run --script
+# /// script
+# requires-python = ">=3.12"
+# dependencies = ["nox[uv]>=2025.5"]
+# ///
 """Everything that proves the workspace. `uv run nox` runs the default sessions; `uv run nox -l` lists all of them.
 
-Sessions that need torch share the environment of `uv sync`.
+Packages and their Pythons are read from the tree: a folder of `packages/` with a `pyproject.toml`, and its version classifiers.
+A package that depends on none of its siblings is a leaf. Sessions of one package build its wheel and test it in a fresh
+environment, from a folder outside the checkout; all others share the environment of `uv sync`, which holds torch and the engines.
 """
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
 import nox
+from packaging.requirements import Requirement
 
+nox.needs_version = ">=2025.5"
+nox.options.default_venv_backend = "uv"
 nox.options.error_on_missing_interpreters = False
-nox.options.sessions = ["lint", "types", "unit", "e2e"]
 
-PACKAGES = ["rl-schedule", "rl-metrics", "rl-dump", "rl-topp", "rl-runtime"]
-THREADS = {"OMP_NUM_THREADS": "1"}
+ROOT = Path(__file__).parent
+PROJECTS: dict[str, dict[str, Any]] = {path.parent.name: nox.project.load_toml(path) for path in sorted(ROOT.glob("packages/*/pyproject.toml"))}
+PYTHONS = {name: nox.project.python_versions(project) for name, project in PROJECTS.items()}
+REQUIREMENTS = {name: [Requirement(line) for line in project["project"]["dependencies"]] for name, project in PROJECTS.items()}
+LEAVES = [name for name in PROJECTS if not {requirement.name for requirement in REQUIREMENTS[name]} & set(PROJECTS)]
+ASSEMBLIES = [name for name in PROJECTS if name not in LEAVES]
+ENGINES = {"torch", "megatron-core", "sglang", "flash-attn-4", "ray", "transformers", "reasoning-gym", "tensorboard", "safetensors"}
+"""Dependencies too heavy for a fresh environment; tests that need one are skipped there, and run in `torch_cpu` and `e2e`."""
+TEST_TOOLS = ["pytest>=8.4", "hypothesis>=6.130"]
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+STRICT = ["-W", "error", "-ra", "--import-mode=importlib", "--strict-markers", "-p", "no:cacheprovider", "--hypothesis-profile=small"]
+
+
+def workspace(session: nox.Session, *command: str, success_codes: list[int] | None = None) -> None:
+    """Run a command in the workspace's environment, with one thread per process: tests start several."""
+    session.run("uv", "run", "--frozen", *command, external=True, env=ONE_THREAD, success_codes=success_codes)
+
+
+def build_wheels(session: nox.Session, *packages: str) -> list[str]:
+    """Build wheels into the session's temporary folder."""
+    folder = Path(session.create_tmp()) / "wheels"
+    shutil.rmtree(folder, ignore_errors=True)
+    for package in packages:
+        session.run_install("uv", "build", "--quiet", "--wheel", "--out-dir", str(folder), str(ROOT / "packages" / package), external=True)
+    return [str(path) for path in sorted(folder.glob("*.whl"))]
+
+
+@contextmanager
+def outside_checkout(session: nox.Session, package: str) -> Iterator[Path]:
+    """Enter a copy of a package's tests (and README, which they execute) from where the checkout cannot be imported or read."""
+    with tempfile.TemporaryDirectory(prefix=f"{package}-") as folder:
+        copy = Path(folder) / package
+        skipped = shutil.ignore_patterns("distributed", "e2e", "contracts", "docs", "__pycache__", ".hypothesis")
+        shutil.copytree(ROOT / "packages" / package / "tests", copy / "tests", ignore=skipped)
+        shutil.copy(ROOT / "packages" / package / "README.md", copy)
+        with session.chdir(copy):
+            yield copy
+
+
+def run_installed(session: nox.Session, package: str, *, path: str | None = None) -> None:
+    """Run a package's tests against what is installed."""
+    with outside_checkout(session, package):
+        environment = {**ONE_THREAD, "PYTHONPATH": path}
+        session.run("python", "-m", "pytest", "tests", *STRICT, *session.posargs, env=environment)
+
+
+def install_light(session: nox.Session, package: str) -> None:
+    """Install an assembling package with its siblings and whatever it needs that is light, and nothing else."""
+    siblings = [requirement.name for requirement in REQUIREMENTS[package] if requirement.name in PROJECTS]
+    needed = {requirement for name in (package, *siblings) for requirement in REQUIREMENTS[name]}
+    light = sorted(str(requirement) for requirement in needed if requirement.name not in ENGINES | set(PROJECTS))
+    session.install(*light, *TEST_TOOLS)
+    session.install("--no-deps", *build_wheels(session, package, *siblings))
 
 
 @nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
-    """Style, and the star: the four leaves never import one another."""
-    session.run("ruff", "check", ".")
-    session.run("lint-imports")
+    """Style; the star of imports: leaves never import one another; the skeleton of every package."""
+    workspace(session, "ruff", "check", ".")
+    workspace(session, "lint-imports")
+    workspace(session, "python", ".ci/skeleton.py")
 
 
 @nox.session(venv_backend="none")
 def types(session: nox.Session) -> None:
-    """Strict types of all sources."""
-    for package in PACKAGES:
-        session.run("mypy", f"packages/{package}/src")
+    """Strict types of sources and of this file; tests with the relaxations stated in the root pyproject.toml."""
+    workspace(session, "mypy", *(f"packages/{package}/src" for package in PROJECTS), "noxfile.py", ".ci")
+    for package in PROJECTS:
+        workspace(session, "mypy", "--config-file", ".ci/mypy-tests.ini", f"packages/{package}/tests")
+
+
+@nox.session
+@nox.parametrize(
+    ["package", "python"],
+    [(package, python) for package in PROJECTS for python in PYTHONS[package]],
+    ids=[f"{package}-{python}" for package in PROJECTS for python in PYTHONS[package]],
+)
+def alone(session: nox.Session, package: str) -> None:
+    """The wheel alone in a fresh environment: unit, golden and small property tests, from a folder outside the checkout."""
+    if package in LEAVES:
+        session.install(*build_wheels(session, package), *TEST_TOOLS)
+    else:
+        install_light(session, package)
+    run_installed(session, package)
+
+
+@nox.session
+@nox.parametrize(["package", "python"], [(name, PYTHONS[name][0]) for name in ASSEMBLIES], ids=ASSEMBLIES)
+def stubs(session: nox.Session, package: str) -> None:
+    """The same for what assembles the others, with small stand-ins for Megatron-Core, SGLang and Ray on the path."""
+    install_light(session, package)
+    run_installed(session, package, path=str(ROOT / "packages" / package / "tests" / "stubs"))
+
+
+@nox.session
+@nox.parametrize(["package", "python"], [(name, PYTHONS[name][0]) for name in LEAVES], ids=LEAVES)
+def floor(session: nox.Session, package: str) -> None:
+    """Each leaf with the lowest versions of its direct dependencies, on its lowest Python."""
+    session.install("--resolution=lowest-direct", *build_wheels(session, package))
+    session.install(*TEST_TOOLS)
+    run_installed(session, package)
 
 
 @nox.session(venv_backend="none")
-def unit(session: nox.Session) -> None:
-    """Unit, property, golden and distributed tests of all packages, with real gloo."""
-    for package in PACKAGES:
-        session.run("pytest", f"packages/{package}/tests", *session.posargs, env=THREADS)
+def torch_cpu(session: nox.Session) -> None:
+    """Unit, property, golden and distributed tests of all packages with torch, real gloo processes and a real SGLang server."""
+    for package in PROJECTS:
+        workspace(session, "pytest", f"packages/{package}/tests", "--ignore-glob=*/tests/contracts", "--ignore-glob=*/tests/docs", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def contracts(session: nox.Session) -> None:
+    """Documents between packages: frozen examples, the readers' copies byte for byte, every reader on all of them, the installed metadata."""
+    workspace(session, "pytest", "packages/rl-runtime/tests/contracts", *session.posargs)
+    workspace(session, "rl-runtime", "doctor")
+
+
+@nox.session(venv_backend="none")
+def docs(session: nox.Session) -> None:
+    """The documentation: its generated pages are current, its code blocks run, and it builds without a warning."""
+    workspace(session, "pytest", "packages/rl-runtime/tests/docs", *session.posargs)
+    workspace(session, "mkdocs", "build", "--strict", "--quiet")
 
 
 @nox.session(venv_backend="none")
 def e2e(session: nox.Session) -> None:
     """The quick start, shortened, with its engines: Ray, SGLang and Megatron-Core."""
-    session.run("pytest", "packages/rl-runtime/tests/e2e", "-m", "e2e", *session.posargs, env=THREADS)
+    workspace(session, "pytest", "packages/rl-runtime/tests/e2e", "-m", "e2e", *session.posargs)
 
 
 @nox.session(venv_backend="none", default=False)
-def fuzz(session: nox.Session) -> None:
+def properties(session: nox.Session) -> None:
     """Large counts of random cases."""
-    for package in PACKAGES:
-        session.run("pytest", f"packages/{package}/tests", "-m", "fuzz", *session.posargs, env=THREADS)
+    for package in PROJECTS:
+        workspace(session, "pytest", f"packages/{package}/tests", "-m", "fuzz", *session.posargs, success_codes=[0, 5])
+
+
+@nox.session(venv_backend="none", default=False)
+def bench(session: nox.Session) -> None:
+    """The benchmarks given after `--`, such as packages/rl-metrics/benchmarks/reducers.py, or all that need no accelerator."""
+    for path in session.posargs or sorted(str(path) for path in ROOT.glob("packages/*/benchmarks/*.py") if "__main__" in path.read_text()):
+        if session.posargs or "gpu" not in Path(path).name:
+            workspace(session, "python", path)
+
+
+@nox.session(venv_backend="none", default=False)
+def gpu(session: nox.Session) -> None:
+    """Tests that need an accelerator."""
+    for package in PROJECTS:
+        workspace(session, "pytest", f"packages/{package}/tests", "-m", "gpu", *session.posargs, success_codes=[0, 5])
+
+
+if __name__ == "__main__":
+    nox.main()

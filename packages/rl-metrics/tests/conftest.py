@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("default", max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("small", parent=settings.get_profile("default"), max_examples=20)
 settings.load_profile("default")
 
 _HAS_TORCH = importlib.util.find_spec("torch") is not None

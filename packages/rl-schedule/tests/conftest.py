@@ -5,6 +5,7 @@ from hypothesis import settings
 
 # No deadline: a shared machine stalls for longer than any honest one.
 settings.register_profile("rl-schedule", deadline=None, max_examples=100)
+settings.register_profile("small", deadline=None, max_examples=20)
 settings.load_profile("rl-schedule")
 
 

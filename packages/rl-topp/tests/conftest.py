@@ -18,6 +18,7 @@ DEADLINE_SECONDS = 90.0
 
 # A busy machine is no fault of the code: laws have no time limit of their own, the test run has one.
 settings.register_profile("rl-topp", deadline=None, max_examples=100)
+settings.register_profile("small", deadline=None, max_examples=20)
 settings.load_profile("rl-topp")
 
 
