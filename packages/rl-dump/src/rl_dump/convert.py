@@ -51,6 +51,9 @@ def write_columns(target: str | os.PathLike[str], header: DumpHeader, columns: M
         columns: every column, with the same number of samples.
     """
     path = Path(target)
+    if header["num_samples"] and not columns:
+        msg = f"{path}: {header['num_samples']} samples without a single field cannot be written"
+        raise DumpError(msg)
     if path.suffix == ".pt":
         return _write_archive(path, header, columns)
     if path.suffix != ".parquet":

@@ -76,7 +76,7 @@ def loads(text: str | bytes, *, what: str = "value") -> Any:
         return _unpack(json.loads(text), what, 0)
     except DumpError:
         raise
-    except (ValueError, TypeError, KeyError, RecursionError, OverflowError, MemoryError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError, OverflowError, MemoryError, AttributeError) as error:
         msg = f"{what}: not a document this package wrote ({type(error).__name__}: {error})"
         raise DumpError(msg) from error
 

@@ -91,8 +91,11 @@ def column_of(name: str, values: ColumnInput, *, dtype: str | None = None, form:
         column = _array_column(name, values)
     elif isinstance(values, RaggedArray):
         column = ragged_column(name, values, "tensor")
-    else:
+    elif isinstance(values, (list, tuple)):
         column = _list_column(name, list(values))
+    else:
+        msg = f"{name}: a {type(values).__name__} is not a column; give an array, a RaggedArray or a list with one value per sample"
+        raise DumpError(msg)
     if form is not None:
         column = replace(column, field=replace(column.field, form=form))
     if dtype is not None:

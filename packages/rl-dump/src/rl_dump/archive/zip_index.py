@@ -43,6 +43,8 @@ class Entry(NamedTuple):
     """Its size, bytes."""
     crc32: int
     """Checksum of its bytes."""
+    plain: bool
+    """Whether its bytes stand in the file as they are, neither compressed nor encrypted."""
 
 
 class ZipIndex:
@@ -53,7 +55,7 @@ class ZipIndex:
         where: what to name in errors.
 
     Raises:
-        DumpError: not a zip file, cut short, or with entries that are compressed, encrypted or named twice.
+        DumpError: not a zip file, cut short, or with two entries of one name.
     """
 
     def __init__(self, data: mmap.mmap | bytes, where: str) -> None:
@@ -80,7 +82,7 @@ class ZipIndex:
             check: compare the checksum; False for files that were written without checksums.
 
         Raises:
-            DumpError: the entry is damaged.
+            DumpError: the entry is damaged, or compressed or encrypted.
         """
         start = self._start(entry)
         view = memoryview(self._data)[start : start + entry.size]
@@ -89,6 +91,8 @@ class ZipIndex:
         return view
 
     def _start(self, entry: Entry) -> int:
+        if not entry.plain:
+            raise self._damaged(f"entry {entry.name!r} is compressed or encrypted, which torch never does")
         if entry.header + _LOCAL.size > self._directory:
             raise self._damaged(f"entry {entry.name!r} lies outside of the file")
         magic, _, _, _, method, _, _, _, _, _, name_size, extra_size = _LOCAL.unpack_from(self._data, entry.header)
@@ -124,14 +128,11 @@ class ZipIndex:
             name = bytes(self._data[name_at : name_at + name_size]).decode()
         except UnicodeDecodeError as error:
             raise self._damaged("the directory holds a name that is not text") from error
-        if method != 0 or flags & _ENCRYPTED:
-            raise self._damaged(f"entry {name!r} is compressed or encrypted, which torch never does")
         if _FULL32 in (size, packed, header):
             extra = bytes(self._data[name_at + name_size : name_at + name_size + extra_size])
             size, packed, header = _wide(extra, size, packed, header)
-        if size != packed:
-            raise self._damaged(f"entry {name!r} is stored with {packed} bytes, but has {size}")
-        return Entry(name, header, size, crc), following
+        plain = method == 0 and not flags & _ENCRYPTED and size == packed
+        return Entry(name, header, size, crc, plain), following
 
     def _find_directory(self) -> tuple[int, int, int]:
         # Without a comment, which torch never writes, the end record is the last thing in the file.

@@ -87,8 +87,9 @@ def save_archive(path: str | os.PathLike[str], header: DumpHeader, columns: Mapp
     }
     skipped = {"batch_id", "writer_rank", "num_samples", "row_groups", "checksums", *root}
     root |= {key: _torch_value(value) for key, value in header.items() if key not in skipped}
-    with atomic_path(target) as temporary, _storage_errors():
-        torch.save(root, temporary)
+    # Through a file object: torch would name the archive's folder after the temporary path.
+    with atomic_path(target) as temporary, _storage_errors(), temporary.open("wb") as file:
+        torch.save(root, file)
     return target
 
 

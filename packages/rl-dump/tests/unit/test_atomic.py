@@ -1,0 +1,75 @@
+"""A file appears whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from rl_dump import WriteError, open_dump, write_dump
+from rl_dump.atomic import atomic_path
+
+
+def test_an_exception_leaves_the_old_file_and_no_other(tmp_path):
+    target = tmp_path / "x.parquet"
+    target.write_bytes(b"old")
+    with pytest.raises(RuntimeError, match="boom"), atomic_path(target) as temporary:
+        temporary.write_bytes(b"new")
+        raise RuntimeError("boom")
+    assert target.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_success_replaces_the_old_file(tmp_path):
+    target = tmp_path / "deep" / "x"
+    with atomic_path(target) as temporary:
+        temporary.write_bytes(b"new")
+        assert not target.exists()
+    assert target.read_bytes() == b"new"
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_what_the_file_system_refuses_is_a_write_error_with_the_path(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(WriteError, match=r"cannot write .*file/x: Not a directory|cannot write .*file/x: File exists"), atomic_path(tmp_path / "file" / "x"):
+        pass
+
+
+def test_a_directory_in_the_way_is_a_write_error(tmp_path, columns):
+    (tmp_path / "x.parquet").mkdir()
+    with pytest.raises(WriteError, match=r"cannot write .*x\.parquet: Is a directory"):
+        write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.parquet"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
+def test_a_full_disk_is_a_write_error(monkeypatch, tmp_path, columns):
+    import rl_dump.writer as module
+
+    real = module.pq.ParquetWriter
+    full = SimpleNamespace(ParquetWriter=lambda path, *rest, **options: real("/dev/full", *rest, **options))
+    monkeypatch.setattr(module, "pq", full)
+    with pytest.raises(WriteError, match=r"cannot write .*x\.parquet: .*No space left on device"):
+        write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_writer_leaves_the_old_dump_readable(tmp_path, columns):
+    target = write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=1, columns=columns)
+    code = f"""
+import os, sys
+from rl_dump import DumpWriter, open_dump
+dump = open_dump({str(target)!r})
+writer = DumpWriter({str(target)!r}, fields=list(dump.fields.values()), contract="train-dump.v2", batch_id=2, writer_rank=0)
+writer.__enter__()
+writer.write(dump.columns())
+os.kill(os.getpid(), 9)
+"""
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
+    assert done.returncode == -9
+    with open_dump(target) as dump:
+        assert dump.batch_id == 1
+        assert dump.verify() == []

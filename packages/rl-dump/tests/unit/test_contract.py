@@ -1,0 +1,69 @@
+"""The contract's types and its JSON Schemas say the same, and other contracts are refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+from importlib.resources import files
+
+import jsonschema
+import pytest
+
+from rl_dump import UnsupportedContractError, documents, open_dump
+from rl_dump.contract import CONTRACTS, FIELD_RULES, MINOR, DroppedSample, DumpHeader, FieldDocument, Producer, check_contract
+from rl_dump.fields import Field
+from rl_dump.header import field_of, header_of
+
+
+def schema(contract):
+    return json.loads((files("rl_dump") / "schemas" / f"{contract}.json").read_text())
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_schema_and_types_name_the_same_keys(contract):
+    document = schema(contract)
+    assert set(document["properties"]) == set(DumpHeader.__annotations__)
+    assert set(document["$defs"]["field"]["properties"]) == set(FieldDocument.__annotations__)
+    assert set(document["$defs"]["dropped"]["properties"]) == set(DroppedSample.__annotations__)
+    assert set(document["properties"]["producer"]["properties"]) == set(Producer.__annotations__)
+    optional = set(document["properties"]) - set(document["required"])
+    assert all("default" in document["properties"][key] for key in optional)
+
+
+def test_written_headers_satisfy_their_schema(pair):
+    for path in pair:
+        with open_dump(path) as dump:
+            header = json.loads(documents.dumps(dict(dump.header)))
+            jsonschema.validate(header, schema(dump.contract))
+
+
+def test_another_major_is_refused_naming_both_ids_and_the_fix():
+    with pytest.raises(UnsupportedContractError, match=r"x\.parquet: contract 'train-dump\.v3', but .* train-dump\.v2 and rollout-dump\.v1; .*pip install -U"):
+        check_contract("train-dump.v3", 0, where="x.parquet")
+
+
+@pytest.mark.parametrize("minor", [None, "0", -1, True])
+def test_a_minor_that_is_no_number_is_refused(minor):
+    with pytest.raises(UnsupportedContractError, match="minor"):
+        check_contract("train-dump.v2", minor, where="x")
+
+
+def test_a_newer_minor_is_read_with_one_log_line_and_unknown_keys_ignored(pair, caplog):
+    with open_dump(pair[1]) as dump:
+        header = dict(dump.header)
+    newer = {**header, "minor": MINOR + 5, "key_of_the_future": [1]}
+    with caplog.at_level(logging.WARNING, "rl_dump"):
+        found = header_of(newer, where="x")
+    assert "key_of_the_future" not in found
+    assert [record.getMessage() for record in caplog.records] == [f"x: train-dump.v2 minor {MINOR + 5} is newer than the {MINOR} known here; unknown keys are ignored"]
+
+
+def test_field_documents_and_fields_are_inverse():
+    field = Field(name="x", kind="ragged", dtype="bfloat16", stored="float32", trailing=(2, 3), nullable=True, response_aligned=True, form="tensor")
+    assert field_of("x", field.to_document(), where="here") == field
+
+
+def test_every_field_of_the_contract_has_a_rule_of_a_known_shape():
+    assert {rule.shape for rule in FIELD_RULES.values()} == {"[]", "[L]", "[R]", "[R+1]", "[nnz]"}
+    assert FIELD_RULES["tokens"].dtype == "int64"
+    assert FIELD_RULES["loss_masks"].dtype == "int32"

@@ -1,0 +1,98 @@
+"""Ragged arrays: views, laying out, taking, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rl_dump import RaggedArray, RaggedError
+
+
+def test_items_are_views_of_the_values():
+    ragged = RaggedArray(np.arange(5), np.array([0, 2, 2, 5]))
+    assert [item.tolist() for item in ragged] == [[0, 1], [], [2, 3, 4]]
+    ragged[2][0] = 9
+    assert ragged.values[2] == 9
+    assert np.shares_memory(ragged[0], ragged.values)
+
+
+def test_negative_indices_count_from_the_end_and_outside_is_an_index_error():
+    ragged = RaggedArray.from_list([[1], [2, 3]], np.int64)
+    assert ragged[-1].tolist() == [2, 3]
+    with pytest.raises(IndexError, match="item 2 asked of a ragged array with 2 items"):
+        ragged[2]
+
+
+def test_take_copies_items_in_any_order_with_repeats():
+    ragged = RaggedArray.from_list([[1, 2], [], [3]], np.int32)
+    taken = ragged.take([2, 0, 1, 0])
+    assert [item.tolist() for item in taken] == [[3], [1, 2], [], [1, 2]]
+    assert not np.shares_memory(taken.values, ragged.values)
+    assert ragged.take([]).values.dtype == np.int32
+    with pytest.raises(IndexError, match="item 3"):
+        ragged.take([3])
+
+
+def test_trailing_dimensions_are_kept():
+    ragged = RaggedArray.from_list([np.zeros((2, 3)), np.ones((0, 3)), np.ones((1, 3))], np.float32)
+    assert ragged.values.shape == (3, 3)
+    assert ragged.take([2])[0].tolist() == [[1, 1, 1]]
+
+
+def test_concat_appends_and_promotes():
+    first, second = RaggedArray.from_list([[1]], np.int32), RaggedArray.from_list([[2.5], []], np.float64)
+    both = RaggedArray.concat([first, second])
+    assert both.dtype == np.float64
+    assert [item.tolist() for item in both] == [[1.0], [2.5], []]
+
+
+def test_lengths_and_len():
+    ragged = RaggedArray.from_list([[1, 2], []], np.int64)
+    assert ragged.lengths.tolist() == [2, 0]
+    assert len(ragged) == 2
+    assert len(RaggedArray.from_list([], np.int64)) == 0
+
+
+def test_equality_is_of_bits_and_dtype():
+    values = [[np.nan, 1.0]]
+    assert RaggedArray.from_list(values, np.float32) == RaggedArray.from_list(values, np.float32)
+    assert RaggedArray.from_list([[1]], np.int32) != RaggedArray.from_list([[1]], np.int64)
+    assert RaggedArray.from_list([[1], [2]], np.int32) != RaggedArray.from_list([[1, 2]], np.int32)
+    assert RaggedArray.from_list([[1]], np.int32) != [[1]]
+
+
+@pytest.mark.parametrize(
+    ("values", "offsets", "message"),
+    [
+        ([1, 2], [0, 1], "from 0 to len\\(values\\) = 2, got 0 to 1"),
+        ([1, 2], [1, 2], "got 1 to 2"),
+        ([1, 2], [0, 2, 1, 2], "offsets decrease at item 1: 2 then 1"),
+        ([1, 2], [], "at least one entry"),
+        ([1, 2], [[0, 2]], "at least one entry"),
+        ([1, 2], [0.0, 2.0], "float64"),
+        (5, [0, 1], "at least one dimension"),
+    ],
+)
+def test_offsets_that_do_not_fit_are_refused(values, offsets, message):
+    with pytest.raises(RaggedError, match=message):
+        RaggedArray(np.array(values), np.array(offsets))
+
+
+@pytest.mark.parametrize(
+    ("items", "dtype", "message"),
+    [
+        ([[1], 2], np.int64, "item 1 is a scalar"),
+        ([[300]], np.uint8, "item 0 has values from 300 to 300, outside uint8"),
+        ([np.zeros((1, 2)), np.zeros((1, 3))], np.float64, "different trailing dimensions"),
+    ],
+)
+def test_lists_that_do_not_fit_are_refused(items, dtype, message):
+    with pytest.raises(RaggedError, match=message):
+        RaggedArray.from_list(items, dtype)
+
+
+def test_concat_of_nothing_or_of_other_shapes_is_refused():
+    with pytest.raises(RaggedError, match="at least one"):
+        RaggedArray.concat([])
+    with pytest.raises(RaggedError, match="trailing"):
+        RaggedArray.concat([RaggedArray.from_list([np.zeros((1, 2))], np.float64), RaggedArray.from_list([[1.0]], np.float64)])
