@@ -1,4 +1,4 @@
-"""Which contracts the installed distributions write and read, from package metadata only. Layer: contract (standard library only).
+"""Which contracts the installed distributions write and read, from package metadata only. Layer: contract (standard library and `errors` only).
 
 A distribution names its contracts in the entry-point groups `rl.contracts.writes` and `rl.contracts.reads`, one entry per id. Nothing that an entry
 points to is imported.
@@ -9,11 +9,16 @@ otherwise names the id, who writes it, who reads it and what to do; `differences
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from typing import TypedDict
 
-__all__ = ["READS_GROUP", "WRITES_GROUP", "ContractTable", "differences", "gaps", "installed_contracts", "version_differences"]
+from rl_runtime.errors import RuntimeSetupError
+
+__all__ = ["READS_GROUP", "WRITES_GROUP", "ContractTable", "differences", "gaps", "installed_contracts", "refuse_mixed_cluster", "version_differences"]
+
+_log = logging.getLogger(__name__)
 
 WRITES_GROUP = "rl.contracts.writes"
 """Entry-point group of the ids that a distribution writes, and so owns."""
@@ -98,6 +103,19 @@ def differences(tables: Mapping[str, ContractTable]) -> list[str]:
                     f"({_versions(table)} against {_versions(expected)}): install the same versions on every node"
                 )
     return found
+
+
+def refuse_mixed_cluster(tables: Mapping[str, ContractTable]) -> None:
+    """Compare all ranks before the first step; see `differences`. Other versions with equal contracts are logged.
+
+    Raises:
+        RuntimeSetupError: a rank has other contracts; the message names all of them, their ids and versions.
+    """
+    found = differences(tables)
+    if found:
+        raise RuntimeSetupError("mixed cluster: " + "; ".join(found))
+    for line in version_differences(tables):
+        _log.warning("packages differ, contracts agree: %s", line)
 
 
 def version_differences(tables: Mapping[str, ContractTable]) -> list[str]:
