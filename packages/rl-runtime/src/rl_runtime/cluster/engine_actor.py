@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rl_runtime.cluster.process_log import log_to_file
 from rl_runtime.config.recipe import Recipe
+from rl_runtime.contract_table import ContractTable, installed_contracts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,6 +31,10 @@ class EngineActor:
         self._index = index
         self._run_dir = run_dir
         self._process: EngineProcess | None = None
+
+    def contracts(self) -> ContractTable:
+        """Say which contracts the packages on this node write and read."""
+        return installed_contracts()
 
     def start(self, model_folder: Path) -> str:
         """Start the server on a model folder and wait until it answers.
