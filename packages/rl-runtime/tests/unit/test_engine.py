@@ -79,10 +79,10 @@ def test_an_unknown_model_type_skips_no_module(tmp_path, config):
 
 
 def test_a_taken_port_is_named():
+    port = choose_port("127.0.0.1")
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        listener.bind(("127.0.0.1", port))
         listener.listen()
-        port = listener.getsockname()[1]
         with pytest.raises(RuntimeSetupError, match=f"port {port} on 127.0.0.1 cannot be used"):
             check_port_free("127.0.0.1", port)
     check_port_free("127.0.0.1", port)

@@ -28,10 +28,10 @@ transformers = pytest.importorskip("transformers")
 if importlib.util.find_spec("sglang") is None:
     pytest.skip("sglang is not installed", allow_module_level=True)
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 VOCAB_SIZE = 85
-START_SECONDS = 300
+START_SECONDS = 500
 LAUNCHER = Path(__file__).parents[1] / "stubs" / "sglang_cpu_server.py"
 OPT_IN = {"return_top_p_token_ids": True}
 MARGIN = 1e-5

@@ -27,6 +27,7 @@ import psutil
 
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import DeadlineError, EngineError, RuntimeSetupError
+from rl_runtime.rollout.engine_server import PARENT_VARIABLE
 
 __all__ = ["EngineProcess", "check_port_free", "choose_port", "server_arguments"]
 
@@ -282,6 +283,7 @@ def _environment(scratch: Path) -> dict[str, str]:
         # /health then tells whether the server is up, without generating a token and sleeping a second.
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
         "TMPDIR": str(scratch),
+        PARENT_VARIABLE: str(os.getpid()),
         "PYTHONUNBUFFERED": "1",
     }
 

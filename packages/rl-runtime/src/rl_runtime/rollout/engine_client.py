@@ -236,9 +236,14 @@ class EngineClient:
             if response.status_code != httpx.codes.OK:
                 await response.aread()
                 self._refuse("/generate", response)
+            is_whole = False
             async for line in response.aiter_lines():
                 if line.startswith("data: {"):
                     self._take_chunk(json.loads(line.removeprefix("data: ")), asked)
+                is_whole = is_whole or line == "data: [DONE]"
+        if not is_whole:
+            msg = f"the stream of /generate at {self.url} was cut"
+            raise httpx.RemoteProtocolError(msg)
         if any(not one.answer.done() for one in asked):
             msg = f"engine {self.url}: the stream of /generate ended before all of its {len(asked)} answers were there"
             raise EngineError(msg)

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CPU_DEFAULTS", "cpu_arguments", "cpu_environment", "die_with_parent", "main"]
+__all__ = ["CPU_DEFAULTS", "PARENT_VARIABLE", "cpu_arguments", "cpu_environment", "die_with_parent", "main"]
 
 CPU_DEFAULTS: dict[str, str | None] = {
     "--attention-backend": "torch_native",
@@ -40,6 +40,9 @@ CPU_DEFAULTS: dict[str, str | None] = {
     "--sleep-on-idle": None,
 }
 """Flags added to a CPU server where they are not given; None marks a switch without a value."""
+
+PARENT_VARIABLE = "RL_ENGINE_PARENT_PID"
+"""Environment variable that holds the process id of the process that starts the server."""
 
 _PR_SET_PDEATHSIG = 1
 """From linux/prctl.h: the signal that the kernel sends when the parent dies."""
@@ -119,11 +122,20 @@ def cpu_environment(model_path: Path) -> dict[str, str]:
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when the thread that started it ends.
 
-    SGLang's children ask for the same, so none outlives it. `rl_runtime.rollout.engine` starts the server from a thread that waits for it.
+    SGLang's children ask for the same, so none outlives it. `rl_runtime.rollout.engine` starts the server from a thread that waits for it, and names
+    itself in `PARENT_VARIABLE`: a parent that is dead before the kernel was asked would never be noticed.
+
+    Raises:
+        OSError: the kernel refuses.
+        SystemExit: the parent is dead already.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) was refused")
+    parent = os.environ.get(PARENT_VARIABLE)
+    if parent is not None and os.getppid() != int(parent):
+        msg = f"process {parent}, which started this server, is dead"
+        raise SystemExit(msg)
 
 
 def _then_fork(original: Any, server_args: Any) -> None:

@@ -1,0 +1,63 @@
+"""Attention over whole batches equals a loop over sequences in float64."""
+
+import numpy as np
+import pytest
+import torch
+
+from rl_runtime.rollout import engine_attention
+from rl_runtime.rollout.engine_attention import attend_decode, attend_extend
+
+G, H, D = 2, 6, 8
+
+
+def cache(lengths, rng):
+    """Slots of each sequence, drawn without order from one cache; rows are padded with slot 0."""
+    slots = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
+    free = iter(torch.randperm(sum(lengths) + 5, generator=rng).tolist())
+    for row, length in enumerate(lengths):
+        slots[row, :length] = torch.tensor([next(free) for _ in range(length)])
+    shape = (sum(lengths) + 5, G, D)
+    return slots, torch.randn(shape, generator=rng), torch.randn(shape, generator=rng)
+
+
+def reference(queries, positions, keys, values):
+    """One sequence, float64: queries [n, H, D] at `positions` over keys [L, G, D]."""
+    keys, values = (np.repeat(array.double().numpy(), H // G, axis=1) for array in (keys, values))
+    logits = np.einsum("qhd,khd->hqk", queries.double().numpy(), keys) / np.sqrt(D)
+    logits[:, np.arange(len(keys)) > np.asarray(positions)[:, None]] = -np.inf
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    return np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), values)
+
+
+@pytest.mark.parametrize("group_elements", [1, 500, 1 << 24])
+def test_decode(monkeypatch, group_elements):
+    monkeypatch.setattr(engine_attention, "_GROUP_ELEMENTS", group_elements)
+    rng = torch.Generator().manual_seed(0)
+    lengths = [1, 7, 3, 12, 5]
+    slots, keys, values = cache(lengths, rng)
+    queries = torch.randn(len(lengths), H, D, generator=rng)
+    output = torch.full_like(queries, torch.nan)
+    attend_decode(queries, output, keys, values, slots, torch.tensor(lengths), None)
+    for row, length in enumerate(lengths):
+        own = slots[row, :length]
+        np.testing.assert_allclose(
+            output[row : row + 1], reference(queries[row : row + 1], [length - 1], keys[own], values[own]), atol=2e-6
+        )
+
+
+@pytest.mark.parametrize("group_elements", [1, 500, 1 << 24])
+def test_extend_after_prefixes_of_any_length(monkeypatch, group_elements):
+    monkeypatch.setattr(engine_attention, "_GROUP_ELEMENTS", group_elements)
+    rng = torch.Generator().manual_seed(1)
+    prefixes, news = [0, 4, 9, 0, 2], [3, 1, 2, 8, 5]
+    lengths = [prefix + new for prefix, new in zip(prefixes, news, strict=True)]
+    slots, keys, values = cache(lengths, rng)
+    queries = torch.randn(sum(news), H, D, generator=rng)
+    output = torch.full_like(queries, torch.nan)
+    attend_extend(queries, output, keys, values, slots, torch.tensor(lengths), torch.tensor(news), None)
+    start = 0
+    for row, (prefix, new) in enumerate(zip(prefixes, news, strict=True)):
+        own, mine = slots[row, : lengths[row]], slice(start, start + new)
+        expected = reference(queries[mine], prefix + np.arange(new), keys[own], values[own])
+        np.testing.assert_allclose(output[mine], expected, atol=2e-6)
+        start += new

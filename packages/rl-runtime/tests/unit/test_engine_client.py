@@ -1,0 +1,328 @@
+"""The engine client against a small server that answers as it is told."""
+
+import asyncio
+import contextlib
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+
+from rl_runtime.config.engine import EngineSection
+from rl_runtime.errors import DeadlineError, EngineError
+from rl_runtime.rollout.engine_client import EngineClient, ModelInfo, Sampling
+
+FILTERED = Sampling(top_p=0.9)
+
+
+def answer(index, tokens, *, finish="stop", version="3", kept=True, **meta):
+    return {
+        "index": index,
+        "output_ids": tokens,
+        "meta_info": {
+            "finish_reason": None if finish is None else {"type": finish},
+            "weight_version": version,
+            "output_token_logprobs": [[-1.5, token, None] for token in tokens],
+            **({"rl_topp_kept_ids": [[token, 40] for token in tokens], "rl_topp_kept_log_probs": [-0.5] * len(tokens)} if kept else {}),
+            **meta,
+        },
+    }
+
+
+def echo(body):
+    """Answer each prompt with its own tokens."""
+    for index, tokens in enumerate(body["input_ids"]):
+        yield answer(index, tokens[:1], finish=None)
+        yield answer(index, tokens)
+
+
+class Server:
+    """`chunks(body)` yields what the stream of /generate carries; an int is a status code, None cuts the connection."""
+
+    def __init__(self, chunks=echo):
+        self.bodies = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                self.reply(200, json.dumps({"model_path": "m", "weight_version": "default"}).encode())
+
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"null")
+                if self.path != "/generate":
+                    outer.bodies.append((self.path, body))
+                    self.reply(200, b"{}")
+                    return
+                outer.bodies.append(body)
+                started = False
+                with contextlib.suppress(ConnectionError):
+                    for chunk in chunks(body):
+                        if chunk is None:
+                            self.connection.close()
+                            self.close_connection = True
+                            return
+                        if isinstance(chunk, int):
+                            self.reply(chunk, b"no such parameter")
+                            return
+                        if not started:
+                            self.send_response(200)
+                            self.send_header("Connection", "close")
+                            self.end_headers()
+                            started = True
+                        self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+                        self.wfile.flush()
+                    self.wfile.write(b"data: [DONE]\n\n")
+                self.close_connection = True
+
+            def reply(self, code, data):
+                self.send_response(code)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *_):
+                pass
+
+        class Listener(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 128
+
+            def handle_error(self, *_):
+                pass
+
+        self.listener = Listener(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.listener.server_address[1]}"
+        threading.Thread(target=self.listener.serve_forever, daemon=True).start()
+
+    def close(self):
+        self.listener.shutdown()
+        self.listener.server_close()
+
+
+@pytest.fixture
+def serve():
+    servers = []
+
+    def make(chunks=echo):
+        servers.append(Server(chunks))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+def run(url, use, *, failure=None, **section):
+    async def main():
+        client = EngineClient(url, EngineSection(**section), vocab_size=50, failure=failure)
+        try:
+            return await asyncio.wait_for(use(client), 60)
+        finally:
+            await client.aclose()
+
+    return asyncio.run(main())
+
+
+def one(client, sampling=FILTERED):
+    return client.generate(np.array([5, 6]), sampling)
+
+
+def test_an_answer_is_read_into_arrays(serve):
+    found = run(serve().url, one)
+    assert found.tokens.tolist() == [5, 6] and found.tokens.dtype == np.int64
+    assert found.full_log_probs.tolist() == [-1.5, -1.5] and found.full_log_probs.dtype == np.float32
+    assert found.kept_log_probs.tolist() == [-0.5, -0.5] and found.kept_log_probs.dtype == np.float32
+    assert found.nucleus.ids.tolist() == [5, 40, 6, 40]
+    assert (found.finish_reason, found.weight_version) == ("stop", 3)
+
+
+def test_without_a_filter_no_sets_are_asked_for(serve):
+    server = serve(lambda body: [answer(0, [7], kept=False)])
+    found = run(server.url, lambda client: one(client, Sampling()))
+    assert found.nucleus is None
+    assert found.kept_log_probs is found.full_log_probs
+    assert "custom_params" not in server.bodies[0]["sampling_params"][0]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(top_p=0.5), Sampling(top_k=3), Sampling(min_p=0.1), Sampling(temperature=0)],
+    ids=["top_p", "top_k", "min_p", "greedy"],
+)
+def test_with_a_filter_they_are(serve, sampling):
+    server = serve()
+    assert run(server.url, lambda client: one(client, sampling)).nucleus is not None
+    assert server.bodies[0]["sampling_params"][0]["custom_params"] == {"return_top_p_token_ids": True}
+
+
+def test_prompts_of_one_moment_share_requests_and_get_their_own_answers(serve):
+    server = serve()
+
+    async def use(client):
+        return await asyncio.gather(*(client.generate(np.array([i % 40, 1]), Sampling(top_k=1 + i)) for i in range(130)))
+
+    found = run(server.url, use, max_concurrent_requests=200)
+    assert [generation.tokens[0] for generation in found] == [i % 40 for i in range(130)]
+    assert sorted(len(body["input_ids"]) for body in server.bodies) == [2, 64, 64]
+    assert sorted(params["top_k"] for body in server.bodies for params in body["sampling_params"]) == list(range(1, 131))
+
+
+def test_no_more_prompts_are_in_flight_than_allowed(serve):
+    server = serve()
+    run(server.url, lambda client: client.generate_many(np.array([1]), 20, FILTERED), max_concurrent_requests=8)
+    assert max(len(body["input_ids"]) for body in server.bodies) <= 8
+    assert sum(len(body["input_ids"]) for body in server.bodies) == 20
+
+
+def test_a_finished_answer_does_not_wait_for_the_others_of_its_request(serve):
+    release = threading.Event()
+
+    def chunks(body):
+        yield answer(1, [9])
+        release.wait(20)
+        yield answer(0, [8])
+
+    async def use(client):
+        slow, fast = asyncio.create_task(one(client)), asyncio.create_task(one(client))
+        assert (await asyncio.wait_for(fast, 10)).tokens.tolist() == [9]
+        assert not slow.done()
+        release.set()
+        assert (await slow).tokens.tolist() == [8]
+
+    run(serve(chunks).url, use)
+
+
+def test_a_cancelled_caller_leaves_the_others_alone(serve):
+    release = threading.Event()
+
+    def chunks(body):
+        release.wait(20)
+        yield from echo(body)
+
+    async def use(client):
+        leaving, staying = asyncio.create_task(one(client)), asyncio.create_task(one(client))
+        await asyncio.sleep(0.2)
+        leaving.cancel()
+        release.set()
+        assert (await staying).tokens.tolist() == [5, 6]
+
+    run(serve(chunks).url, use)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "message"),
+    [
+        (
+            lambda body: [answer(0, [7], kept=False)],
+            "kept sets of an answer cannot be read: the reply carries no kept sets for its 1 tokens",
+        ),
+        (lambda body: [answer(0, [77])], "kept sets of an answer cannot be read"),
+        (lambda body: [answer(0, [7], rl_topp_kept_log_probs=None)], "1 tokens came with 1 log-probs and 0 kept-set log-probs"),
+        (lambda body: [answer(0, [7], output_token_logprobs=[])], "1 tokens came with 0 log-probs and 1 kept-set log-probs"),
+        (lambda body: [answer(0, [7], version="mine")], "has weight version 'mine', expected a number"),
+        (lambda body: [{"error": {"message": "prompt too long"}}], "/generate: prompt too long"),
+        (lambda body: [400], "/generate answered 400: no such parameter"),
+        (lambda body: [answer(0, [7], finish=None)], "ended before all of its 1 answers were there"),
+    ],
+)
+def test_a_bad_answer_is_an_error_that_says_what_is_wrong(serve, chunks, message):
+    with pytest.raises(EngineError, match=message):
+        run(serve(chunks).url, one)
+
+
+def test_an_answer_that_was_aborted_before_its_first_token_is_empty(serve):
+    found = run(serve(lambda body: [answer(0, [], finish="abort", kept=False)]).url, one)
+    assert (found.tokens.size, found.kept_log_probs.size, len(found.nucleus.offsets), found.finish_reason) == (0, 0, 1, "abort")
+
+
+def test_a_cut_connection_is_tried_again_for_what_is_still_missing(serve):
+    def chunks(body):
+        if len(body["input_ids"]) == 3:
+            yield answer(1, [9])
+            yield None
+        else:
+            yield from echo(body)
+
+    async def use(client):
+        return await asyncio.gather(*(client.generate(np.array([i]), FILTERED) for i in (1, 2, 3)))
+
+    server = serve(chunks)
+    assert [generation.tokens.tolist() for generation in run(server.url, use)] == [[1], [9], [3]]
+    assert [body["input_ids"] for body in server.bodies] == [[[1], [2], [3]], [[1], [3]]]
+
+
+def test_a_server_that_always_cuts_is_given_up(serve):
+    server = serve(lambda body: [None])
+    with pytest.raises(EngineError, match="cannot be reached after 4 attempts"):
+        run(server.url, one)
+    assert len(server.bodies) == 4
+
+
+def test_a_dead_process_is_not_tried_again():
+    async def failure():
+        return "engine 0 ended with exit code -9"
+
+    started = time.monotonic()
+    with pytest.raises(EngineError, match="engine 0 ended with exit code -9"):
+        run("http://127.0.0.1:9", one, failure=failure)
+    assert time.monotonic() - started < 2
+
+
+def test_a_living_process_is_tried_again():
+    asked = []
+
+    async def failure():
+        asked.append(1)
+
+    with pytest.raises(EngineError, match="cannot be reached after 4 attempts"):
+        run("http://127.0.0.1:9", one, failure=failure)
+    assert len(asked) == 4
+
+
+def test_a_request_has_a_deadline(serve):
+    release = threading.Event()
+
+    def chunks(body):
+        yield answer(0, [1], finish=None)
+        release.wait(20)
+
+    with pytest.raises(DeadlineError, match=r"/generate was not answered within engine.request_timeout_seconds = 0.5"):
+        run(serve(chunks).url, one, request_timeout_seconds=0.5)
+    release.set()
+
+
+def test_closing_ends_what_is_in_flight(serve):
+    release = threading.Event()
+
+    async def use(client):
+        task = asyncio.create_task(one(client))
+        await asyncio.sleep(0.2)
+        await client.aclose()
+        with pytest.raises(EngineError, match="the client was closed"):
+            await task
+
+    run(serve(lambda body: release.wait(10) and ()).url, use)
+    release.set()
+
+
+def test_control_calls(serve):
+    server = serve()
+
+    async def use(client):
+        await client.pause()
+        await client.abort()
+        await client.flush()
+        await client.resume()
+        return await client.model_info()
+
+    assert run(server.url, use) == ModelInfo(model_path="m", weight_version=0)
+    assert [path.partition("?")[0] for path, _ in server.bodies] == [
+        "/pause_generation",
+        "/abort_request",
+        "/flush_cache",
+        "/continue_generation",
+    ]

@@ -1,0 +1,236 @@
+"""The whole rollout side of one engine on the CPU: our launcher, process, client and weight sync with a real SGLang server."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import psutil
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from rl_runtime.config.recipe import Recipe
+from rl_runtime.errors import EngineError
+from rl_runtime.rollout.engine import EngineProcess
+from rl_runtime.rollout.engine_client import EngineClient, Sampling
+from rl_topp.reference import nucleus, softmax
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+VOCAB_SIZE = 85
+
+
+def make_model(folder, rng):
+    """A Qwen3 of 1.6 M parameters with random weights and a tokenizer of single characters."""
+    torch.manual_seed(rng)
+    config = transformers.Qwen3Config(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        initializer_range=0.15,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+        dtype="float32",
+    )
+    model = transformers.Qwen3ForCausalLM(config).eval()
+    model.save_pretrained(folder)
+    vocabulary = {"<pad>": 0, "<eos>": 1, "<unk>": 2, **{chr(30 + i): i for i in range(3, VOCAB_SIZE)}}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>", unk_token="<unk>"
+    ).save_pretrained(folder)
+    return model
+
+
+@pytest.fixture(scope="module")
+def models_by_name(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    return {name: (folder / name, make_model(folder / name, rng)) for rng, name in enumerate("AB")}
+
+
+@pytest.fixture(scope="module")
+def engine(models_by_name, tmp_path_factory):
+    recipe = Recipe.model_validate({"engine": {"start_timeout_seconds": 500}})
+    engine = EngineProcess(recipe, index=0, model_folder=models_by_name["A"][0], run_dir=tmp_path_factory.mktemp("run"))
+    engine.start()
+    yield engine
+    engine.stop()
+
+
+def use(engine, function, **section):
+    """Run `function(client)` with a client of the engine."""
+
+    async def failure():
+        return engine.failure()
+
+    async def main():
+        client = EngineClient(engine.url, Recipe.model_validate({"engine": section}).engine, vocab_size=VOCAB_SIZE, failure=failure)
+        try:
+            return await function(client)
+        finally:
+            await client.aclose()
+
+    return asyncio.run(main())
+
+
+def greedy(engine, prompt, count=6):
+    return use(engine, lambda client: client.generate(prompt, Sampling(temperature=0, max_new_tokens=count))).tokens.tolist()
+
+
+def greedy_of(model, prompt, count=6):
+    with torch.no_grad():
+        out = model.generate(torch.tensor(prompt)[None], max_new_tokens=count, do_sample=False)
+    return out[0, len(prompt) :].tolist()
+
+
+def logits_of(model, prompt, tokens):
+    with torch.no_grad():
+        return model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1].double().numpy()
+
+
+def prompts_of(count):
+    rng = np.random.default_rng(5)
+    return [rng.integers(3, VOCAB_SIZE, rng.integers(1, 30)) for _ in range(count)]
+
+
+def test_log_probs_and_kept_sets_equal_the_model_in_float64(engine, models_by_name):
+    """96 answers at once, so that batched attention sees every mixture of lengths; a set may differ where an id lies within 1e-5 of the boundary."""
+    sampling = Sampling(temperature=0.8, top_p=0.9, max_new_tokens=8)
+
+    async def ask(client):
+        return await asyncio.gather(*(client.generate(prompt, sampling) for prompt in prompts_of(96)))
+
+    compared = 0
+    for prompt, answer in zip(prompts_of(96), use(engine, ask), strict=True):
+        probs = softmax(logits_of(models_by_name["A"][1], prompt, answer.tokens), temperature=0.8)
+        taken = probs[np.arange(answer.tokens.size), answer.tokens]
+        np.testing.assert_allclose(answer.full_log_probs, np.log(taken), atol=1e-4)
+        for t, row in enumerate(probs):
+            kept = answer.nucleus.ids[answer.nucleus.offsets[t] : answer.nucleus.offsets[t + 1]]
+            assert answer.tokens[t] in kept
+            assert answer.kept_log_probs[t] == pytest.approx(np.log(taken[t] / row[kept].sum()), abs=1e-4)
+            ranked = np.sort(row)[::-1]
+            if np.abs(np.cumsum(ranked) - ranked - 0.9).min() > 1e-5:
+                assert set(kept.tolist()) == set(nucleus(row, top_p=0.9).tolist())
+                compared += 1
+    assert compared > 300
+
+
+def test_an_answer_ends_at_the_end_of_sequence_id_or_the_limit(engine):
+    answers = use(engine, lambda client: client.generate_many(np.array([5, 6, 7]), 64, Sampling(temperature=2.0, max_new_tokens=40)))
+    assert {answer.finish_reason for answer in answers} == {"stop", "length"}
+    for answer in answers:
+        assert answer.tokens[-1] == 1 if answer.finish_reason == "stop" else answer.tokens.size == 40
+        assert 1 not in answer.tokens[:-1]
+
+
+def test_weights_and_their_version_change_together(engine, models_by_name):
+    """Back and forth, also while answers are being drawn: those are aborted with what they have."""
+    prompt = np.array([7, 8, 9, 10])
+    expected = {name: greedy_of(model, prompt) for name, (_, model) in models_by_name.items()}
+    assert expected["A"] != expected["B"]
+
+    async def update(client, name, version):
+        weights = {key: tensor.numpy() for key, tensor in models_by_name[name][1].state_dict().items() if key != "lm_head.weight"}
+        running = [asyncio.create_task(client.generate(prompt, Sampling(temperature=0, max_new_tokens=400))) for _ in range(4)]
+        await asyncio.sleep(0.3)
+        await client.update_weights(weights, version)
+        assert (await client.model_info()).weight_version == version
+        return await asyncio.gather(*running)
+
+    for version, name in ((1, "B"), (2, "A")):
+        interrupted = use(engine, lambda client, name=name, version=version: update(client, name, version))
+        assert all(answer.finish_reason in ("abort", "stop") and answer.nucleus is not None for answer in interrupted)
+        assert greedy(engine, prompt) == expected[name]
+        assert use(engine, lambda client: client.generate(prompt, Sampling(top_p=0.9))).weight_version == version
+
+
+def test_a_refused_prompt_is_told_and_the_server_goes_on(engine):
+    with pytest.raises(EngineError, match=r"/generate.*context length"):
+        use(engine, lambda client: client.generate(np.full(600, 5), Sampling()))
+    assert len(greedy(engine, np.array([5]))) > 0
+
+
+def test_an_idle_server_leaves_the_cores_alone(engine):
+    processes = [psutil.Process(engine.pid), *psutil.Process(engine.pid).children(recursive=True)]
+
+    def used():
+        return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+    time.sleep(1.0)
+    before = used()
+    time.sleep(3.0)
+    assert used() - before < 1.0
+
+
+def test_a_server_dies_with_the_process_that_started_it(models_by_name, tmp_path):
+    """The starter is killed outright, while the server still loads: none of its processes is left."""
+    code = f"""
+        import sys, time
+        from pathlib import Path
+        from rl_runtime.config.recipe import Recipe
+        from rl_runtime.rollout import engine
+        start_kept = engine._start_kept
+        def told(*arguments):
+            process = start_kept(*arguments)
+            print(process.pid, flush=True)
+            return process
+        engine._start_kept = told
+        engine.EngineProcess(Recipe(), index=0, model_folder=Path({str(models_by_name["A"][0])!r}), run_dir=Path({str(tmp_path)!r})).start()
+    """
+    starter = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
+    pid = int(starter.stdout.readline())
+    starter.kill()
+    starter.wait()
+    starter.stdout.close()
+    deadline = time.monotonic() + 10
+    while _alive_in_session(pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert _alive_in_session(pid) == []
+
+
+def test_a_killed_server_is_an_error_at_once_and_leaves_nothing(engine):
+    """Last, for it ends the module's server."""
+
+    async def ask(client):
+        tasks = [asyncio.create_task(client.generate(np.array([5, 6]), Sampling(temperature=0, max_new_tokens=450))) for _ in range(8)]
+        await asyncio.sleep(0.3)
+        os.kill(engine.pid, signal.SIGKILL)
+        return await asyncio.gather(*tasks, client.generate(np.array([5]), Sampling()), return_exceptions=True)
+
+    started = time.monotonic()
+    results = use(engine, ask)
+    assert time.monotonic() - started < 10
+    assert isinstance(results[-1], EngineError)
+    assert "ended with exit code -9" in str(results[-1])
+    left_behind, scratch = engine._shared_memory, engine._scratch
+    assert left_behind and all(path.exists() for path in left_behind)
+    engine.stop()
+    assert _alive_in_session(engine.pid) == []
+    assert not any(path.exists() for path in (*left_behind, scratch))
+
+
+def _alive_in_session(session):
+    alive = []
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                alive.append(process.pid)
+        except (psutil.Error, ProcessLookupError):
+            continue
+    return alive
