@@ -11,6 +11,7 @@ NAMES = [
     "Problem",
     "QuadraticCost",
     "RankView",
+    "SamplePlacement",
     "ScheduleError",
     "SchedulePlan",
     "ScheduleRequest",

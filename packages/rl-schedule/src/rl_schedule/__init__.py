@@ -9,7 +9,7 @@ from rl_schedule.errors import InfeasibleScheduleError, PlanDocumentError, Sched
 from rl_schedule.invariants import Problem, check_plan
 from rl_schedule.karmarkar_karp import karmarkar_karp
 from rl_schedule.packing import best_fit_decreasing, first_fit, first_fit_decreasing
-from rl_schedule.plan import RankView, SchedulePlan
+from rl_schedule.plan import RankView, SamplePlacement, SchedulePlan
 from rl_schedule.request import ScheduleRequest
 from rl_schedule.schedule import build_dp_schedule, plan_schedule
 from rl_schedule.statistics import ScheduleStats, StepStats
@@ -23,6 +23,7 @@ __all__ = [
     "Problem",
     "QuadraticCost",
     "RankView",
+    "SamplePlacement",
     "ScheduleError",
     "SchedulePlan",
     "ScheduleRequest",

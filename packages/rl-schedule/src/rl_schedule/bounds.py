@@ -15,7 +15,7 @@ import numpy as np
 
 from rl_schedule.arrays import FloatArray, IntArray
 
-__all__ = ["MOST_SLACK", "CostBounds", "cost_bounds", "head_starts", "micro_batch_bound", "rank_bound", "slot_bound", "slot_targets", "useful_slack"]
+__all__ = ["MOST_SLACK", "CostBounds", "common_level", "cost_bounds", "head_starts", "micro_batch_bound", "rank_bound", "slot_bound", "slot_targets", "useful_slack"]
 
 
 MOST_SLACK = 0.05
@@ -196,13 +196,23 @@ def slot_targets(bounds: CostBounds) -> list[int]:
 
     T is the least level at which micro-batches capped at max(floor[k], T) and at their ceiling hold the total.
     """
-    ceiling = bounds.ceiling.reshape(bounds.floor.size, -1)
-    low, high = 0, bounds.total
+    return common_level(bounds.ceiling.reshape(bounds.floor.size, -1), bounds.floor, bounds.total)
+
+
+def common_level(ceiling: IntArray, floor: IntArray, total: int) -> list[int]:
+    """Return max(floor[k], T), [m], with the least T at which sum of min(ceiling[k, j], max(floor[k], T)) is the total.
+
+    Args:
+        ceiling: int64 [m, D], what each micro-batch can cost at most.
+        floor: int64 [m], what its slot reaches anyway.
+        total: cost to place; T is the total where the ceilings do not hold that much.
+    """
+    low, high = 0, total
     while high - low > 1:
         level = (low + high) // 2
-        held = int(np.minimum(ceiling, np.maximum(bounds.floor, level)[:, None]).sum())
-        low, high = (low, level) if held >= bounds.total else (level, high)
-    targets: list[int] = np.maximum(bounds.floor, high).tolist()
+        held = int(np.minimum(ceiling, np.maximum(floor, level)[:, None]).sum())
+        low, high = (low, level) if held >= total else (level, high)
+    targets: list[int] = np.maximum(floor, high).tolist()
     return targets
 
 

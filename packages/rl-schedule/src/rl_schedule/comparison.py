@@ -11,12 +11,13 @@ import numpy as np
 from rl_schedule.arrays import IntArray
 from rl_schedule.cost import evaluate_cost, integer_costs
 from rl_schedule.dealing import bin_sums
+from rl_schedule.plan import SchedulePlan
 from rl_schedule.references import REFERENCES, run_reference
 from rl_schedule.request import Balance, RankSlack, ScheduleRequest
 from rl_schedule.schedule import plan_schedule
 from rl_schedule.statistics import rank_imbalance, slot_imbalance
 
-__all__ = ["OURS", "MethodFigures", "compare_methods", "measure_ours", "measure_reference"]
+__all__ = ["OURS", "MethodFigures", "compare_methods", "measure_ours", "measure_plan", "measure_reference"]
 
 OURS: tuple[tuple[Balance, RankSlack], ...] = (("tokens", 0.0), ("flops", 0.0), ("flops", "auto"))
 """Settings of this package that a comparison shows."""
@@ -66,7 +67,21 @@ def measure_reference(request: ScheduleRequest, number: int) -> MethodFigures:
 
 def measure_ours(request: ScheduleRequest, balance: Balance, slack: RankSlack) -> MethodFigures:
     """Plan all samples as one step with the given settings and measure the plan."""
-    step = ScheduleRequest(
+    plan = plan_schedule(_one_step(request, balance, slack))
+    name = f"rl-schedule {balance}" + ("" if slack == 0.0 else f", slack {slack}")
+    return measure_plan(name, request, plan)
+
+
+def measure_plan(name: str, request: ScheduleRequest, plan: SchedulePlan) -> MethodFigures:
+    """Measure a plan of one step with the cost of ``request``."""
+    sizes = np.diff(plan.micro_batch_offsets)
+    placed = np.empty(plan.sample_positions.size, dtype=np.int64)
+    placed[plan.sample_positions] = np.repeat(np.arange(sizes.size), sizes)
+    return _measure(name, request, placed, sizes.size, _costs(request), plan.stats.wall_seconds)
+
+
+def _one_step(request: ScheduleRequest, balance: Balance, slack: RankSlack) -> ScheduleRequest:
+    return ScheduleRequest(
         total_lengths=request.total_lengths,
         rollout_ids=request.rollout_ids,
         global_batch_size=None,
@@ -81,12 +96,6 @@ def measure_ours(request: ScheduleRequest, balance: Balance, slack: RankSlack) -
         cost=request.cost_model,
         pad_to_multiple=request.pad_to_multiple,
     )
-    plan = plan_schedule(step)
-    sizes = np.diff(plan.micro_batch_offsets)
-    placed = np.empty(plan.sample_positions.size, dtype=np.int64)
-    placed[plan.sample_positions] = np.repeat(np.arange(sizes.size), sizes)
-    name = f"rl-schedule {balance}" + ("" if slack == 0.0 else f", slack {slack}")
-    return _measure(name, request, placed, sizes.size, _costs(request), plan.stats.wall_seconds)
 
 
 def _costs(request: ScheduleRequest) -> IntArray:

@@ -5,6 +5,8 @@ micro-batches are put into slots by descending cost, which minimises the slot su
 then moves costly slots away from the pipeline's ends is common to all ranks, so no figure changes.
 """
 
+from itertools import chain
+
 import numpy as np
 
 from rl_schedule.arrays import IntArray
@@ -23,8 +25,8 @@ def bin_sums(values: IntArray, bin_of: IntArray, num_bins: int) -> IntArray:
 def number_bins(bins: list[list[int]], num_samples: int) -> IntArray:
     """Return the bin of each sample, int64 [num_samples], from the samples of each bin."""
     bin_of = np.empty(num_samples, dtype=np.int64)
-    for number, members in enumerate(bins):
-        bin_of[members] = number
+    members = np.fromiter(chain.from_iterable(bins), dtype=np.int64, count=num_samples)
+    bin_of[members] = np.repeat(np.arange(len(bins)), [len(one) for one in bins])
     return bin_of
 
 

@@ -19,7 +19,7 @@ from rl_schedule.document import decode_plan, encode_plan
 from rl_schedule.errors import PlanDocumentError, ScheduleError
 from rl_schedule.statistics import ScheduleStats
 
-__all__ = ["RankView", "SchedulePlan", "plan_digest"]
+__all__ = ["RankView", "SamplePlacement", "SchedulePlan", "plan_digest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,6 +38,18 @@ class RankView:
     """[steps]: rollouts of each step over all ranks."""
     digest: str
     """Digest of the whole plan, to be compared over ranks before a batch starts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SamplePlacement:
+    """Where each sample runs, by rollout position; [n] over all samples of the batch, -1 for a dropped one."""
+
+    step: IntArray
+    """int64 [n]: optimizer step, 0-based."""
+    data_parallel_rank: IntArray
+    """int64 [n]: rank, 0-based."""
+    micro_batch: IntArray
+    """int64 [n]: micro-batch of that rank, 0-based, flat over steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -108,6 +120,17 @@ class SchedulePlan:
         """Return the rollout positions of one micro-batch, int64; ``micro_batch`` counts over all steps."""
         row = rank * self.micro_batches_per_rank + micro_batch
         return self.sample_positions[self.micro_batch_offsets[row] : self.micro_batch_offsets[row + 1]]
+
+    def placement(self) -> SamplePlacement:
+        """Return step, rank and micro-batch of every sample, by rollout position."""
+        count, num_samples = self.micro_batches_per_rank, self.sample_positions.size + len(self.dropped_samples)
+        rows = np.repeat(np.arange(self.micro_batch_offsets.size - 1), np.diff(self.micro_batch_offsets))
+        steps = np.repeat(np.arange(len(self.num_microbatches)), self.num_microbatches)
+        step, rank, micro_batch = (np.full(num_samples, -1, dtype=np.int64) for _ in range(3))
+        if count:
+            rank[self.sample_positions], micro_batch[self.sample_positions] = np.divmod(rows, count)
+            step[self.sample_positions] = steps[rows % count]
+        return SamplePlacement(step=read_only(step), data_parallel_rank=read_only(rank), micro_batch=read_only(micro_batch))
 
     def rank_view(self, rank: int) -> RankView:
         """Return what rank ``rank`` needs.

@@ -88,7 +88,7 @@ def fewest_by_ffd(request: rs.ScheduleRequest, plan: rs.SchedulePlan) -> None:
 
 
 def test_a_few_hundred_random_requests_keep_every_promise() -> None:
-    run_fuzz(range(300), most_samples=400)
+    run_fuzz(range(250), most_samples=300)
 
 
 @pytest.mark.fuzz

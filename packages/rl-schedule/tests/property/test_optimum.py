@@ -29,10 +29,10 @@ class SubsetOptimum:
     def feasible_in(self, tokens: Array, cap: int, num_bins: int) -> Array:
         """Whether each subset fits into at most ``num_bins`` bins."""
         one = (tokens <= cap) | (self.sizes <= 1)
-        fits = one.copy()
+        fits: Array = one.copy()
         for _ in range(num_bins - 1):
-            fits = np.asarray(np.logical_or.reduceat(one[self.sub] & fits[self.rest], self.starts))
-        return fits
+            fits = np.logical_or.reduceat(one[self.sub] & fits[self.rest], self.starts)
+        return np.asarray(fits)
 
     def best_rank(self, lengths: Array, costs: Array, cap: int, ranks: int, slots: int) -> int | None:
         """Cost of the costliest rank in the best plan without an empty bin (or with single samples only), None if there is none."""

@@ -10,7 +10,7 @@ from rl_schedule.balancing.exact import search_exactly
 from rl_schedule.balancing.exchange import level_ranks
 from rl_schedule.balancing.greedy import pack_by_cost, pack_squares_first, top_up
 from rl_schedule.balancing.levelling import level_bins
-from rl_schedule.balancing.problem import StepProblem
+from rl_schedule.balancing.problem import PlainPackings, StepProblem
 from rl_schedule.balancing.two_level import LptState, two_level_lpt
 from rl_schedule.bounds import (
     MOST_SLACK,
@@ -28,7 +28,7 @@ from rl_schedule.statistics import rank_imbalance, slot_imbalance
 
 def problem(lengths: list[int], *, cap: int, ranks: int, slots: int, linear: int = 0) -> StepProblem:
     column = np.sort(np.array(lengths, dtype=np.int64))[::-1].copy()
-    return StepProblem(lengths=column, costs=linear * column + column**2, cap=cap, num_ranks=ranks, num_slots=slots)
+    return StepProblem(lengths=column, costs=linear * column + column**2, cap=cap, num_ranks=ranks, num_slots=slots, packings=PlainPackings(column, cap))
 
 
 def lognormal(count: int, cap: int, seed: int, mean: float = 7.6) -> list[int]:
@@ -137,17 +137,17 @@ def test_composites_feed_bins_that_would_hold_only_short_samples() -> None:
 
 
 def test_levelling_swaps_within_the_cap() -> None:
-    """{8, 2} and {5, 5} under 10 in squares: 68 and 50; swapping 8 and 5 would break the cap, 2 and 5 not fit either."""
-    lengths = np.array([8, 5, 5, 2])
-    assert level_bins(np.array([0, 1, 1, 0]), lengths, lengths**2, cap=10, num_bins=2).tolist() == [0, 1, 1, 0]
-    levelled = level_bins(np.array([0, 1, 1, 0]), lengths, lengths**2, cap=13, num_bins=2)
-    assert sorted(bin_sums(lengths**2, levelled, 2).tolist()) == [50, 68]
-    assert level_bins(np.array([0, 0, 1, 1]), np.array([6, 5, 2, 1]), np.array([6, 5, 2, 1]), cap=11, num_bins=2).tolist() in (
-        [0, 1, 0, 1],
-        [1, 0, 0, 1],
-        [1, 0, 1, 0],
-        [0, 1, 1, 0],
-    )
+    """{9, 2} and {6, 4} under 12 in squares: 85 and 52. Swapping 9 and 6 gives 40 and 97, no better; 2 and 4 only widens it."""
+    lengths = np.array([9, 6, 4, 2])
+    before = np.array([0, 1, 1, 0])
+    assert level_bins(before, lengths, lengths**2, cap=12, num_bins=2, level=0).tolist() == before.tolist()
+
+
+def test_levelling_swaps_the_two_that_close_the_gap() -> None:
+    """{6, 5} and {2, 1}, tokens as cost: 6 against 2, or 5 against 1, gives 7 and 7."""
+    lengths = np.array([6, 5, 2, 1])
+    levelled = level_bins(np.array([0, 0, 1, 1]), lengths, lengths, cap=11, num_bins=2, level=7)
+    assert bin_sums(lengths, levelled, 2).tolist() == [7, 7]
 
 
 def test_ranks_exchange_whole_micro_batches() -> None:
@@ -179,7 +179,7 @@ def test_squares_first_levels_nearly_full_micro_batches() -> None:
 
 def test_squares_first_has_nothing_to_do_for_a_linear_cost() -> None:
     step = problem([4, 3, 2, 1], cap=8, ranks=2, slots=1)
-    linear = StepProblem(lengths=step.lengths, costs=3 * step.lengths, cap=8, num_ranks=2, num_slots=1)
+    linear = StepProblem(lengths=step.lengths, costs=3 * step.lengths, cap=8, num_ranks=2, num_slots=1, packings=step.packings)
     assert pack_squares_first(linear, short_share=0.2) is None
 
 

@@ -34,6 +34,23 @@ def test_a_rank_view_is_the_plan_as_one_rank_sees_it() -> None:
     assert [indices.tolist() for indices in view.micro_batch_indices] == [[0], [1]]
 
 
+def test_placement_says_where_each_sample_runs() -> None:
+    placement = PLAN.placement()
+    assert placement.data_parallel_rank.tolist() == [0, 1, 0, 1, 0]
+    assert placement.micro_batch.tolist() == [0, 0, 1, 1, 1]
+    assert placement.step.tolist() == [0, 0, 1, 1, 1]
+
+
+def test_a_dropped_sample_is_placed_nowhere() -> None:
+    plan = rs.build_dp_schedule(total_lengths=[4, 3, 2], rollout_ids=[0, 1, 2], global_batch_size=2, dp_size=1, max_tokens_per_gpu=6)
+    assert plan.placement().step.tolist() == [0, 0, -1]
+    assert plan.placement().data_parallel_rank.tolist() == [0, 0, -1]
+    empty = rs.build_dp_schedule(
+        total_lengths=[9], rollout_ids=[0], global_batch_size=1, dp_size=1, max_tokens_per_gpu=6, on_oversized="drop", on_trailing="partial_step"
+    )
+    assert empty.placement().micro_batch.tolist() == [-1]
+
+
 @pytest.mark.parametrize("rank", [-1, 2])
 def test_a_rank_that_does_not_exist_is_refused(rank: int) -> None:
     with pytest.raises(rs.ScheduleError, match=f"rank {rank} does not exist in a plan for 2"):

@@ -12,7 +12,7 @@ from rl_schedule.arrays import IntArray
 from rl_schedule.balancing.greedy import top_up
 from rl_schedule.balancing.levelling import level_bins
 from rl_schedule.balancing.problem import StepProblem
-from rl_schedule.bounds import slot_targets
+from rl_schedule.bounds import common_level
 from rl_schedule.dealing import bin_sums, number_bins
 from rl_schedule.karmarkar_karp import deal_by_differencing
 from rl_schedule.packing import fill_best_fit, group_bins
@@ -22,8 +22,11 @@ __all__ = ["pack_composites"]
 _CAP_SEARCH_STEPS = 6
 """Halvings of the interval in which the smallest sufficient cap is sought: within 1.6 % of the interval."""
 
-_FEW_MISSING = 0.02
-"""Share of bins left empty by a packing below which seeking a smaller cap costs more than it gives."""
+_FEW_MISSING = 0.003
+"""Share of bins left empty by a packing at which no smaller cap is sought."""
+
+_MANY_SAMPLES, _FEW_MISSING_OF_MANY = 50_000, 0.02
+"""The share for steps of so many samples, where seeking costs more than it gives."""
 
 
 def pack_composites(problem: StepProblem, *, num_long: int) -> IntArray | None:
@@ -37,39 +40,47 @@ def pack_composites(problem: StepProblem, *, num_long: int) -> IntArray | None:
         The rank-major bin of each sample, int64 [n], or None when they do not fit.
     """
     lengths, costs = problem.lengths[:num_long], problem.costs[:num_long]
-    fitted = _fit_evenly(lengths, problem.cap, problem.num_bins)
+    fitted = _fit_evenly(problem, num_long)
     if fitted is None:
         return None
     fitted = _feed_empty_bins(fitted, costs, problem.num_bins)
-    fitted = level_bins(fitted, lengths, costs, cap=problem.cap, num_bins=problem.num_bins)
-    order = _deal(problem, fitted, num_long)
+    mean = int(problem.costs.sum()) // problem.num_bins
+    fitted = level_bins(fitted, lengths, costs, cap=problem.cap, num_bins=problem.num_bins, level=mean)
+    sums = bin_sums(costs, fitted, problem.num_bins)
+    full, total = _when_full(problem, fitted, sums), int(problem.costs.sum())
+    expected = np.minimum(full, common_level(full[:, None], sums, total))
+    order = deal_by_differencing(expected, problem.num_ranks)
+    order = np.take_along_axis(order, np.argsort(-sums[order], axis=1, kind="stable"), axis=1)
     place = np.empty(problem.num_bins, dtype=np.int64)
-    place[order] = np.arange(problem.num_bins)
-    return top_up(problem, place[fitted], slot_targets(problem.bounds()))
+    place[order.ravel()] = np.arange(problem.num_bins)
+    targets = common_level(full[order].T, sums[order].max(axis=0), total)
+    return top_up(problem, place[fitted], targets)
 
 
-def _fit_evenly(lengths: IntArray, cap: int, num_bins: int) -> IntArray | None:
-    """Best-fit-decreasing under the smallest cap found that needs at most ``num_bins`` bins; None if ``cap`` is not enough.
+def _fit_evenly(problem: StepProblem, num_long: int) -> IntArray | None:
+    """Best-fit-decreasing under the smallest cap found that needs no more bins than there are; None if the cap is not enough.
 
     A smaller cap spreads the samples over as many bins as there are (the idea of MULTIFIT: Coffman, Garey and Johnson, 1978).
     """
-    given = lengths.tolist()
-    best = fill_best_fit(given, cap)
-    used = max(best) + 1
-    if used > num_bins:
+    lengths = problem.lengths[:num_long].tolist()
+    whole = num_long == problem.lengths.size
+    best = problem.packings.best_fit if whole else np.asarray(fill_best_fit(lengths, problem.cap), dtype=np.int64)
+    used = int(best.max()) + 1
+    if used > problem.num_bins:
         return None
-    low, high = int(np.minimum(lengths, cap).sum()) // num_bins, cap
+    low, high = sum(min(length, problem.cap) for length in lengths) // problem.num_bins, problem.cap
+    allowed = (_FEW_MISSING if num_long <= _MANY_SAMPLES else _FEW_MISSING_OF_MANY) * problem.num_bins
     for _ in range(_CAP_SEARCH_STEPS):
-        if num_bins - used <= _FEW_MISSING * num_bins or high - low <= 1:
+        if problem.num_bins - used <= allowed or high - low <= 1:
             break
         middle = (low + high) // 2
-        tried = fill_best_fit(given, middle)
+        tried = fill_best_fit(lengths, middle)
         count = max(tried) + 1
-        if count <= num_bins:
-            best, used, high = tried, count, middle
+        if count <= problem.num_bins:
+            best, used, high = np.asarray(tried, dtype=np.int64), count, middle
         else:
             low = middle
-    return np.asarray(best, dtype=np.int64)
+    return best
 
 
 def _feed_empty_bins(bin_of: IntArray, costs: IntArray, num_bins: int) -> IntArray:
@@ -93,23 +104,12 @@ def _feed_empty_bins(bin_of: IntArray, costs: IntArray, num_bins: int) -> IntArr
     return number_bins(members, bin_of.size)
 
 
-def _deal(problem: StepProblem, fitted: IntArray, num_long: int) -> IntArray:
-    """Deal bins to ranks by the cost they will have once short samples have topped them up; bins in rank-major order.
-
-    A bin of cost c and room w ends at max(c, min(c + a * w, W)): a is the short samples' cost per token, W the water level
-    at which the expected costs add up to the total.
-    """
-    sums = bin_sums(problem.costs[:num_long], fitted, problem.num_bins)
-    expected = sums
-    if num_long < problem.lengths.size:
-        rooms = problem.cap - bin_sums(problem.lengths[:num_long], fitted, problem.num_bins)
-        rate = int(problem.costs[num_long:].sum()) / int(problem.lengths[num_long:].sum())
-        full = sums + np.floor(np.maximum(rooms, 0) * rate).astype(np.int64)
-        low, high = 0, int(problem.costs.sum())
-        total = high
-        while high - low > 1:
-            level = (low + high) // 2
-            held = int(np.maximum(sums, np.minimum(full, level)).sum())
-            low, high = (low, level) if held >= total else (level, high)
-        expected = np.maximum(sums, np.minimum(full, high))
-    return deal_by_differencing(expected, problem.num_ranks).ravel()
+def _when_full(problem: StepProblem, fitted: IntArray, sums: IntArray) -> IntArray:
+    """Return what each bin costs when short samples, at their mean cost per token, use up its room: int64 [bins]."""
+    num_long = fitted.size
+    if num_long == problem.lengths.size:
+        return sums
+    rooms = problem.cap - bin_sums(problem.lengths[:num_long], fitted, problem.num_bins)
+    rate = int(problem.costs[num_long:].sum()) / int(problem.lengths[num_long:].sum())
+    full: IntArray = sums + np.floor(np.maximum(rooms, 0) * rate).astype(np.int64)
+    return full

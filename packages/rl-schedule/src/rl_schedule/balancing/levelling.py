@@ -18,8 +18,10 @@ _CANDIDATES = 8
 """Longest samples of a bin that may be exchanged; bins of tight fits hold fewer."""
 
 
-def level_bins(bin_of: IntArray, lengths: IntArray, costs: IntArray, *, cap: int, num_bins: int) -> IntArray:
+def level_bins(bin_of: IntArray, lengths: IntArray, costs: IntArray, *, cap: int, num_bins: int, level: int) -> IntArray:
     """Pair the i-th costliest with the i-th cheapest bin and exchange the two samples that level each pair best.
+
+    Every other round pairs only the bins above ``level`` with one another: what lies below is topped up later anyway.
 
     Args:
         bin_of: int64 [n], bin of each sample.
@@ -27,24 +29,26 @@ def level_bins(bin_of: IntArray, lengths: IntArray, costs: IntArray, *, cap: int
         costs: int64 [n].
         cap: tokens per bin.
         num_bins: number of bins.
+        level: cost above which bins count as costly.
 
     Returns:
         The bins after at most ``_ROUNDS`` rounds, int64 [n].
     """
     levelled = bin_of.copy()
     tokens, sums = bin_sums(lengths, levelled, num_bins), bin_sums(costs, levelled, num_bins)
-    half = num_bins // 2
-    for _ in range(_ROUNDS if half else 0):
+    for number in range(_ROUNDS):
         by_cost = np.argsort(-sums, kind="stable")
-        heavy, light = by_cost[:half], by_cost[::-1][:half]
+        among = by_cost if number % 2 == 0 else by_cost[: int(np.count_nonzero(sums > level))]
+        half = among.size // 2
+        if not half:
+            continue
+        heavy, light = among[:half], among[::-1][:half]
         table = _members(levelled, num_bins)
         rooms = cap - tokens
         given, taken, gain = _best_swaps(
             table[heavy], table[light], lengths, costs, rooms[heavy], rooms[light], sums[heavy] - sums[light]
         )
         chosen = np.flatnonzero(gain > 0)
-        if not chosen.size:
-            break
         a, b, s, t = heavy[chosen], light[chosen], given[chosen], taken[chosen]
         levelled[s], levelled[t] = b, a
         moved, cost = lengths[s] - lengths[t], costs[s] - costs[t]

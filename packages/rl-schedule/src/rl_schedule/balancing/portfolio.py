@@ -16,10 +16,10 @@ from rl_schedule.balancing.composites import pack_composites
 from rl_schedule.balancing.exact import MOST_SAMPLES, search_exactly
 from rl_schedule.balancing.exchange import level_ranks
 from rl_schedule.balancing.greedy import pack_by_cost, pack_squares_first
-from rl_schedule.balancing.problem import Candidate, StepProblem
+from rl_schedule.balancing.problem import Candidate, PlainPackings, StepProblem
 from rl_schedule.bounds import MOST_SLACK, CostBounds, micro_batch_bound, slot_bound, useful_slack
 from rl_schedule.dealing import arrange_slots, deal_bins, number_bins
-from rl_schedule.packing import decreasing_order, fill_first_fit, group_bins
+from rl_schedule.packing import decreasing_order, group_bins
 
 __all__ = ["balance_step"]
 
@@ -68,13 +68,15 @@ def _pack(lengths: IntArray, costs: IntArray, cap: int, num_ranks: int, alignmen
     """Return the best candidate with the fewest micro-batches found, and their number per rank."""
 
     def problem_of(count: int) -> StepProblem:
-        return StepProblem(lengths=lengths, costs=costs, cap=cap, num_ranks=num_ranks, num_slots=count // num_ranks)
+        slots = count // num_ranks
+        return StepProblem(lengths=lengths, costs=costs, cap=cap, num_ranks=num_ranks, num_slots=slots, packings=packings)
 
+    packings = PlainPackings(lengths, cap)
     least = round_up(micro_batch_bound(lengths, cap), alignment)
     problem = problem_of(least)
     found = list(_candidates(problem, slack))
     if not found:
-        bins = np.asarray(fill_first_fit(lengths.tolist(), cap), dtype=np.int64)
+        bins = packings.first_fit
         problem = problem_of(round_up(int(bins.max()) + 1, alignment))
         if problem.num_bins > least:
             found = list(_candidates(problem, slack))
@@ -124,7 +126,7 @@ def _slacks(problem: StepProblem, bounds: CostBounds) -> list[float]:
     if not useful:
         return [0.0]
     if problem.lengths.size > _MANY_SAMPLES:
-        return [0.0, useful]
+        return [useful]
     return [0.0, useful / 2, useful, min(4 * useful, MOST_SLACK)]
 
 
@@ -167,7 +169,7 @@ def _by_search(problem: StepProblem, best: Candidate) -> Iterator[Candidate]:
 def _by_strides(problem: StepProblem, best: Candidate) -> Iterator[Candidate]:
     """Yield first-fit-decreasing bins dealt in turn, the reference of P10, if they are few enough."""
     del best
-    bins = group_bins(np.asarray(fill_first_fit(problem.lengths.tolist(), problem.cap), dtype=np.int64))
+    bins = group_bins(problem.packings.first_fit)
     if len(bins) <= problem.num_bins:
         split = number_bins(split_bins(bins, problem.lengths.tolist(), problem.num_bins), problem.lengths.size)
         strided = split % problem.num_ranks * problem.num_slots + split // problem.num_ranks

@@ -1,13 +1,35 @@
 """One step as the balancing algorithms see it; record layer above ``bounds``."""
 
 from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
 
 from rl_schedule.arrays import IntArray
 from rl_schedule.bounds import CostBounds, cost_bounds
 from rl_schedule.dealing import bin_sums, fill_empty_bins
+from rl_schedule.packing import fill_best_fit, fill_first_fit
 from rl_schedule.statistics import rank_imbalance, slot_imbalance
 
-__all__ = ["Candidate", "StepProblem"]
+__all__ = ["Candidate", "PlainPackings", "StepProblem"]
+
+
+class PlainPackings:
+    """First-fit and best-fit packings of all samples, longest first; each made when first asked for, and only once."""
+
+    def __init__(self, lengths: IntArray, cap: int) -> None:
+        """Keep ``lengths``, int64 [n] descending, and the cap."""
+        self._lengths, self._cap = lengths.tolist(), cap
+
+    @cached_property
+    def first_fit(self) -> IntArray:
+        """Bin of each sample by first-fit-decreasing, int64 [n]."""
+        return np.asarray(fill_first_fit(self._lengths, self._cap), dtype=np.int64)
+
+    @cached_property
+    def best_fit(self) -> IntArray:
+        """Bin of each sample by best-fit-decreasing, int64 [n]."""
+        return np.asarray(fill_best_fit(self._lengths, self._cap), dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +62,8 @@ class StepProblem:
     """Ranks, D."""
     num_slots: int
     """Bins per rank, m."""
+    packings: PlainPackings
+    """Plain packings of the same samples, shared by problems with other numbers of bins."""
 
     @property
     def num_bins(self) -> int:

@@ -53,41 +53,39 @@ def two_level_lpt(lengths: list[int], costs: list[int], state: LptState, cap: in
     Returns:
         The bin of each sample [n], or None when a sample fits nowhere.
     """
-    slots, room, gap = state.num_slots, state.room, state.gap
-    active = [(load, rank) for rank, load in enumerate(state.load)]
-    heapq.heapify(active)
-    blocked: list[tuple[int, int, int]] = []
-    open_bins = [[(gap[b], b) for b in range(rank * slots, (rank + 1) * slots)] for rank in range(state.num_ranks)]
-    for bins in open_bins:
-        heapq.heapify(bins)
-    full_bins: list[list[tuple[int, int, int]]] = [[] for _ in range(state.num_ranks)]
+    # A heap entry is one integer, key * width + index: it orders like the pair and compares much faster.
+    slots, room, ranks = state.num_slots, state.room, state.num_ranks
+    width = ranks * slots
+    active = [load * ranks + rank for rank, load in enumerate(state.load)]
+    open_bins = [[state.gap[b] * width + b for b in range(rank * slots, (rank + 1) * slots)] for rank in range(ranks)]
+    for entries in (active, *open_bins):
+        heapq.heapify(entries)
+    blocked: list[tuple[int, int]] = []
+    full_bins: list[list[tuple[int, int]]] = [[] for _ in range(ranks)]
     pop, push, replace = heapq.heappop, heapq.heappush, heapq.heapreplace
     chosen = [0] * len(lengths)
     needs = [min(length, cap) for length in lengths]
-    for sample, length in enumerate(lengths):
-        need = needs[sample]
+    for sample, need in enumerate(needs):
         while blocked and -blocked[0][0] >= need:
-            _, load, rank = pop(blocked)
-            push(active, (load, rank))
+            push(active, pop(blocked)[1])
         while True:
             if not active:
                 return None
-            load, rank = active[0]
+            entry = active[0]
+            rank = entry % ranks
             bins, full = open_bins[rank], full_bins[rank]
             while full and -full[0][0] >= need:
-                _, distance, target = pop(full)
-                push(bins, (distance, target))
-            while bins and room[bins[0][1]] < need:
-                distance, target = pop(bins)
-                push(full, (-room[target], distance, target))
+                push(bins, pop(full)[1])
+            while bins and room[bins[0] % width] < need:
+                tight = pop(bins)
+                push(full, (-room[tight % width], tight))
             if bins:
                 break
             pop(active)
-            push(blocked, (full[0][0], load, rank))
-        distance, target = bins[0]
-        cost = costs[sample]
-        replace(bins, (distance + cost, target))
-        room[target] -= length
-        replace(active, (load + cost, rank))
+            push(blocked, (full[0][0], entry))
+        target = bins[0] % width
+        replace(bins, bins[0] + costs[sample] * width)
+        replace(active, entry + costs[sample] * ranks)
+        room[target] -= lengths[sample]
         chosen[sample] = target
     return chosen

@@ -1,0 +1,193 @@
+"""The targets of rl-schedule, measured next to three plain methods written here; one core, no GPU.
+
+Run: ``OMP_NUM_THREADS=1 python benchmarks/bench_schedule.py`` (all sizes, about ten minutes), ``--sizes 512 4096`` for some, ``--markdown``
+for the table of the README. Prints one row per distribution, size and method, then whether every target is met (exit 1 if not).
+
+Times are CPU seconds of the process, so that a shared machine does not change them much; the first plan of the process, which loads
+numpy's routines, is not counted. Costs are 24576 s + s^2, one rollout per sample, one step.
+"""
+
+import argparse
+import platform
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+
+import numpy as np
+
+from rl_schedule import ScheduleRequest, build_dp_schedule
+from rl_schedule.comparison import MethodFigures, measure_plan, measure_reference
+from rl_schedule.references import REFERENCES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """One column of the target table."""
+
+    samples: int
+    ranks: int
+    cap: int
+    seeds: int
+    most_seconds: float
+
+
+SIZES = (
+    Size(samples=512, ranks=8, cap=16384, seeds=10, most_seconds=0.04),
+    Size(samples=4096, ranks=64, cap=32768, seeds=10, most_seconds=0.04),
+    Size(samples=16384, ranks=128, cap=32768, seeds=10, most_seconds=0.12),
+    Size(samples=131072, ranks=512, cap=32768, seeds=3, most_seconds=1.5),
+    Size(samples=1_000_000, ranks=4096, cap=32768, seeds=1, most_seconds=15.0),
+)
+DISTRIBUTIONS = ("lognormal 7.6", "lognormal 8.0", "bimodal", "uniform")
+UNIFORM_CAP = 9216
+MOST_RANK_IMBALANCE = 1.0015
+MOST_SLOT_IMBALANCE, MOST_ABOVE_SLOT_BOUND = 1.03, 0.025
+MOST_MEGABYTES = 2000
+
+
+def lengths_of(distribution: str, samples: int, seed: int, cap: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    if distribution == "lognormal 7.6":
+        values = rng.lognormal(7.6, 0.9, samples)
+    elif distribution == "lognormal 8.0":
+        values = rng.lognormal(8.0, 1.0, samples)
+    elif distribution == "bimodal":
+        values = np.where(rng.random(samples) < 0.2, rng.normal(12_000, 1_500, samples), rng.normal(300, 60, samples))
+    else:
+        values = rng.uniform(2_000, 6_000, samples)
+    return np.clip(np.rint(values), 64, cap).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One method on one batch."""
+
+    figures: MethodFigures
+    cpu_seconds: float
+    bound: int
+    slot_bound: float
+
+
+def requests_of(distribution: str, size: Size) -> Iterator[ScheduleRequest]:
+    cap = UNIFORM_CAP if distribution == "uniform" else size.cap
+    for seed in range(size.seeds):
+        yield ScheduleRequest(
+            total_lengths=lengths_of(distribution, size.samples, seed, cap),
+            rollout_ids=np.arange(size.samples),
+            global_batch_size=None,
+            splitter="all",
+            dp_size=size.ranks,
+            max_tokens_per_gpu=cap,
+        )
+
+
+def run(method: int | str, request: ScheduleRequest) -> Run:
+    if isinstance(method, int):
+        started = time.process_time()
+        figures = measure_reference(request, method)
+        return Run(figures=figures, cpu_seconds=time.process_time() - started, bound=0, slot_bound=1.0)
+    slack = "auto" if method == "auto" else 0.0
+    started = time.process_time()
+    plan = build_dp_schedule(
+        total_lengths=request.total_lengths,
+        rollout_ids=request.rollout_ids,
+        global_batch_size=None,
+        splitter="all",
+        dp_size=request.dp_size,
+        max_tokens_per_gpu=request.max_tokens_per_gpu,
+        rank_slack=slack,
+    )
+    cpu_seconds = time.process_time() - started
+    figures = measure_plan("rl-schedule" + (", slack auto" if slack else ""), request, plan)
+    return Run(figures=figures, cpu_seconds=cpu_seconds, bound=plan.stats.micro_batch_bound, slot_bound=plan.stats.slot_bound)
+
+
+def missed(name: str, size: Size, runs: list[Run], ffd: list[Run]) -> list[str]:
+    """Say which targets a method of ours misses on one row."""
+    found = []
+    slack = runs[0].figures.method.endswith("auto")
+    where = f"{runs[0].figures.method}, {name}, n={size.samples}"
+    if any(r.figures.over_cap for r in runs):
+        found.append(f"{where}: micro-batches over the cap")
+    if any(r.figures.micro_batches > f.figures.micro_batches for r, f in zip(runs, ffd, strict=True)):
+        found.append(f"{where}: more micro-batches than first-fit-decreasing")
+    worst = max(r.figures.rank_imbalance for r in runs)
+    if not slack and worst > MOST_RANK_IMBALANCE:
+        found.append(f"{where}: rank imbalance {worst:.4f}")
+    for r in runs if slack else []:
+        allowed = max(MOST_SLOT_IMBALANCE, r.slot_bound + MOST_ABOVE_SLOT_BOUND)
+        if r.figures.slot_imbalance > allowed:
+            found.append(f"{where}: slot imbalance {r.figures.slot_imbalance:.4f}, allowed {allowed:.4f}")
+    slowest = max(r.cpu_seconds for r in runs)
+    if slowest > size.most_seconds:
+        found.append(f"{where}: {slowest:.3f} s, allowed {size.most_seconds}")
+    return found
+
+
+def row(name: str, size: Size, runs: list[Run]) -> list[str]:
+    def spread(values: list[float], digits: int) -> str:
+        return f"{statistics.median(values):.{digits}f} / {max(values):.{digits}f}"
+
+    figures = [r.figures for r in runs]
+    counts = sorted({f.micro_batches for f in figures})
+    bounds = sorted({r.bound for r in runs})
+    slots = sorted(r.slot_bound for r in runs)
+    ours = bounds != [0]
+    return [
+        name,
+        f"{size.samples:,}",
+        figures[0].method,
+        str(sum(f.over_cap for f in figures)),
+        f"{counts[0]}-{counts[-1]}" + (f" (>= {bounds[0]}-{bounds[-1]})" if ours else ""),
+        spread([f.rank_imbalance for f in figures], 4),
+        spread([f.slot_imbalance for f in figures], 4),
+        f"{slots[0]:.4f}-{slots[-1]:.4f}" if ours else "",
+        spread([r.cpu_seconds * 1e3 for r in runs], 1),
+    ]
+
+
+HEADER = ["lengths", "samples", "method", "over cap", "micro-batches / rank", "rank max / mean", "slots / ideal", "slot bound", "CPU ms"]
+
+
+def write(cells: list[str], *, markdown: bool) -> None:
+    widths = (14, 9, 28, 8, 22, 17, 17, 15, 17)
+    sys.stdout.write(
+        ("| " + " | ".join(cells) + " |\n") if markdown else "  ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True)).rstrip() + "\n"
+    )
+    sys.stdout.flush()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", type=int, nargs="*", default=[size.samples for size in SIZES])
+    parser.add_argument("--only-ours", action="store_true", help="leave the plain methods out")
+    parser.add_argument("--markdown", action="store_true")
+    options = parser.parse_args()
+    build_dp_schedule(total_lengths=[5, 6], rollout_ids=[0, 1], global_batch_size=2, dp_size=1, max_tokens_per_gpu=8)
+    write(HEADER, markdown=options.markdown)
+    if options.markdown:
+        write(["---"] * len(HEADER), markdown=True)
+    problems: list[str] = []
+    for size in (size for size in SIZES if size.samples in options.sizes):
+        for name in DISTRIBUTIONS:
+            ffd = [run(len(REFERENCES) - 1, request) for request in requests_of(name, size)]
+            for method in [*([] if options.only_ours else range(len(REFERENCES) - 1)), *([] if options.only_ours else ["ffd"]), "level", "auto"]:
+                runs = ffd if method == "ffd" else [run(method, request) for request in requests_of(name, size)]
+                write(row(name, size, runs), markdown=options.markdown)
+                if method in {"level", "auto"}:
+                    problems += missed(name, size, runs, ffd)
+    megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    if megabytes > MOST_MEGABYTES:
+        problems.append(f"{megabytes} MB resident, allowed {MOST_MEGABYTES}")
+    versions = ", ".join(f"{package} {metadata.version(package)}" for package in ("rl-schedule", "numpy"))
+    sys.stdout.write(f"\n{platform.machine()}, Python {platform.python_version()}, {versions}; at most {megabytes} MB resident\n")
+    sys.stdout.write("every target is met\n" if not problems else "MISSED\n" + "\n".join(problems) + "\n")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
