@@ -10,12 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rl_schedule.arrays import IntArray, integer_column, positive_column
-from rl_schedule.errors import ScheduleError
+from rl_schedule.contract import READ_BATCH_ID, READ_DUMP_ID
+from rl_schedule.errors import ScheduleError, UnsupportedContractError
 
 __all__ = ["Batch", "read_batch"]
 
 _LENGTH_KEYS = ("total_length", "total_lengths", "length")
 _ID_KEYS = ("rollout_id", "rollout_ids")
+
+_DUMP_METADATA = b"rl_dump"
+"""Key of the Parquet metadata under which a dump states its contract."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +36,13 @@ def read_batch(path: Path) -> Batch:
     """Read lengths and rollout ids.
 
     - ``.jsonl`` (or any text): one integer per line, or one object with ``total_length`` and optionally ``rollout_id``.
-    - ``.json``: a list of those, or an object of columns ``total_lengths`` and optionally ``rollout_ids``.
-    - ``.parquet``: columns ``total_lengths`` and optionally ``rollout_ids``, as in a rollout dump.
+    - ``.json``: a list of those, an object of columns ``total_lengths`` and optionally ``rollout_ids``, or a
+      ``rollout-batch.v1`` document with its arrays.
+    - ``.parquet``: columns ``total_lengths`` and optionally ``rollout_ids``, as in a ``rollout-dump.v1``.
 
     Raises:
         ScheduleError: the file is missing, empty or malformed; says where.
+        UnsupportedContractError: a document or dump of another contract.
     """
     if not path.is_file():
         raise ScheduleError(f"{path}: no such file")
@@ -76,6 +82,9 @@ def _read_json(path: Path) -> tuple[list[object], list[object] | None]:
     if isinstance(document, list):
         return _collect(path, ((f"entry {number}", entry) for number, entry in enumerate(document)))
     columns = document if isinstance(document, dict) else {}
+    if isinstance(columns.get("document"), dict):
+        _check_contract(path, columns["document"].get("contract"), READ_BATCH_ID)
+        columns = columns["arrays"] if isinstance(columns.get("arrays"), dict) else {}
     lengths, ids = columns.get("total_lengths"), columns.get("rollout_ids")
     if not isinstance(lengths, list) or not (ids is None or isinstance(ids, list)):
         raise ScheduleError(f"{path}: expected a list of samples, or an object with lists total_lengths and rollout_ids")
@@ -89,13 +98,22 @@ def _read_parquet(path: Path) -> tuple[list[object], list[object] | None]:
         raise ScheduleError(f"{path}: reading Parquet needs the extra: pip install 'rl-schedule[parquet]'") from error
     try:
         file = parquet.ParquetFile(path)
+        stated = json.loads((file.schema_arrow.metadata or {}).get(_DUMP_METADATA, b"{}")).get("contract", READ_DUMP_ID)
+        _check_contract(path, stated, READ_DUMP_ID)
         names = [name for name in ("total_lengths", "rollout_ids") if name in file.schema_arrow.names]
         if "total_lengths" not in names:
             raise ScheduleError(f"{path}: has no column total_lengths; columns are {', '.join(file.schema_arrow.names)}")
         table = file.read(columns=names)
+    except (ScheduleError, UnsupportedContractError):
+        raise
     except (OSError, ValueError) as error:
-        raise error if isinstance(error, ScheduleError) else ScheduleError(f"{path}: not a readable Parquet file: {error}") from error
+        raise ScheduleError(f"{path}: not a readable Parquet file: {error}") from error
     return table["total_lengths"].to_pylist(), table["rollout_ids"].to_pylist() if "rollout_ids" in names else None
+
+
+def _check_contract(path: Path, stated: object, understood: str) -> None:
+    if stated != understood:
+        raise UnsupportedContractError(f"{path}: this reader understands {understood!r}, the file says {stated!r}; write it as {understood}")
 
 
 def _collect(path: Path, entries: Iterator[tuple[str, object]]) -> tuple[list[object], list[object] | None]:

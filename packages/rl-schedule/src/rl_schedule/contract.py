@@ -15,7 +15,8 @@ __all__ = [
     "ARRAY_NAMES",
     "CONTRACT_ID",
     "MINOR",
-    "READ_CONTRACT_ID",
+    "READ_BATCH_ID",
+    "READ_DUMP_ID",
     "ArrayDocument",
     "CostDocument",
     "PlanArrays",
@@ -33,8 +34,11 @@ CONTRACT_ID: Final = "schedule-plan.v1"
 MINOR: Final = 0
 """Minor of the documents written by this version. A reader of the same major accepts any minor."""
 
-READ_CONTRACT_ID: Final = "rollout-dump.v1"
-"""Id of the document whose columns ``total_lengths`` and ``rollout_ids`` the command line reads."""
+READ_BATCH_ID: Final = "rollout-batch.v1"
+"""Id of the JSON document whose columns ``total_lengths`` and ``rollout_ids`` the command line reads."""
+
+READ_DUMP_ID: Final = "rollout-dump.v1"
+"""Id of the Parquet file whose columns ``total_lengths`` and ``rollout_ids`` the command line reads."""
 
 ArrayName = Literal[
     "micro_batch_offsets",

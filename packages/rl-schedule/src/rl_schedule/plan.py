@@ -49,7 +49,7 @@ class SamplePlacement:
     data_parallel_rank: IntArray
     """int64 [n]: rank, 0-based."""
     micro_batch: IntArray
-    """int64 [n]: micro-batch of that rank, 0-based, flat over steps."""
+    """int64 [n]: micro-batch of that rank, 0-based inside the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -126,10 +126,11 @@ class SchedulePlan:
         count, num_samples = self.micro_batches_per_rank, self.sample_positions.size + len(self.dropped_samples)
         rows = np.repeat(np.arange(self.micro_batch_offsets.size - 1), np.diff(self.micro_batch_offsets))
         steps = np.repeat(np.arange(len(self.num_microbatches)), self.num_microbatches)
+        in_step = np.concatenate([np.empty(0, dtype=np.int64), *(np.arange(size) for size in self.num_microbatches)])
         step, rank, micro_batch = (np.full(num_samples, -1, dtype=np.int64) for _ in range(3))
         if count:
-            rank[self.sample_positions], micro_batch[self.sample_positions] = np.divmod(rows, count)
-            step[self.sample_positions] = steps[rows % count]
+            rank[self.sample_positions] = rows // count
+            step[self.sample_positions], micro_batch[self.sample_positions] = steps[rows % count], in_step[rows % count]
         return SamplePlacement(step=read_only(step), data_parallel_rank=read_only(rank), micro_batch=read_only(micro_batch))
 
     def rank_view(self, rank: int) -> RankView:

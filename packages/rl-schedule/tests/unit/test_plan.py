@@ -37,7 +37,7 @@ def test_a_rank_view_is_the_plan_as_one_rank_sees_it() -> None:
 def test_placement_says_where_each_sample_runs() -> None:
     placement = PLAN.placement()
     assert placement.data_parallel_rank.tolist() == [0, 1, 0, 1, 0]
-    assert placement.micro_batch.tolist() == [0, 0, 1, 1, 1]
+    assert placement.micro_batch.tolist() == [0, 0, 0, 0, 0]
     assert placement.step.tolist() == [0, 0, 1, 1, 1]
 
 
