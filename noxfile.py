@@ -24,6 +24,7 @@ from packaging.requirements import Requirement
 
 nox.needs_version = ">=2025.5"
 nox.options.default_venv_backend = "uv"
+nox.options.download_python = "never"
 nox.options.error_on_missing_interpreters = False
 
 ROOT = Path(__file__).parent
@@ -42,6 +43,11 @@ STRICT = ["-W", "error", "-ra", "--import-mode=importlib", "--strict-markers", "
 def workspace(session: nox.Session, *command: str, success_codes: list[int] | None = None) -> None:
     """Run a command in the workspace's environment, with one thread per process: tests start several."""
     session.run("uv", "run", "--frozen", *command, external=True, env=ONE_THREAD, success_codes=success_codes)
+
+
+def install(session: nox.Session, *arguments: str) -> None:
+    """Install into a session's own environment; modules are compiled as they are imported, since most of them never are."""
+    session.install(*arguments, env={"UV_COMPILE_BYTECODE": "0"})
 
 
 def build_wheels(session: nox.Session, *packages: str) -> list[str]:
@@ -77,8 +83,8 @@ def install_light(session: nox.Session, package: str) -> None:
     siblings = [requirement.name for requirement in REQUIREMENTS[package] if requirement.name in PROJECTS]
     needed = {requirement for name in (package, *siblings) for requirement in REQUIREMENTS[name]}
     light = sorted(str(requirement) for requirement in needed if requirement.name not in ENGINES | set(PROJECTS))
-    session.install(*light, *TEST_TOOLS)
-    session.install("--no-deps", *build_wheels(session, package, *siblings))
+    install(session, *light, *TEST_TOOLS)
+    install(session, "--no-deps", *build_wheels(session, package, *siblings))
 
 
 @nox.session(venv_backend="none")
@@ -106,7 +112,7 @@ def types(session: nox.Session) -> None:
 def alone(session: nox.Session, package: str) -> None:
     """The wheel alone in a fresh environment: unit, golden and small property tests, from a folder outside the checkout."""
     if package in LEAVES:
-        session.install(*build_wheels(session, package), *TEST_TOOLS)
+        install(session, *build_wheels(session, package), *TEST_TOOLS)
     else:
         install_light(session, package)
     run_installed(session, package)
@@ -124,8 +130,8 @@ def stubs(session: nox.Session, package: str) -> None:
 @nox.parametrize(["package", "python"], [(name, PYTHONS[name][0]) for name in LEAVES], ids=LEAVES)
 def floor(session: nox.Session, package: str) -> None:
     """Each leaf with the lowest versions of its direct dependencies, on its lowest Python."""
-    session.install("--resolution=lowest-direct", *build_wheels(session, package))
-    session.install(*TEST_TOOLS)
+    install(session, "--resolution=lowest-direct", *build_wheels(session, package))
+    install(session, *TEST_TOOLS)
     run_installed(session, package)
 
 

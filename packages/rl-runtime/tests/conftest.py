@@ -1,0 +1,46 @@
+"""Tests of modules that need torch, Ray or transformers are left out where those are not installed; a small profile for properties."""
+
+import ast
+import importlib.util
+from pathlib import Path
+
+from hypothesis import settings
+
+settings.register_profile("rl-runtime", deadline=None, max_examples=100)
+settings.register_profile("small", deadline=None, max_examples=20)
+settings.load_profile("rl-runtime")
+
+_ENGINES = ("torch", "ray", "transformers", "sglang", "megatron", "reasoning_gym", "tensorboard", "safetensors")
+_ABSENT = {name for name in _ENGINES if importlib.util.find_spec(name) is None}
+_SOURCES = Path(next(iter(importlib.util.find_spec("rl_runtime").submodule_search_locations)))
+
+
+def _imports(path, seen):
+    """Name every library that importing a file loads, through our own modules."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            found.add(name.partition(".")[0])
+            if name in {"rl_metrics.torch", "rl_dump.torch", "rl_topp.torch"}:
+                found.add("torch")
+            if name.startswith("rl_runtime.") and name not in seen:
+                seen.add(name)
+                module = _SOURCES.joinpath(*name.split(".")[1:])
+                for source in (module.with_suffix(".py"), module / "__init__.py"):
+                    found |= _imports(source, seen) if source.exists() else set()
+    return found
+
+
+collect_ignore = []
+if _ABSENT:
+    collect_ignore = ["distributed", "e2e", "contracts", "docs"]
+    collect_ignore += [str(path) for path in Path(__file__).parent.rglob("test_*.py") if _imports(path, set()) & _ABSENT]
+
+
+def pytest_configure(config):
+    """Register the markers, so that the tests also run outside the workspace."""
+    for marker in ("slow: starts a server or a cluster", "distributed: starts gloo processes", "fuzz: large counts of random cases", "gpu: needs an accelerator", "e2e: the quick start, end to end"):
+        config.addinivalue_line("markers", marker)

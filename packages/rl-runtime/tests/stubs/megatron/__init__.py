@@ -1,0 +1,1 @@
+"""A stand-in, as small as the calls that are made."""

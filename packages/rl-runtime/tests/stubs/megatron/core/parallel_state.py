@@ -1,0 +1,38 @@
+"""The mesh: ranks by Megatron-Core's order (tensor fastest, then context, data, pipeline), without any group."""
+
+SIZES = {"tp": 1, "cp": 1, "dp": 1, "pp": 1}
+PLACE = {"rank": 0}
+
+
+def place(rank, *, tp=1, cp=1, dp=1, pp=1):
+    PLACE["rank"] = rank
+    SIZES.update(tp=tp, cp=cp, dp=dp, pp=pp)
+
+
+def _coordinate(axis):
+    rest = PLACE["rank"]
+    for name, size in SIZES.items():
+        if name == axis:
+            return rest % size
+        rest //= size
+    raise KeyError(axis)
+
+
+def get_tensor_model_parallel_rank():
+    return _coordinate("tp")
+
+
+def get_context_parallel_rank():
+    return _coordinate("cp")
+
+
+def get_data_parallel_rank(with_context_parallel=False):
+    return _coordinate("dp") * SIZES["cp"] + _coordinate("cp") if with_context_parallel else _coordinate("dp")
+
+
+def get_pipeline_model_parallel_rank():
+    return _coordinate("pp")
+
+
+def destroy_model_parallel():
+    SIZES.update(tp=1, cp=1, dp=1, pp=1)

@@ -1,0 +1,1 @@
+"""Parts of Ray that are not public."""

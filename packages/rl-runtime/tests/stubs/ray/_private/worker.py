@@ -1,0 +1,5 @@
+"""Where Ray prints what its workers say."""
+
+
+def print_worker_logs(data, print_file):
+    del data, print_file

@@ -1,0 +1,7 @@
+"""The server: starting it is recorded."""
+
+LAUNCHED = []
+
+
+def launch_server(server_args):
+    LAUNCHED.append(server_args)

@@ -1,0 +1,7 @@
+"""Processes: ending them is recorded."""
+
+ENDED = []
+
+
+def kill_process_tree(parent_pid, include_parent=True):
+    ENDED.append((parent_pid, include_parent))
