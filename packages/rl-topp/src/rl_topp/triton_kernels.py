@@ -8,8 +8,9 @@ Sums run in float32 (float64 for float64 inputs). Invariants: no atomics and no 
 array element is written by exactly one program; id -1 (other shard, or the target again) is never read.
 
 How the weight's gradient, a sum over all rows that keep an id, gets enough parallel work: the entries are sorted by id; one program owns each run of
-equal ids. Common ids have long runs, so a first launch sums every aligned chunk of `CHUNK` sorted entries that holds one id only, and the owner adds
-those partial sums to the few entries before and after them.
+equal ids that begins among its few sorted entries (how many runs there are is known on the device only, and programs without one cost time). Common ids
+have long runs, so a first launch sums every aligned chunk of `CHUNK` sorted entries that holds one id only, and the owner adds those partial sums to the
+few entries before and after them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from rl_topp.torch.upload import UploadedRows
 
 __all__ = ["KernelShapes", "entry_coefficients", "entry_scores", "hidden_gradient", "list_entries", "row_statistics", "weight_gradient"]
 
@@ -45,6 +48,8 @@ class KernelShapes:
     """Entries per step of the weight's gradient."""
     weight_block: int = 1024
     """Elements per program of it."""
+    weight_span: int = 4
+    """Sorted entries per program of it: the program owns the ids whose runs begin there."""
     chunk: int = 64
     """Sorted entries per partial sum of the weight's gradient; a multiple of `weight_entries`."""
 
@@ -220,7 +225,7 @@ def _weight_partials_kernel(
         tl.store(partials + chunk.to(tl.int64) * width + columns, tl.sum(total, axis=0), mask=columns < width)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_entries"])
 def _weight_gradient_kernel(
     hidden,
     ids,
@@ -229,6 +234,7 @@ def _weight_gradient_kernel(
     coefficients,
     partials,
     out,
+    num_entries,
     width,
     hidden_stride,
     out_stride,
@@ -236,54 +242,51 @@ def _weight_gradient_kernel(
     ENTRIES: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
+    SPAN: tl.constexpr,
 ):
-    first = tl.program_id(0)
-    place = tl.load(ids + first)
-    if place != tl.load(ids + first - 1, mask=first > 0, other=-1):  # the run of id -1 begins with a program that does nothing
-        stop = tl.load(ends + first)
-        first_chunk = (first + CHUNK - 1) // CHUNK
-        last_chunk = tl.maximum(stop // CHUNK, first_chunk)
-        whole = last_chunk > first_chunk
-        before = tl.where(whole, first_chunk * CHUNK, stop)
-        after = tl.where(whole, last_chunk * CHUNK, stop)
-        columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        total = tl.zeros((ENTRIES, BLOCK), WIDE)
-        total = _add_weighted_rows(total, hidden, rows, coefficients, first, before, columns, width, hidden_stride, WIDE, ENTRIES)
-        for begin in range(first_chunk, last_chunk, ENTRIES):
-            chunk = begin + tl.arange(0, ENTRIES)
-            source = partials + chunk.to(tl.int64)[:, None] * width + columns[None, :]
-            total += tl.load(source, mask=(chunk < last_chunk)[:, None] & (columns < width)[None, :], other=0.0)
-        total = _add_weighted_rows(total, hidden, rows, coefficients, after, stop, columns, width, hidden_stride, WIDE, ENTRIES)
-        _add_to(out + place.to(tl.int64) * out_stride, columns, width, total, WIDE)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    owned = tl.program_id(0) * SPAN
+    for first in range(owned, tl.minimum(owned + SPAN, num_entries)):
+        place = tl.load(ids + first)
+        if place != tl.load(ids + first - 1, mask=first > 0, other=-1):  # so the run of id -1 has no beginning
+            stop = tl.load(ends + first)
+            first_chunk = (first + CHUNK - 1) // CHUNK
+            last_chunk = tl.maximum(stop // CHUNK, first_chunk)
+            whole = last_chunk > first_chunk
+            before = tl.where(whole, first_chunk * CHUNK, stop)
+            after = tl.where(whole, last_chunk * CHUNK, stop)
+            total = tl.zeros((ENTRIES, BLOCK), WIDE)
+            total = _add_weighted_rows(total, hidden, rows, coefficients, first, before, columns, width, hidden_stride, WIDE, ENTRIES)
+            for begin in range(first_chunk, last_chunk, ENTRIES):
+                chunk = begin + tl.arange(0, ENTRIES)
+                source = partials + chunk.to(tl.int64)[:, None] * width + columns[None, :]
+                total += tl.load(source, mask=(chunk < last_chunk)[:, None] & (columns < width)[None, :], other=0.0)
+            total = _add_weighted_rows(total, hidden, rows, coefficients, after, stop, columns, width, hidden_stride, WIDE, ENTRIES)
+            _add_to(out + place.to(tl.int64) * out_stride, columns, width, total, WIDE)
 
 
-def list_entries(
-    ids: Tensor,
-    rows_R: Tensor,
-    starts_R: Tensor,
-    offsets_R1: Tensor,
-    targets_T: Tensor,
-    *,
-    num_entries: int,
-    vocab_start: int,
-    num_local_ids: int,
-) -> tuple[Tensor, Tensor]:
+def list_entries(lists: UploadedRows, targets_T: Tensor, *, vocab_start: int, num_local_ids: int) -> tuple[Tensor, Tensor]:
     """Return ids [E] (relative to the shard, or -1) and rows [E] of the entries, int32.
 
     Args:
-        ids: int32, kept ids of the call.
-        rows_R: int32 [R], listed rows.
-        starts_R: int32 [R], where each listed row's ids start in `ids`.
-        offsets_R1: int32 [R+1], where its entries start: one more than its ids, the target in front.
-        targets_T: int32 or int64 [T].
-        num_entries: E.
+        lists: kept sets of the listed rows.
+        targets_T: int32 or int64 [T], contiguous.
         vocab_start: first id of the shard.
         num_local_ids: ids of the shard.
     """
-    ids_E, rows_E = (torch.empty(num_entries, dtype=torch.int32, device=ids.device) for _ in range(2))
-    grid = (rows_R.numel(),)
-    _list_entries_kernel[grid](
-        ids, rows_R, starts_R, offsets_R1, targets_T, ids_E, rows_E, vocab_start, num_local_ids, LANES=_LANES, num_warps=1
+    ids_E, rows_E = (torch.empty(lists.num_entries, dtype=torch.int32, device=targets_T.device) for _ in range(2))
+    _list_entries_kernel[(lists.rows_R.numel(),)](
+        lists.ids,
+        lists.rows_R,
+        lists.starts_R,
+        lists.offsets_R1,
+        targets_T,
+        ids_E,
+        rows_E,
+        vocab_start,
+        num_local_ids,
+        LANES=_LANES,
+        num_warps=1,
     )
     return ids_E, rows_E
 
@@ -383,5 +386,6 @@ def weight_gradient(
     if num_chunks:
         grid = (num_chunks, column_blocks)
         _weight_partials_kernel[grid](hidden_TH, ids, rows, coefficients, partials, width, stride, **tiles)
-    grid = (num_entries, column_blocks)
-    _weight_gradient_kernel[grid](hidden_TH, ids, ends, rows, coefficients, partials, out_VH, width, stride, out_VH.stride(0), **tiles)
+    grid = (triton.cdiv(num_entries, shapes.weight_span), column_blocks)
+    lists = ids, ends, rows, coefficients, partials
+    _weight_gradient_kernel[grid](hidden_TH, *lists, out_VH, num_entries, width, stride, out_VH.stride(0), **tiles, SPAN=shapes.weight_span)

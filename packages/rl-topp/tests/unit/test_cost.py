@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rl_topp.lm_head.cost import COSTS, choose_blocked
+from rl_topp.lm_head.cost import COSTS, DeviceCost, choose_blocked
 
 
 def _choose(sizes: list[int], *, device_type: str = "cuda", anyway: bool = False, num_local_ids: int = 100_000) -> list[bool]:
@@ -18,14 +18,19 @@ def test_small_sets_are_scored_one_by_one_and_whole_vocabularies_in_blocks(devic
 
 
 def test_the_switch_lies_where_entries_cost_as_much_as_the_row_s_products() -> None:
-    cost = COSTS["cuda"]
-    even = 100_000 * cost.product_seconds / cost.entry_seconds
+    even = COSTS["cuda"].even_size(num_local_ids=100_000, width=1024)
     assert _choose([int(even) - 1, int(even) + 1], anyway=True) == [False, True]
 
 
 def test_a_few_large_sets_do_not_pay_for_reading_the_weight() -> None:
     assert _choose([2000] + [1] * 100) == [False] * 101
     assert _choose([2000] + [1] * 100, anyway=True) == [True] + [False] * 100
+
+
+def test_the_break_even_size_worked_out_by_hand() -> None:
+    cost = DeviceCost(entry_seconds=2.0, product_seconds=0.5, pass_seconds=0.0, block_entry_seconds=10.0)
+    assert cost.even_size(num_local_ids=100, width=10) == 50.0  # 100 * 0.5 * 10 per row, 2 * 10 - 10 per entry
+    assert cost.even_size(num_local_ids=100, width=5) == float("inf")  # an entry costs no less in a block
 
 
 def test_no_rows_choose_nothing() -> None:

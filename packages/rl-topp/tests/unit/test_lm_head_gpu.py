@@ -46,6 +46,34 @@ def test_the_gpu_agrees_with_float64_on_the_cpu(
         assert torch.linalg.norm(left.cpu().double() - right) <= gradient_limit * torch.linalg.norm(right).clamp(min=1e-12)
 
 
+def test_nothing_waits_for_the_device(random_rows: Callable[..., NucleusSet]) -> None:
+    rng = np.random.default_rng(1)
+    rows = random_rows(rng, 500, 10_000, statuses=(0, 2), largest=30)
+    hidden, weight = (torch.randn(size, 64, device="cuda", dtype=torch.bfloat16) for size in (500, 10_000))
+    targets, upstream = torch.from_numpy(rng.integers(0, 10_000, 500)).cuda(), torch.randn(500, device="cuda")
+    _run(hidden, weight, targets, rows, upstream, "sparse")  # compiles the kernels
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        _run(hidden, weight, targets, rows, upstream, "sparse")
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+@pytest.mark.parametrize("num_rows", [1, 40])
+def test_the_gradients_of_few_rows_are_rounded_once(num_rows: int) -> None:
+    generator = torch.Generator().manual_seed(num_rows)
+    rows = NucleusSet.unfiltered(num_rows, vocab_size=3_000)
+    hidden, weight = (torch.randn(size, 96, generator=generator).bfloat16() for size in (num_rows, 3_000))
+    targets, upstream = torch.arange(num_rows), torch.zeros(num_rows, dtype=torch.float64)
+    upstream[0] = 1.0  # one coefficient makes a whole row of the weight's gradient
+    expected = _run(hidden.double(), weight.double(), targets, rows, upstream, "blocked")
+    found = _run(hidden.cuda(), weight.cuda(), targets.cuda(), rows, upstream.cuda(), "blocked")
+    for left, right in zip(found[2:], expected[2:], strict=True):
+        best = torch.linalg.norm(right.bfloat16().double() - right)
+        assert torch.linalg.norm(left.cpu().double() - right) <= 1.02 * best + 1e-4 * torch.linalg.norm(right)
+
+
 @pytest.mark.parametrize("status", [0, 1])
 def test_peak_memory_stays_far_below_one_block_of_logits(status: int, random_rows: Callable[..., NucleusSet]) -> None:
     num_rows, vocab_size, width = 4_096, 100_000, 64

@@ -29,6 +29,7 @@ from rl_topp.torch.dense_rows import dense_upstream, store_dense
 from rl_topp.torch.entries import build_entries, segment_statistics
 from rl_topp.torch.row_kinds import RowKinds, check_rows, sort_rows
 from rl_topp.torch.scores import NucleusScores, Upstream, combine, compute_dtype, empty_statistics, entry_gradient, unpack_scores
+from rl_topp.torch.upload import upload
 
 __all__ = ["HiddenGradient", "Method", "nucleus_lm_head_log_probs"]
 
@@ -217,9 +218,10 @@ def _score_in_blocks(
 
 def _blocked_rows(call: _Call, targets_T: Tensor, dtype: torch.dtype) -> BlockedRows:
     every = np.union1d(call.kinds.dense, call.blocked)
+    rows_D, full_F = upload((every, np.searchsorted(every, call.kinds.dense)), targets_T.device)
     return make_blocked_rows(
-        torch.from_numpy(every).to(targets_T.device),
-        torch.from_numpy(np.searchsorted(every, call.kinds.dense)).to(targets_T.device),
+        rows_D.long(),
+        full_F.long(),
         build_entries(call.rows, call.blocked, targets_T, vocab_start=call.vocab_start, num_local_ids=call.held),
         num_local_ids=call.held,
         itemsize=dtype.itemsize,

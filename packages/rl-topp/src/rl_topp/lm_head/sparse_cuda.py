@@ -7,24 +7,20 @@ gradients is a few numbers per entry and one row of partial sums per `KernelShap
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from rl_topp import triton_kernels as kernels
-from rl_topp.errors import NucleusError
 from rl_topp.lm_head.weight_gradient import Destinations
 from rl_topp.nucleus import NucleusSet
 from rl_topp.torch.scores import Upstream
+from rl_topp.torch.upload import upload_rows
 
 __all__ = ["SparseScores", "add_gradients", "score_rows"]
 
 _SHAPES = kernels.KernelShapes()
-_ALIGNED = 4
-"""int32 elements in 16 bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,33 +51,16 @@ def score_rows(
     num_local_ids: int,
     temperature: float,
 ) -> SparseScores:
-    """Score the kept ids of the listed rows, and write their statistics (arguments: see `sparse.score_rows`).
-
-    Raises:
-        NucleusError: 2**31 ids or more in one call.
-    """
-    num_entries = int(rows.ids.size + listed_rows.size)
-    if num_entries > np.iinfo(np.int32).max:
-        raise NucleusError(f"{rows.ids.size} kept ids in one call are more than the kernels count; split the micro-batch")
-    ids, rows_R, starts_R, offsets_R1 = _to_device(rows, listed_rows, hidden_TH.device)
-    num_entries = int((rows.offsets[listed_rows + 1] - rows.offsets[listed_rows]).sum()) + listed_rows.size
-    ids_E, rows_E = kernels.list_entries(
-        ids,
-        rows_R,
-        starts_R,
-        offsets_R1,
-        targets_T.contiguous(),
-        num_entries=num_entries,
-        vocab_start=vocab_start,
-        num_local_ids=num_local_ids,
-    )
+    """Score the kept ids of the listed rows, and write their statistics (arguments: see `sparse.score_rows`)."""
+    lists = upload_rows(rows, listed_rows, hidden_TH.device)
+    ids_E, rows_E = kernels.list_entries(lists, targets_T.contiguous(), vocab_start=vocab_start, num_local_ids=num_local_ids)
     z_E = kernels.entry_scores(
         _rows_contiguous(hidden_TH), _rows_contiguous(weight_VH), ids_E, rows_E, dtype=statistics_4T.dtype, shapes=_SHAPES
     )
     if temperature != 1.0:
         z_E.div_(temperature)
-    kernels.row_statistics(z_E, rows_R, offsets_R1, statistics_4T)
-    return SparseScores(rows_R=rows_R, offsets_R1=offsets_R1, ids_E=ids_E, rows_E=rows_E, z_E=z_E)
+    kernels.row_statistics(z_E, lists.rows_R, lists.offsets_R1, statistics_4T)
+    return SparseScores(rows_R=lists.rows_R, offsets_R1=lists.offsets_R1, ids_E=ids_E, rows_E=rows_E, z_E=z_E)
 
 
 def add_gradients(
@@ -92,8 +71,8 @@ def add_gradients(
         scored.z_E,
         scored.rows_R,
         scored.offsets_R1,
-        (upstream.score / temperature).contiguous(),
-        None if upstream.entropy is None else (upstream.entropy / temperature).contiguous(),
+        _divided(upstream.score, temperature),
+        None if upstream.entropy is None else _divided(upstream.entropy, temperature),
         upstream.log_normaliser.contiguous(),
         upstream.entropy_value.contiguous(),
     )
@@ -106,21 +85,8 @@ def add_gradients(
         kernels.weight_gradient(_rows_contiguous(hidden_TH), scored.ids_E, scored.rows_E, coefficients_E, out, shapes=_SHAPES)
 
 
-def _to_device(rows: NucleusSet, listed_rows: npt.NDArray[np.int64], device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Copy ids, listed rows, where their ids start, and where their entries start, in one transfer."""
-    starts = rows.offsets[listed_rows]
-    counts = rows.offsets[listed_rows + 1] - starts
-    offsets = np.zeros(listed_rows.size + 1, np.int64)
-    np.cumsum(counts + 1, out=offsets[1:])
-    parts: tuple[npt.NDArray[Any], ...] = (rows.ids, listed_rows, starts, offsets)
-    # Every part starts at a multiple of 16 bytes, so that Triton sees aligned pointers in every call and compiles each kernel once.
-    begins = np.cumsum([0, *(-(-part.size // _ALIGNED) * _ALIGNED for part in parts)])
-    packed = np.empty(begins[-1], np.int32)
-    for begin, part in zip(begins, parts, strict=False):
-        packed[begin : begin + part.size] = part
-    on_device = torch.from_numpy(packed).to(device, non_blocking=True)
-    ids, rows_R, starts_R, offsets_R1 = (on_device[begin : begin + part.size] for begin, part in zip(begins, parts, strict=False))
-    return ids, rows_R, starts_R, offsets_R1
+def _divided(gradient_T: Tensor, temperature: float) -> Tensor:
+    return (gradient_T if temperature == 1.0 else gradient_T / temperature).contiguous()
 
 
 def _rows_contiguous(matrix: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 Layer: torch. Megatron's protocol, which `WeightGradient` follows: a layer that adds to `weight.main_grad` itself sets `weight.grad_added_to_main_grad`
 and still returns a tensor of the weight's shape, so that the data-parallel hook of the weight runs; the hook then ignores what was returned, unless
 `weight.zero_out_wgrad` says that another layer (the tied embedding) adds its own gradient to it, in which case it must be zeros.
-Invariant: `main_grad` is only added to, and only where a gradient exists.
+Invariant: `main_grad` is only added to, and only where a gradient exists; what is added may be wider than the buffer, and the sum is rounded once.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class WeightGradient:
 
     def add_block(self, first: int, block: Tensor) -> None:
         """Add `block` [B, H] to the rows from `first` on."""
-        self.buffer[first : first + block.shape[0]] += block.to(self.buffer.dtype)
+        self.buffer[first : first + block.shape[0]] += block
 
     def add_rows(self, ids: Tensor, values: Tensor) -> None:
         """Add `values` [U, H] to the rows `ids` [U], each named once."""
-        self.buffer[ids] += values.to(self.buffer.dtype)
+        self.buffer[ids] += values
 
     def finish(self) -> Tensor:
         """Return what the autograd function returns for the weight."""

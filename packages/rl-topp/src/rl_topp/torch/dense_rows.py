@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rl_topp.torch.row_kinds import RowKinds
 from rl_topp.torch.scores import HIGHEST, MASS, SPREAD, TARGET, Upstream
+from rl_topp.torch.upload import upload
 
 __all__ = ["block_statistics", "dense_upstream", "merge_statistics", "store_dense"]
 
@@ -26,20 +27,20 @@ def block_statistics(z_DB: Tensor, targets_D: Tensor, *, first_id: int) -> Tenso
     """
     num_rows, width = z_DB.shape
     statistics = z_DB.new_zeros(4, num_rows)
-    statistics[[HIGHEST, TARGET]] = -torch.inf
+    statistics[HIGHEST : TARGET + 1].fill_(-torch.inf)
     if width == 0 or num_rows == 0:
         return statistics
     highest = z_DB.amax(dim=1)
-    finite = torch.where(highest == -torch.inf, 0.0, highest)  # a row of nothing but -inf has no mass
+    finite = highest.masked_fill(highest == -torch.inf, 0.0)  # a row of nothing but -inf has no mass
     distance = z_DB - finite[:, None]
     weight = torch.exp(distance)
     statistics[HIGHEST] = highest
     statistics[MASS] = weight.sum(dim=1)
-    statistics[SPREAD] = torch.where(weight > 0, weight * distance, 0.0).sum(dim=1)
+    statistics[SPREAD] = distance.mul_(weight).masked_fill_(weight == 0, 0.0).sum(dim=1)
     place = targets_D - first_id
     here = (place >= 0) & (place < width)
     value = z_DB.gather(1, place.clamp(0, width - 1)[:, None])[:, 0]
-    statistics[TARGET] = torch.where(here, value, -torch.inf)
+    statistics[TARGET] = value.masked_fill_(~here, -torch.inf)
     return statistics
 
 
@@ -56,9 +57,9 @@ def merge_statistics(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _rescaled(part: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
-    held = part[MASS] != 0
-    shift = torch.where(held, part[HIGHEST] - peak, 0.0)
-    scale = torch.where(held, torch.exp(shift), 0.0)
+    nothing = part[MASS] == 0
+    shift = (part[HIGHEST] - peak).masked_fill_(nothing, 0.0)
+    scale = torch.exp(shift).masked_fill_(nothing, 0.0)
     return part[MASS] * scale, (part[SPREAD] + shift * part[MASS]) * scale
 
 
@@ -71,10 +72,7 @@ def store_dense(statistics_K4T: Tensor, kinds: RowKinds, block_4D: Tensor) -> No
         kinds: the call's rows.
         block_4D: statistics [4, D] of `kinds.dense`.
     """
-    dense, unfiltered, places = (
-        torch.from_numpy(index).to(block_4D.device)
-        for index in (kinds.dense, kinds.unfiltered, np.searchsorted(kinds.dense, kinds.unfiltered))
-    )
+    dense, unfiltered, places = upload((kinds.dense, kinds.unfiltered, np.searchsorted(kinds.dense, kinds.unfiltered)), block_4D.device)
     statistics_K4T[0][:, unfiltered] = block_4D[:, places]
     if statistics_K4T.shape[0] > 1:
         statistics_K4T[1][:, dense] = block_4D
@@ -84,8 +82,7 @@ def dense_upstream(
     kinds: RowKinds, score_KT: Tensor, entropy_KT: Tensor | None, log_normaliser_KT: Tensor, entropy_value_KT: Tensor
 ) -> Upstream:
     """Return what arrives at the scores over the vocabulary of `kinds.dense`, [D], from both kinds together."""
-    dense = torch.from_numpy(kinds.dense).to(score_KT.device)
-    unfiltered = torch.from_numpy(kinds.unfiltered).to(score_KT.device)
+    dense, unfiltered = upload((kinds.dense, kinds.unfiltered), score_KT.device)
     return Upstream(
         score=_total(score_KT, unfiltered)[dense],
         entropy=None if entropy_KT is None else _total(entropy_KT, unfiltered)[dense],

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rl_topp.nucleus import NucleusSet
 from rl_topp.torch.scores import HIGHEST, MASS, SPREAD, TARGET
+from rl_topp.torch.upload import upload_rows
 
 __all__ = ["Entries", "build_entries", "segment_statistics"]
 
@@ -57,19 +58,17 @@ def build_entries(
         vocab_start: first id of this shard.
         num_local_ids: number of ids of this shard.
     """
-    device = targets_T.device
-    listed = rows if listed_rows.size == len(rows) else rows.take(listed_rows)
-    num_rows = listed_rows.size
-    offsets = listed.offsets + np.arange(num_rows + 1)  # one more entry per row: its target, in front
-    segments = np.repeat(np.arange(num_rows), np.diff(offsets))
-    slots = np.full(segments.size, -1, np.int64)
-    slots[np.arange(listed.ids.size) + np.repeat(np.arange(1, num_rows + 1), listed.set_sizes)] = listed.ids
-    rows_R, offsets_R1, segments_E, slots_E = (torch.from_numpy(array).to(device) for array in (listed_rows, offsets, segments, slots))
-    targets_R = targets_T[rows_R].to(torch.int64)
-    ids_E = torch.where(slots_E == targets_R[segments_E], -1, slots_E)
+    lists = upload_rows(rows, listed_rows, targets_T.device)
+    rows_R, starts_R, offsets_R1 = lists.rows_R.long(), lists.starts_R.long(), lists.offsets_R1.long()
+    segments_E = torch.repeat_interleave(offsets_R1.diff(), output_size=lists.num_entries)
+    # Where each entry's id lies in `ids`; a row's first entry, its target, points one too low and is overwritten.
+    places_E = torch.arange(lists.num_entries, device=rows_R.device) + (starts_R - offsets_R1[:-1] - 1)[segments_E]
+    ids_E = lists.ids[places_E.clamp_(min=0)].long()
+    targets_R = targets_T[rows_R].long()
+    ids_E.masked_fill_(ids_E == targets_R[segments_E], -1)
     ids_E[offsets_R1[:-1]] = targets_R
     ids_E -= vocab_start
-    ids_E = torch.where((ids_E >= 0) & (ids_E < num_local_ids), ids_E, -1)
+    ids_E.masked_fill_((ids_E < 0) | (ids_E >= num_local_ids), -1)
     return Entries(rows_R=rows_R, offsets_R1=offsets_R1, segments_E=segments_E, ids_E=ids_E)
 
 
@@ -84,9 +83,9 @@ def segment_statistics(entries: Entries, z_E: Tensor) -> Tensor:
     if num_rows == 0:
         return z_E.new_zeros(4, 0)
     highest = torch.segment_reduce(z_E, "max", offsets=entries.offsets_R1, initial=-torch.inf, unsafe=True)
-    distance = torch.where(z_E == -torch.inf, -torch.inf, z_E - highest[entries.segments_E])
+    distance = (z_E - highest[entries.segments_E]).masked_fill_(z_E == -torch.inf, -torch.inf)
     weight = torch.exp(distance)
-    spread = torch.where(weight > 0, weight * distance, 0.0)
+    spread = distance.mul_(weight).masked_fill_(weight == 0, 0.0)
     statistics = z_E.new_empty(4, num_rows)
     statistics[HIGHEST] = highest
     statistics[TARGET] = z_E[entries.offsets_R1[:-1]]

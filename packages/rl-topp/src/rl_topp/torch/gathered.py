@@ -151,7 +151,7 @@ def _gather(logits_TV: Tensor, entries: Entries, dtype: torch.dtype) -> Tensor:
     if logits_TV.numel() == 0:
         return torch.full(entries.ids_E.shape, -torch.inf, dtype=dtype, device=logits_TV.device)
     values = logits_TV[entries.call_rows_E, entries.ids_E.clamp(min=0)].to(dtype)
-    return torch.where(entries.ids_E >= 0, values, -torch.inf)
+    return values.masked_fill_(entries.ids_E < 0, -torch.inf)
 
 
 def _dense_blocks(logits_TV: Tensor, call: _Call, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:

@@ -12,7 +12,8 @@ A shard describes each row by four numbers over the ids it holds, with z = logit
     log_normaliser = M + log S,    log p = z[y] - log_normaliser,    H = log S - W / S.
 
 Invariants: rows that no shard describes score 0; a target that no shard holds scores -inf, so it cannot pass unseen; entropies count ids of
-probability 0 as 0; NaN or +inf among a row's logits gives NaN, never a number.
+probability 0 as 0; NaN or +inf among a row's logits gives NaN, never a number. Nothing waits for the device: constants enter by `masked_fill`, since
+`torch.where` would copy each of them there and wait.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 def empty_statistics(num_kinds: int, num_rows: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return statistics [K, 4, T] that describe no id at all."""
     statistics = torch.zeros(num_kinds, 4, num_rows, dtype=dtype, device=device)
-    statistics[:, [HIGHEST, TARGET]] = -torch.inf
+    statistics[:, HIGHEST : TARGET + 1].fill_(-torch.inf)
     return statistics
 
 
@@ -117,26 +118,32 @@ def combine(statistics: Tensor, tp_group: dist.ProcessGroup | None) -> Combined:
         statistics: [K, 4, T], this shard's; not changed.
         tp_group: ranks that hold the other shards; None = this shard is the whole vocabulary.
     """
-    reduce = tp_group is not None and dist.get_world_size(tp_group) > 1
-    highest, mass = statistics[:, HIGHEST], statistics[:, MASS]
-    peaks = statistics[:, [HIGHEST, TARGET]]  # indexing by a list copies, so the collective may write into it
-    if reduce:
-        dist.all_reduce(peaks, op=dist.ReduceOp.MAX, group=tp_group)
-    peak, target = peaks[:, 0], peaks[:, 1]
-    held = mass != 0  # not `> 0`: NaN must come through as NaN, never as a row without a score
-    shift = torch.where(held, highest - peak, 0.0)  # -inf - -inf is what a shard without ids would give
-    scale = torch.where(held, torch.exp(shift), 0.0)
-    sums = torch.stack([mass * scale, (statistics[:, SPREAD] + shift * mass) * scale])
-    if reduce:
-        dist.all_reduce(sums, op=dist.ReduceOp.SUM, group=tp_group)
-    described = sums[0] != 0
-    log_mass = torch.log(torch.where(described, sums[0], 1.0))
-    log_normaliser = torch.where(described, peak + log_mass, 0.0)
+    peak, target, mass, spread = statistics.unbind(1)
+    if tp_group is not None and dist.get_world_size(tp_group) > 1:
+        peak, target, mass, spread = _reduced(statistics, tp_group)
+    nothing = mass == 0  # not `<= 0` of a sum: NaN must come through as NaN, never as a row without a score
+    divisor = mass.masked_fill(nothing, 1.0)
+    log_mass = torch.log(divisor)
+    log_normaliser = (peak + log_mass).masked_fill_(nothing, 0.0)
     return Combined(
-        log_probs=torch.where(described, target - log_normaliser, 0.0),
-        entropy=torch.where(described, log_mass - sums[1] / torch.where(described, sums[0], 1.0), 0.0),
+        log_probs=(target - log_normaliser).masked_fill_(nothing, 0.0),
+        entropy=log_mass - spread / divisor,  # 0 where there is no mass, hence no spread
         log_normaliser=log_normaliser,
     )
+
+
+def _reduced(statistics: Tensor, tp_group: dist.ProcessGroup) -> tuple[Tensor, ...]:
+    """Return peak, target, mass and spread [K, T] over all shards of the group."""
+    peaks = statistics[:, HIGHEST : TARGET + 1].clone()
+    dist.all_reduce(peaks, op=dist.ReduceOp.MAX, group=tp_group)
+    peak, target = peaks.unbind(1)
+    mass = statistics[:, MASS]
+    nothing = mass == 0
+    shift = (statistics[:, HIGHEST] - peak).masked_fill_(nothing, 0.0)  # -inf - -inf is what a shard without ids would give
+    scale = torch.exp(shift).masked_fill_(nothing, 0.0)
+    sums = torch.stack([mass * scale, (statistics[:, SPREAD] + shift * mass) * scale])
+    dist.all_reduce(sums, op=dist.ReduceOp.SUM, group=tp_group)
+    return peak, target, *sums.unbind(0)
 
 
 def entry_gradient(z: Tensor, is_target: Tensor, upstream: Upstream) -> Tensor:
@@ -153,7 +160,7 @@ def entry_gradient(z: Tensor, is_target: Tensor, upstream: Upstream) -> Tensor:
     p = torch.exp(log_p)
     gradient = upstream.score * (is_target.to(p.dtype) - p)
     if upstream.entropy is not None:
-        gradient = gradient - upstream.entropy * torch.where(p > 0, p * (log_p + upstream.entropy_value), 0.0)
+        gradient = gradient - upstream.entropy * (p * (log_p + upstream.entropy_value)).masked_fill_(p == 0, 0.0)
     return gradient
 
 
