@@ -6,7 +6,9 @@ is reported with its rank and traceback.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import pickle
 import tempfile
 import time
 import traceback
@@ -37,7 +39,7 @@ def run_gloo_ranks(function: Callable[[int, int], Result], size: int, *, deadlin
     Processes are forked, so that torch is imported once, and use one thread each.
 
     Args:
-        function: called in each process; its result must pickle. With the fork start method it may be a closure.
+        function: called in each process; its result must pickle, and tensors in it are copied. With the fork start method it may be a closure.
         size: number of ranks, at least 1.
         deadline_seconds: after this long ranks still running are killed.
 
@@ -80,7 +82,7 @@ def run_gloo_ranks(function: Callable[[int, int], Result], size: int, *, deadlin
 def _receive(connection: Connection) -> tuple[bool, object]:
     """Return one rank's outcome; a closed pipe means that it died."""
     try:
-        outcome: tuple[bool, object] = connection.recv()
+        outcome: tuple[bool, object] = pickle.loads(connection.recv_bytes())  # noqa: S301 - written by our own child
     except EOFError:
         return False, "the process died without a result"
     finally:
@@ -102,13 +104,21 @@ def _rank_main(
 ) -> None:
     """Join the group, run the function, send back what came of it."""
     torch.set_num_threads(1)
+    succeeded = False
     try:
         timeout = timedelta(seconds=deadline_seconds)
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size, timeout=timeout)
-        sender.send((True, function(rank, size)))
-        dist.barrier()
-        dist.destroy_process_group()
+        # Plain pickle copies tensors into the message. The pipe's own would share their memory, which ends with this process.
+        outcome = pickle.dumps((True, function(rank, size)))
+        succeeded = True
     except BaseException:  # whatever ended this rank is the parent's to report
-        sender.send((False, traceback.format_exc()))
-    finally:
-        sender.close()
+        outcome = pickle.dumps((False, traceback.format_exc()))
+    sender.send_bytes(outcome)
+    sender.close()
+    if succeeded:
+        # Leave together, so that no rank closes its connections under another's collective. A rank that failed leaves at once, which ends
+        # the collectives that the others wait in; here it makes the barrier fail, and the failure has been reported by that rank.
+        with contextlib.suppress(RuntimeError):
+            dist.barrier()
+    if dist.is_initialized():
+        dist.destroy_process_group()
