@@ -1,24 +1,25 @@
 """The command line. Layer: top.
 
-Exit codes: 0 done, 1 the run failed, 2 the recipe or the machine is wrong (nothing was started), 130 interrupted.
+Exit codes: 0 done, 1 the run failed or the doctor found a gap, 2 the recipe or the machine is wrong (nothing was started), 130 interrupted.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from rl_runtime.config import load_recipe
+from rl_runtime.config import Recipe, absolute_paths, load_recipe
 from rl_runtime.errors import ConfigError
+from rl_runtime.interrupts import ended_by_signals
 
 __all__ = ["app", "main"]
 
@@ -40,18 +41,47 @@ def train(
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override: section.key=value. May be repeated.")] = None,
 ) -> None:
     """Train a model by a recipe."""
+    # Until the run has a folder, there is no place for more than the one line that a person gets.
+    logging.basicConfig(handlers=[logging.NullHandler()])
+    with ended_by_signals():
+        _train(recipe, set_ or ())
+
+
+def _train(path: Path, overrides: Sequence[str]) -> None:
+    # Without this Ray starts its workers through `uv run`, in a second environment; it is read when Ray is imported.
+    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+    written = None
+    try:
+        recipe = _checked_recipe(path, overrides)
+        written = recipe.run.dir
+        _run(recipe)
+    except KeyboardInterrupt:
+        kept = f"; what was written is in {written}" if written is not None and written.exists() else ""
+        _errors.print(f"interrupted: everything was stopped{kept}", markup=False)
+        raise typer.Exit(_EXIT_INTERRUPTED) from None
+    except Exception as error:
+        # The boundary to a person: one line here, everything else in the log.
+        logging.getLogger(__name__).exception("the run failed")
+        _errors.print(f"error: {type(error).__name__}: {error}", markup=False)
+        if written is not None and (written / "logs").exists():
+            _errors.print(f"logs: {written / 'logs'}", markup=False)
+        raise typer.Exit(_EXIT_FAILED) from None
+
+
+def _checked_recipe(path: Path, overrides: Sequence[str]) -> Recipe:
     from rl_runtime.preflight import check_before_start
 
     try:
-        loaded = load_recipe(recipe, set_ or ())
-        check_before_start(loaded)
+        recipe = absolute_paths(load_recipe(path, overrides))
+        check_before_start(recipe)
     except ConfigError as error:
         for line in str(error).splitlines():
             _errors.print(f"error: {line}", markup=False)
         raise typer.Exit(_EXIT_USAGE) from None
-    # Without this Ray starts its workers through `uv run`, in a second environment; it is read when Ray is imported.
-    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
-    _interrupt_on_terminate()
+    return recipe
+
+
+def _run(recipe: Recipe) -> None:
     from rl_runtime.loop import run_training
     from rl_runtime.tracking.console import Display
     from rl_runtime.tracking.report import write_report
@@ -59,22 +89,12 @@ def train(
 
     start = time.monotonic()
     display = Display()
-    try:
-        with display:
-            run_training(loaded, display)
-    except KeyboardInterrupt:
-        _errors.print(f"interrupted: everything was stopped; what was written is in {loaded.run.dir}", markup=False)
-        raise typer.Exit(_EXIT_INTERRUPTED) from None
-    except Exception as error:
-        # The boundary to a person: one line here, everything else in the log.
-        logging.getLogger(__name__).exception("the run failed")
-        _errors.print(f"error: {type(error).__name__}: {error}", markup=False)
-        _errors.print(f"logs: {loaded.run.dir / 'logs'}", markup=False)
-        raise typer.Exit(_EXIT_FAILED) from None
-    display.curve(read_metrics(loaded.run.dir))
-    display.print(f"done in {(time.monotonic() - start) / 60:.1f} minutes: {loaded.run.dir}")
-    if loaded.tracking.report:
-        display.print(f"report: {write_report(loaded.run.dir)}")
+    with display:
+        run_training(recipe, display)
+    display.curve(read_metrics(recipe.run.dir))
+    display.print(f"done in {(time.monotonic() - start) / 60:.1f} minutes: {recipe.run.dir}")
+    if recipe.tracking.report:
+        display.print(f"report: {write_report(recipe.run.dir)}")
 
 
 @app.command()
@@ -90,11 +110,20 @@ def report(run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")]) ->
     typer.echo(str(path))
 
 
-def _interrupt_on_terminate() -> None:
-    def interrupt(_signum: int, _frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
+@app.command()
+def doctor(json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+    """Say whether this machine can run what is installed: contracts, versions, Python, ports, GPUs, Ray, disk. Exits 1 on a gap."""
+    from rl_runtime.doctor import diagnose, report_document
 
-    signal.signal(signal.SIGTERM, interrupt)
+    found = diagnose()
+    if json_:
+        typer.echo(json.dumps(report_document(found), indent=2))
+    else:
+        console = Console(highlight=False, soft_wrap=True)
+        for finding in found.findings:
+            console.print(f"{finding.status:>4}  {finding.area:<10} {finding.message}", markup=False, style="bold red" if finding.status == "gap" else None)
+    if found.has_gap:
+        raise typer.Exit(_EXIT_FAILED)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ Each error subclasses the builtin a caller would catch and says what was given, 
 from __future__ import annotations
 
 __all__ = [
+    "ActorError",
     "BatchMismatchError",
     "ConfigError",
     "DeadlineError",
@@ -16,6 +17,10 @@ __all__ = [
     "TrainerError",
     "UnsupportedContractError",
 ]
+
+
+class ActorError(RuntimeError):
+    """An actor's process died, or the part of Ray that keeps it; the message names the actor, and its process and log where they are known."""
 
 
 class ConfigError(ValueError):

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from rl_runtime.cluster.actor_group import ActorGroup
 from rl_runtime.cluster.placement import reserve
 from rl_runtime.cluster.process_log import log_driver_to_file
@@ -20,6 +22,8 @@ from rl_runtime.cluster.ray_session import ray_session
 from rl_runtime.cluster.waiting import Waiter
 from rl_runtime.config import recipe_to_toml
 from rl_runtime.config.recipe import Recipe
+from rl_runtime.errors import RuntimeSetupError
+from rl_runtime.interrupts import delayed_interrupts
 from rl_runtime.lr_schedule import reinforcement_lr, warm_start_lr
 from rl_runtime.tiny_model import write_tiny_model
 from rl_runtime.tracking.console import Display
@@ -40,13 +44,18 @@ def run_training(recipe: Recipe, display: Display) -> None:
         display: where progress is shown.
 
     Raises:
+        ActorError: an actor died.
         EngineError: an engine died.
-        TrainerError: a trainer died.
+        TrainerError: a trainer could not go on.
         DeadlineError: something took longer than its deadline.
         RuntimeSetupError: Ray, the placement or a server did not start.
     """
     run_dir = recipe.run.dir
-    run_dir.mkdir(parents=True)
+    try:
+        run_dir.mkdir(parents=True)
+    except OSError as error:
+        msg = f"run.dir = {run_dir}: cannot be created ({error.strerror or error}): choose another folder"
+        raise RuntimeSetupError(msg) from error
     log_driver_to_file(run_dir / "logs" / "driver.log")
     (run_dir / "recipe.toml").write_text(recipe_to_toml(recipe), encoding="utf-8")
     model_folder = Path(recipe.model.path) if recipe.model.path else run_dir / _INITIAL_FOLDER
@@ -55,21 +64,22 @@ def run_training(recipe: Recipe, display: Display) -> None:
     waiter = Waiter(run_deadline=time.monotonic() + recipe.run.deadline_seconds)
     with (
         Tracker(run_dir, tensorboard=recipe.tracking.tensorboard) as tracker,
-        ray_session(recipe),
-        _actors(recipe, waiter) as actors,
+        ray_session(recipe) as daemons,
+        _actors(recipe, waiter, daemons) as actors,
     ):
         _Loop(recipe, actors, waiter, tracker, display, model_folder).run()
 
 
 @contextmanager
-def _actors(recipe: Recipe, waiter: Waiter) -> Iterator[ActorGroup]:
+def _actors(recipe: Recipe, waiter: Waiter, daemons: Sequence[psutil.Process]) -> Iterator[ActorGroup]:
     placement = reserve(recipe)
-    actors = ActorGroup(recipe, placement, waiter)
+    actors = ActorGroup(recipe, placement, waiter, daemons=daemons)
     try:
         yield actors
     finally:
-        actors.close()
-        placement.release()
+        with delayed_interrupts():
+            actors.close()
+            placement.release()
 
 
 class _Loop:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from rl_runtime.config.model import ModelSection
 
-__all__ = ["EOS_TOKEN", "PAD_TOKEN", "write_tiny_model"]
+__all__ = ["EOS_TOKEN", "PAD_TOKEN", "tiny_model_config", "write_tiny_model"]
 
 PAD_TOKEN = "<pad>"
 EOS_TOKEN = "<eos>"
@@ -46,9 +46,9 @@ def write_tiny_model(folder: Path, section: ModelSection, *, rng: int) -> None:
     from safetensors.numpy import save_file
 
     folder.mkdir(parents=True)
-    vocab = _write_tokenizer(folder, max_length=section.max_position_embeddings)
-    config = _config(section, vocab_size=len(vocab))
-    _write_json(folder / "config.json", config)
+    vocab = _vocabulary()
+    _write_tokenizer(folder, vocab, max_length=section.max_position_embeddings)
+    _write_json(folder / "config.json", tiny_model_config(section))
     _write_json(folder / "generation_config.json", {"eos_token_id": vocab[EOS_TOKEN], "pad_token_id": vocab[PAD_TOKEN]})
     save_file(_weights(section, vocab_size=len(vocab), rng=rng), folder / "model.safetensors", metadata={"format": "pt"})
 
@@ -57,16 +57,19 @@ def _write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _write_tokenizer(folder: Path, *, max_length: int) -> dict[str, int]:
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-
+def _vocabulary() -> dict[str, int]:
     tokens = [PAD_TOKEN, EOS_TOKEN, "<unk>", *_CHARACTERS]
     tokens += ["<reserved>"] * (len(tokens) % 2)
-    vocab = {token: index for index, token in enumerate(tokens)}
+    return {token: index for index, token in enumerate(tokens)}
+
+
+def _write_tokenizer(folder: Path, vocab: dict[str, int], *, max_length: int) -> None:
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_special_tokens([token for token in tokens if len(token) > 1])
+    tokenizer.add_special_tokens([token for token in vocab if len(token) > 1])
     tokenizer.save(str(folder / "tokenizer.json"))
     _write_json(
         folder / "tokenizer_config.json",
@@ -80,14 +83,14 @@ def _write_tokenizer(folder: Path, *, max_length: int) -> dict[str, int]:
             "chat_template": _CHAT_TEMPLATE,
         },
     )
-    return vocab
 
 
-def _config(section: ModelSection, *, vocab_size: int) -> dict[str, object]:
+def tiny_model_config(section: ModelSection) -> dict[str, object]:
+    """Give the `config.json` of the small model."""
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
-        "vocab_size": vocab_size,
+        "vocab_size": len(_vocabulary()),
         "hidden_size": section.hidden_size,
         "intermediate_size": section.intermediate_size,
         "num_hidden_layers": section.num_layers,

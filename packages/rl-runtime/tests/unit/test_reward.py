@@ -1,6 +1,8 @@
 """Rewards: the guards, and what a bad reward function does."""
 
 import asyncio
+import sys
+import threading
 import time
 from dataclasses import replace
 
@@ -9,7 +11,7 @@ import pytest
 
 from rl_runtime.errors import RewardError
 from rl_runtime.records import Rollout, Sample
-from rl_runtime.rollout.reward import exact_match, guarded_score, score_rollout, verifier_reward
+from rl_runtime.rollout.reward import Scorer, exact_match, guarded_score, verifier_reward
 
 
 def make_rollout(count: int = 1, **changes) -> Rollout:
@@ -29,7 +31,7 @@ def make_rollout(count: int = 1, **changes) -> Rollout:
 
 
 def score(rollout, hook, timeout=5.0):
-    return asyncio.run(score_rollout(rollout, hook, timeout_seconds=timeout))
+    return asyncio.run(Scorer(hook, timeout_seconds=timeout).score(rollout))
 
 
 def test_an_answer_longer_than_the_label_scores_nothing():
@@ -66,13 +68,37 @@ def test_a_reward_that_the_generate_hook_set_is_kept():
         (lambda sample: float("nan"), "nan"),
         (lambda sample: {"score": 1.0}, "'reward'"),
         (lambda sample: time.sleep(0.3) or 1.0, "reward.timeout_seconds"),
+        (lambda sample: None, "None"),
+        (lambda sample: "good", "'good'"),
+        (lambda sample: [1.0], "[1.0]"),
+        (lambda sample: {"reward": 1.0, "note": "good"}, "'good'"),
+        (lambda sample: next(iter(())), "StopIteration"),
+        (lambda sample: sys.exit(3), "SystemExit"),
     ],
-    ids=["raises", "nan", "no reward key", "late"],
+    ids=["raises", "nan", "no reward key", "late", "nothing", "text", "list", "a score that is text", "StopIteration", "exits"],
 )
 def test_a_bad_reward_function_is_an_error_that_names_the_rollout(hook, mentions):
     with pytest.raises(RewardError, match="rollout 3") as caught:
         score(make_rollout(), hook, timeout=0.1)
     assert mentions in str(caught.value)
+
+
+def test_calls_that_hang_do_not_keep_others_from_their_turn():
+    """Twice as many hanging calls as there are turns, and one good call after them."""
+    never = threading.Event()
+
+    def hook(sample):
+        return never.wait(30) if sample.response == "hang" else 1.0
+
+    async def all_of_them():
+        scorer = Scorer(hook, timeout_seconds=0.2, concurrency=2)
+        calls = [scorer.score(make_rollout(response="hang")) for _ in range(4)] + [scorer.score(make_rollout())]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    *late, good = asyncio.run(all_of_them())
+    never.set()
+    assert [type(result) for result in late] == [RewardError] * 4
+    assert good.samples[0].reward == 1.0
 
 
 def test_the_verifier_pays_for_the_reversed_word_and_not_for_a_suffix():

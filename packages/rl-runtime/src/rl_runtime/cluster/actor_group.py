@@ -1,26 +1,27 @@
 """All actors of a run: created together, watched together, ended together. Layer: cluster.
 
-Invariants: closing stops every server process, also when actors are stuck; the first dead engine is noticed within the watch interval.
+Invariants: closing stops every server process, also when actors are stuck, and ends within a deadline; whatever dies is noticed at the next poll.
 """
 
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray.exceptions import RayError
 
 from rl_runtime.cluster.engine_actor import EngineActor
+from rl_runtime.cluster.lives import LIFE_GROUP, Lives
 from rl_runtime.cluster.placement import Placement, num_actors
 from rl_runtime.cluster.rollout_actor import RolloutActor
 from rl_runtime.cluster.trainer_actor import TrainerActor
 from rl_runtime.cluster.waiting import Waiter
 from rl_runtime.config.recipe import Recipe
-from rl_runtime.errors import EngineError
+from rl_runtime.contract_table import installed_contracts, refuse_mixed_cluster
 
 __all__ = ["ActorGroup"]
 
@@ -32,34 +33,37 @@ _ENGINE_CALLS = 4
 class ActorGroup:
     """The rollout actor, the engines and the trainers of one run."""
 
-    def __init__(self, recipe: Recipe, placement: Placement, waiter: Waiter) -> None:
-        """Create all actors in their reserved places."""
+    def __init__(self, recipe: Recipe, placement: Placement, waiter: Waiter, *, daemons: Sequence[psutil.Process] = ()) -> None:
+        """Create all actors in their reserved places, watched by `waiter` together with Ray's own `daemons`."""
         logs = recipe.run.dir / "logs"
         num_engines, num_trainers = num_actors(recipe)
         self._recipe = recipe
         self._waiter = waiter
-        self._last_watch = time.monotonic()
-        self.rollout = ray.remote(RolloutActor).options(max_restarts=0, **placement.manager_options()).remote(recipe, log_path=logs / "rollout.log")
+        self.rollout = _remote(RolloutActor, placement.manager_options()).remote(recipe, log_path=logs / "rollout.log")
         self.engines = [
-            ray.remote(EngineActor).options(max_restarts=0, max_concurrency=_ENGINE_CALLS, **placement.engine_options(index, recipe)).remote(recipe, index=index, run_dir=recipe.run.dir)
+            _remote(EngineActor, placement.engine_options(index, recipe), calls=_ENGINE_CALLS).remote(recipe, index=index, run_dir=recipe.run.dir)
             for index in range(num_engines)
         ]
         self.trainers = [
-            ray.remote(TrainerActor).options(max_restarts=0, **placement.trainer_options(rank, recipe)).remote(recipe, rank=rank, log_path=logs / f"trainer_{rank}.log")
+            _remote(TrainerActor, placement.trainer_options(rank, recipe)).remote(recipe, rank=rank, log_path=logs / f"trainer_{rank}.log")
             for rank in range(num_trainers)
         ]
         self._data_parallel_ranks: list[int] = []
         self._exporter = 0
         self._urls: list[str] = [recipe.engine.url] if recipe.engine.url else []
-        waiter.watch = self.watch
+        waiter.watch = Lives(self._lives(), daemons=daemons, logs=logs).check
 
     def start(self, model_folder: Path) -> list[ray.ObjectRef[Any]]:
         """Begin to start engines (slow), and start the rollout side and the trainers.
 
         Returns:
             What `finish_engines` waits for.
+
+        Raises:
+            RuntimeSetupError: some node has packages with other contracts than this one.
         """
         limit = self._recipe.cluster.actor_timeout_seconds
+        self._refuse_mixed_cluster()
         engines = [engine.start.remote(model_folder) for engine in self.engines]
         sides = [self.rollout.start.remote(model_folder)]
         if self.trainers:
@@ -112,25 +116,25 @@ class ActorGroup:
         exports = [trainer.export_weights.remote() for trainer in self.trainers]
         weights = exports.pop(self._exporter)
         updates = [engine.update_weights.remote(weights, version) for engine in self.engines]
+        if len(self._urls) > len(self.engines):
+            # Servers that others run have no actor; the rollout side is connected to them.
+            updates.append(self.rollout.update_external_weights.remote(weights, version))
         self._waiter.all([*exports, *updates], "sending weights to the engines", timeout_seconds=limit)
 
-    def watch(self) -> None:
-        """Raise when an engine has died; asks at most once per `engine.health_interval_seconds`.
+    def _named(self) -> dict[str, Any]:
+        named = {"rollout actor": self.rollout}
+        named |= {f"actor of engine {index}": engine for index, engine in enumerate(self.engines)}
+        return named | {f"trainer rank {rank}": trainer for rank, trainer in enumerate(self.trainers)}
 
-        Raises:
-            EngineError: names the engine and quotes its last words.
-        """
-        if time.monotonic() - self._last_watch < self._recipe.engine.health_interval_seconds:
-            return
-        self._last_watch = time.monotonic()
-        for index, engine in enumerate(self.engines):
-            try:
-                failure = ray.get(engine.failure.remote(), timeout=10)
-            except RayError as error:
-                failure = f"its actor died: {' '.join(str(error).split())[:200]}"
-            if failure is not None:
-                msg = f"engine {index}: {failure}"
-                raise EngineError(msg)
+    def _lives(self) -> dict[str, ray.ObjectRef[Any]]:
+        return {name: actor.live.options(concurrency_group=LIFE_GROUP).remote() for name, actor in self._named().items()}
+
+    def _refuse_mixed_cluster(self) -> None:
+        named = self._named()
+        limit = self._recipe.cluster.actor_timeout_seconds
+        asked = [actor.contracts.remote() for actor in named.values()]
+        tables = self._waiter.all(asked, "asking every rank for its contracts", timeout_seconds=limit)
+        refuse_mixed_cluster({"this process": installed_contracts(), **dict(zip(named, tables, strict=True))})
 
     def close(self) -> None:
         """End all actors. Servers are stopped first, then every actor is killed."""
@@ -140,3 +144,9 @@ class ActorGroup:
         for actor in [*self.trainers, self.rollout, *self.engines]:
             with contextlib.suppress(RayError):
                 ray.kill(actor)
+
+
+def _remote(actor: type, options: Mapping[str, Any], *, calls: int = 1) -> Any:
+    """Prepare an actor class that is never restarted and, beside `calls` calls at a time, answers the one that lasts as long as it lives."""
+    at_a_time = {"max_concurrency": calls} if calls > 1 else {}
+    return ray.remote(max_restarts=0, concurrency_groups={LIFE_GROUP: 1}, **at_a_time, **options)(actor)

@@ -5,6 +5,7 @@ The actor is light: the server is a process of its own, which dies with it.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,16 @@ class EngineActor:
         self._process = EngineProcess(self._recipe, index=self._index, model_folder=model_folder, run_dir=self._run_dir)
         self._process.start()
         return self._process.url
+
+    def live(self) -> str:
+        """Last as long as the server, or as the actor where no server was started; see `cluster.lives`.
+
+        Returns:
+            Why the server is no longer alive.
+        """
+        while (reason := self.failure()) is None:
+            time.sleep(self._recipe.engine.health_interval_seconds)
+        return reason
 
     def failure(self) -> str | None:
         """Say why the server is no longer alive, or None while it lives or has not been started."""

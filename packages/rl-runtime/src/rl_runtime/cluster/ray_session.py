@@ -1,6 +1,7 @@
 """A Ray cluster for one run: started here, or joined. Layer: cluster.
 
-Invariants: a cluster that was started here is stopped again, also after an error; one that was joined is left as it was, less our actors.
+Invariants: a cluster that was started here is stopped again, with every process of it, also after an error or an interrupt; one that was joined is
+left as it was, less our actors.
 """
 
 from __future__ import annotations
@@ -9,38 +10,64 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+import psutil
 import ray
+from ray._private import worker as ray_worker
 
 from rl_runtime.cluster.placement import required_cpus
+from rl_runtime.cluster.process_tree import no_process_left
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import RuntimeSetupError
+from rl_runtime.interrupts import delayed_interrupts, keeping_signal_handlers
 
 __all__ = ["ray_session"]
+
+_log = logging.getLogger(__name__)
 
 _WORKER_NICENESS = "0"
 """Ray runs its workers, and so our engines and trainers, at niceness 15 unless told otherwise: anything else on the machine would starve them."""
 
+_DAEMONS = ("gcs_server", "raylet")
+"""Names of the processes without which a node of Ray does not work."""
+
 
 @contextlib.contextmanager
-def ray_session(recipe: Recipe) -> Iterator[None]:
-    """Start or join Ray for the time of a `with` block.
+def ray_session(recipe: Recipe) -> Iterator[list[psutil.Process]]:
+    """Start or join Ray for the time of a `with` block; gives Ray's own processes where it was started here.
 
     A cluster that is started here counts as many cores as the actors ask for, however few the machine has: the counts are
     shares for placement, not a promise of speed.
 
     Raises:
-        RuntimeSetupError: the cluster at `cluster.address` does not answer.
+        RuntimeSetupError: the cluster at `cluster.address` does not answer, or Ray does not start.
     """
+    _keep_off_the_terminal()
+    with contextlib.ExitStack() as stack:
+        if not recipe.cluster.address:
+            stack.enter_context(no_process_left())
+        try:
+            _init(recipe)
+            yield [] if recipe.cluster.address else [child for child in psutil.Process().children() if child.name() in _DAEMONS]
+        finally:
+            with delayed_interrupts():
+                ray.shutdown()
+
+
+def _init(recipe: Recipe) -> None:
     environment = {"OMP_NUM_THREADS": str(recipe.cluster.threads_per_trainer)}
     address = recipe.cluster.address
     try:
-        if address:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env={"env_vars": environment})
-        else:
+        with keeping_signal_handlers():
+            if address:
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env={"env_vars": environment})
+                return
             os.environ.update(environment | {"RAY_worker_niceness": _WORKER_NICENESS})
             ray.init(
+                # Without an address Ray would join any cluster that it finds on this machine, another run's for instance.
+                address="local",
                 num_cpus=max(os.cpu_count() or 1, math.ceil(required_cpus(recipe))),
                 object_store_memory=recipe.cluster.object_store_bytes,
                 include_dashboard=False,
@@ -48,10 +75,20 @@ def ray_session(recipe: Recipe) -> Iterator[None]:
                 logging_level=logging.ERROR,
                 configure_logging=False,
             )
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except SystemExit:
+        # What Ray's own handler of SIGTERM raises while Ray starts.
+        raise KeyboardInterrupt from None
+    except Exception as error:
+        # Ray raises whatever it likes here, a plain Exception among them.
         msg = f"cluster.address = {address!r}: Ray did not {'answer' if address else 'start'}: {error}"
         raise RuntimeSetupError(msg) from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
+
+
+def _keep_off_the_terminal() -> None:
+    """Send what Ray says to the run's log: it warns through a handler of its own, and prints the last words of a dead daemon."""
+    logging.getLogger("ray").setLevel(logging.ERROR)
+
+    def log_lines(data: Mapping[str, Any], *_: object, **__: object) -> None:
+        _log.warning("Ray: %s", "\n".join(data["lines"]))
+
+    ray_worker.print_worker_logs = log_lines

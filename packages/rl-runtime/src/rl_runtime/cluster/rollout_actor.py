@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import ray
 
 from rl_runtime.cluster.process_log import log_to_file
 from rl_runtime.config.recipe import Recipe
+from rl_runtime.contract_table import ContractTable, installed_contracts
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 __all__ = ["RolloutActor"]
 
@@ -22,6 +28,14 @@ class RolloutActor:
         """Remember the recipe; loading is `start`'s task."""
         log_to_file(log_path)
         self._recipe = recipe
+
+    async def live(self) -> None:
+        """Last as long as the actor; see `cluster.lives`."""
+        await asyncio.Event().wait()
+
+    async def contracts(self) -> ContractTable:
+        """Say which contracts the packages on this node write and read."""
+        return installed_contracts()
 
     async def start(self, tokenizer_folder: Path) -> None:
         """Load tokenizer, data source and hooks."""
@@ -50,7 +64,12 @@ class RolloutActor:
             EngineClient(url, self._recipe.engine, vocab_size=self._vocab_size, failure=engine and engine.failure.remote)
             for url, engine in zip_longest(urls, engines)
         ]
+        self._external = [client for client, engine in zip_longest(clients, engines) if engine is None]
         self._manager = RolloutManager(self._recipe, self._source, self._tokenizer, clients)
+
+    async def update_external_weights(self, weights: dict[str, npt.NDArray[np.generic]], version: int) -> None:
+        """Load weights into the servers that others run, and check that they took them; see `weights.sync_tensor`."""
+        await asyncio.gather(*(client.update_weights(weights, version) for client in self._external))
 
     async def warm_start_batches(self, count: int) -> list[list[Any]]:
         """Put the next `count` supervised batches into the object store.
@@ -75,11 +94,12 @@ class RolloutActor:
             One reference per data-parallel rank, and the batch's metrics.
         """
         from rl_runtime.rollout.columns import batch_columns, flatten_groups
+        from rl_runtime.rollout.groups import divides_by_std
         from rl_runtime.rollout.report import rollout_report
 
         generated = await self._manager.generate_batch()
         samples = flatten_groups(generated.groups)
-        columns = batch_columns(samples, divide_by_std=self._recipe.algorithm.name == "grpo")
+        columns = batch_columns(samples, divide_by_std=divides_by_std(self._recipe.algorithm))
         self._dumper.write(batch_id, columns, samples)
         metrics = rollout_report(generated, columns, weight_version=weight_version)
         refs, schedule_metrics = self._assign(columns, batch_id)
@@ -89,7 +109,7 @@ class RolloutActor:
         """Plan a batch that was dumped earlier; see `generate_batch`."""
         from rl_runtime.rollout.dump import load_rollout_dump
 
-        return self._assign(load_rollout_dump(self._recipe, batch_id), batch_id)
+        return self._assign(load_rollout_dump(self._recipe, batch_id, vocab_size=self._vocab_size), batch_id)
 
     async def evaluate(self, split: Literal["check", "eval"], count: int) -> dict[str, float]:
         """Answer held-out prompts; gives mean scores by name, such as {"reward": 0.6, "exact_match": 0.2}."""

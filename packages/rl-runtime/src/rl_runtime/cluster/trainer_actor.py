@@ -5,6 +5,7 @@ The trainer itself knows nothing of Ray; torch and Megatron-Core are imported wh
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import ray
 
 from rl_runtime.cluster.process_log import log_to_file
 from rl_runtime.config.recipe import Recipe
+from rl_runtime.contract_table import ContractTable, installed_contracts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,6 +34,14 @@ class TrainerActor:
         self._recipe = recipe
         self._rank = rank
         self._trainer: Trainer | None = None
+
+    def live(self) -> None:
+        """Last as long as the actor; see `cluster.lives`."""
+        threading.Event().wait()
+
+    def contracts(self) -> ContractTable:
+        """Say which contracts the packages on this node write and read."""
+        return installed_contracts()
 
     def rendezvous(self) -> str:
         """Choose "host:port" on this node for the process group."""

@@ -11,15 +11,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
-from rl_runtime.errors import DeadlineError, TrainerError
+from rl_runtime.cluster.lives import why_it_died
+from rl_runtime.errors import ActorError, DeadlineError
 
 __all__ = ["Waiter"]
 
 _log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.5
+_LOOKS = 4
 
 
 class Waiter:
@@ -45,7 +47,7 @@ class Waiter:
 
         Raises:
             DeadlineError: not done in time.
-            TrainerError: an actor died, without saying why.
+            ActorError: an actor died; an EngineError instead where its server did.
             Exception: whatever a task raised.
         """
         deadline = min(time.monotonic() + timeout_seconds, self._run_deadline)
@@ -71,7 +73,14 @@ class Waiter:
         except RayTaskError as error:
             _log.error("%s", error)
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
-        except RayActorError as error:
+        except RayError as error:
+            _log.error("%s: %s", what, error)
+            self._wait_for_the_name_of_the_dead()
+            msg = f"{what}: {type(error).__name__}: {why_it_died(error)}"
+            raise ActorError(msg) from None
+
+    def _wait_for_the_name_of_the_dead(self) -> None:
+        """Let the watch say which actor it was: its news come by another way than the failed task's, at about the same time."""
+        for _ in range(_LOOKS):
             self.watch()
-            msg = f"{what}: the actor died: {' '.join(str(error).split())[:300]}"
-            raise TrainerError(msg) from None
+            time.sleep(_POLL_SECONDS)

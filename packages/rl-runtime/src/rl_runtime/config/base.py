@@ -1,6 +1,6 @@
 """What every section of the recipe shares. Layer: config.
 
-Invariants: a section is frozen, refuses unknown keys, and takes each field's description from the docstring under it.
+Invariants: a section is frozen, refuses unknown keys and numbers that are not finite, and takes each field's description from the docstring under it.
 """
 
 from __future__ import annotations
@@ -13,4 +13,11 @@ __all__ = ["Section"]
 class Section(BaseModel):
     """One table of a recipe: typed, frozen, without unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        validate_default=True,
+        protected_namespaces=(),
+        allow_inf_nan=False,
+    )

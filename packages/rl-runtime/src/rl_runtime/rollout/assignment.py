@@ -8,8 +8,9 @@ the whole step, before packing.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +20,11 @@ from rl_metrics import Aggregation, count_step_units, loss_denominators
 from rl_runtime.batch import Column, RankBatch, take_columns
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import BatchMismatchError
-from rl_schedule import SchedulePlan, ScheduleRequest, check_plan, plan_schedule
+from rl_schedule import InfeasibleScheduleError, SchedulePlan, ScheduleRequest, check_plan, plan_schedule
 
 __all__ = ["Assignment", "assign_batch"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +51,7 @@ def assign_batch(columns: Mapping[str, Column], recipe: Recipe, *, batch_id: int
         ScheduleError: the chosen policies do not allow this batch.
         BatchMismatchError: the plan breaks one of its promises; the message lists them.
     """
-    request = _request(columns, recipe)
-    plan = plan_schedule(request)
+    request, plan = _planned(columns, recipe, batch_id)
     problems = check_plan(plan, request)
     if problems:
         msg = f"batch {batch_id}: the plan breaks its promises: " + "; ".join(str(problem) for problem in problems)
@@ -63,6 +65,19 @@ def assign_batch(columns: Mapping[str, Column], recipe: Recipe, *, batch_id: int
         for view in (plan.rank_view(rank) for rank in range(recipe.parallel.data))
     )
     return Assignment(plan=plan, columns=planned, rank_batches=rank_batches)
+
+
+def _planned(columns: Mapping[str, Column], recipe: Recipe, batch_id: int) -> tuple[ScheduleRequest, SchedulePlan]:
+    request = _request(columns, recipe)
+    try:
+        return request, plan_schedule(request)
+    except InfeasibleScheduleError as error:
+        if request.on_trailing != "drop":
+            raise
+        # Rollouts were lost on the way; what is left is a smaller step rather than the end of the run.
+        _log.warning("batch %d does not fill one step, and is trained as a smaller one: %s", batch_id, error)
+        smaller = replace(request, on_trailing="partial_step")
+        return smaller, plan_schedule(smaller)
 
 
 def _request(columns: Mapping[str, Column], recipe: Recipe) -> ScheduleRequest:

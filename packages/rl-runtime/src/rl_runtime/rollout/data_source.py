@@ -20,7 +20,7 @@ from rl_runtime.config.data import DataSection
 from rl_runtime.errors import ConfigError
 from rl_runtime.records import Prompt
 
-__all__ = ["DataSource", "Entry", "Split", "Tokenizer", "make_data_source", "split_of"]
+__all__ = ["DataSource", "Entry", "Split", "Tokenizer", "check_data", "make_data_source", "split_of"]
 
 Split = Literal["train", "check", "eval"]
 Entry = Mapping[str, Any]
@@ -94,15 +94,19 @@ class DataSource:
         return Prompt(group_id=group_id, sample_index=group_id, text=text, tokens=tokens, label=str(entry["answer"]), metadata=dict(entry))
 
     def _render(self, entry: Entry) -> str:
-        fields = {**entry["metadata"], "question": entry["question"]}
-        try:
-            content = self._section.prompt_template.format_map(fields)
-        except (KeyError, IndexError, ValueError) as error:
-            msg = f"data.prompt_template = {self._section.prompt_template!r}: {error!r}; the entry has the fields {sorted(fields)}"
-            raise ConfigError(msg) from error
+        content = _message(self._section, entry)
         if not self._section.chat_template:
             return content
         return self._tokenizer.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False)
+
+
+def _message(section: DataSection, entry: Entry) -> str:
+    fields = {**entry["metadata"], "question": entry["question"]}
+    try:
+        return section.prompt_template.format_map(fields)
+    except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
+        msg = f"data.prompt_template = {section.prompt_template!r}: {error!r}; the entry has the fields {sorted(fields)}"
+        raise ConfigError(msg) from error
 
 
 class _Entries(Protocol):
@@ -117,7 +121,8 @@ class _ReasoningGymEntries:
         seed = rng * _NUM_STREAMS * _STREAM_LENGTH
         try:
             self._dataset = reasoning_gym.create_dataset(section.task, size=_NUM_STREAMS * _STREAM_LENGTH, seed=seed, **section.options)
-        except (ValueError, TypeError, AssertionError) as error:
+        except Exception as error:
+            # A task checks its options in its own way: by assertions, by arithmetic, or not at all before its first entry.
             msg = f"data.task = {section.task!r} with data.options = {section.options}: {error}"
             raise ConfigError(msg) from error
 
@@ -135,8 +140,8 @@ class _FileEntries:
         self._by_split: dict[Split, list[Entry]] = {"train": [], "check": [], "eval": []}
         try:
             lines = Path(section.path).read_text(encoding="utf-8").splitlines()
-        except OSError as error:
-            msg = f"data.path = {section.path!r}: {error.strerror or error}: give a file with one JSON object a line"
+        except (OSError, UnicodeDecodeError) as error:
+            msg = f"data.path = {section.path!r}: {getattr(error, 'strerror', None) or error}: give a file with one JSON object a line"
             raise ConfigError(msg) from error
         for number, line in enumerate(lines, start=1):
             if line.strip():
@@ -171,6 +176,21 @@ def _split_value(entry: Entry, key: str) -> str:
         raise ConfigError(msg) from error
 
 
+def check_data(section: DataSection, *, rng: int) -> None:
+    """Read the first training entry and render its message, without a tokenizer.
+
+    Raises:
+        ConfigError: no such task, file or field, or a file without entries for some split.
+    """
+    try:
+        _message(section, next(_make_entries(section, rng=rng).stream("train")))
+    except ConfigError:
+        raise
+    except Exception as error:
+        msg = f"data.task = {section.task!r} with data.options = {section.options}: {type(error).__name__}: {error}"
+        raise ConfigError(msg) from error
+
+
 def make_data_source(section: DataSection, tokenizer: Tokenizer, *, rng: int) -> DataSource:
     """Make the source that a recipe asks for.
 
@@ -182,5 +202,8 @@ def make_data_source(section: DataSection, tokenizer: Tokenizer, *, rng: int) ->
     Raises:
         ConfigError: no such task, file or field.
     """
-    entries: _Entries = _FileEntries(section) if section.kind == "jsonl" else _ReasoningGymEntries(section, rng=rng)
-    return DataSource(section, entries, tokenizer)
+    return DataSource(section, _make_entries(section, rng=rng), tokenizer)
+
+
+def _make_entries(section: DataSection, *, rng: int) -> _Entries:
+    return _FileEntries(section) if section.kind == "jsonl" else _ReasoningGymEntries(section, rng=rng)

@@ -14,21 +14,23 @@ import numpy as np
 
 from rl_dump import ROLLOUT_DUMP, BackgroundWriter, DumpError, RaggedArray, open_dump, resolve_template, write_dump
 from rl_runtime.batch import Column
+from rl_runtime.config.dump import in_run_folder
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import ConfigError
 from rl_runtime.records import Sample
 from rl_runtime.rollout.columns import ABSENT_INDEX
+from rl_runtime.rollout.groups import divides_by_std, normalise_group_rewards
 
-__all__ = ["RolloutDumper", "dump_path", "load_rollout_dump"]
+__all__ = ["RolloutDumper", "dump_path", "load_rollout_dump", "loaded_dump_path"]
 
 _RAGGED = ("tokens", "loss_masks", "rollout_log_probs", "weight_versions")
-_SCALARS = ("rollout_position", "rollout_ids", "group_ids", "total_lengths", "response_lengths", "raw_reward", "rewards", "truncated")
+_SCALARS = ("rollout_position", "rollout_ids", "group_ids", "total_lengths", "response_lengths", "raw_reward", "truncated")
 _OPTIONAL = ("rollout_full_log_probs", "nucleus_ids", "nucleus_offsets", "nucleus_status")
 
 
 def dump_path(template: str, recipe: Recipe, batch_id: int) -> Path:
     """Resolve a dump template of the recipe for one batch; `{run_dir}` is the run's folder."""
-    return resolve_template(template.replace("{run_dir}", str(recipe.run.dir)), batch_id=batch_id)
+    return resolve_template(in_run_folder(template, recipe.run.dir), batch_id=batch_id)
 
 
 class RolloutDumper:
@@ -66,15 +68,25 @@ class RolloutDumper:
             self._writer.close()
 
 
-def load_rollout_dump(recipe: Recipe, batch_id: int) -> dict[str, Column]:
-    """Read the columns of a batch from `debug.load_rollout_dump`.
+def loaded_dump_path(recipe: Recipe, batch_id: int) -> Path:
+    """Name the file that `debug.load_rollout_dump` gives for a batch: the template's, or the one file for every batch."""
+    given = recipe.debug.load_rollout_dump
+    return resolve_template(given, batch_id=batch_id) if "{batch_id" in given else Path(given)
+
+
+def load_rollout_dump(recipe: Recipe, batch_id: int, *, vocab_size: int) -> dict[str, Column]:
+    """Read the columns of a batch from `debug.load_rollout_dump`. Rewards are normalised anew, by the recipe's algorithm.
+
+    Args:
+        recipe: names the file, and the algorithm.
+        batch_id: loop counter.
+        vocab_size: token ids of the model that is trained.
 
     Raises:
-        ConfigError: the file lacks a column that training needs.
+        ConfigError: the file lacks a column that training needs, or has token ids that the model does not know.
         DumpError: the file cannot be read.
     """
-    template = recipe.debug.load_rollout_dump.replace("{run_dir}", str(recipe.run.dir))
-    path = resolve_template(template, batch_id=batch_id) if "{batch_id}" in template else Path(template)
+    path = loaded_dump_path(recipe, batch_id)
     dump = open_dump(path)
     missing = [name for name in (*_RAGGED, *_SCALARS) if name not in dump.fields]
     if missing:
@@ -88,6 +100,13 @@ def load_rollout_dump(recipe: Recipe, batch_id: int) -> dict[str, Column]:
             msg = f"{path}: field {name} is no numeric column"
             raise DumpError(msg)
         columns[name] = column
+    tokens = columns["tokens"]
+    if isinstance(tokens, RaggedArray) and tokens.values.size and int(tokens.values.max()) >= vocab_size:
+        msg = f"debug.load_rollout_dump = {path}: has token id {int(tokens.values.max())}, but model.path has {vocab_size} ids: give the model it was sampled from"
+        raise ConfigError(msg)
+    columns["rewards"] = normalise_group_rewards(
+        *(np.asarray(columns[name]) for name in ("raw_reward", "rollout_ids", "group_ids")), divide_by_std=divides_by_std(recipe.algorithm)
+    )
     index = dump.column("sample_index") if "sample_index" in dump.fields else [None] * dump.num_samples
     columns["sample_index"] = np.array([ABSENT_INDEX if value is None else int(value) for value in index], np.int64)
     return columns

@@ -10,12 +10,18 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from rl_runtime.config.algorithm import AlgorithmSection
 from rl_runtime.errors import RewardError
 
-__all__ = ["normalise_group_rewards"]
+__all__ = ["divides_by_std", "normalise_group_rewards"]
 
 _STD_EPS = 1e-6
 """Added to the standard deviation, as in GRPO implementations; a group whose spread is below it counts as without spread."""
+
+
+def divides_by_std(algorithm: AlgorithmSection) -> bool:
+    """Whether an algorithm divides a group's centred rewards by their standard deviation: GRPO does, Dr. GRPO does not."""
+    return algorithm.name == "grpo"
 
 
 def normalise_group_rewards(

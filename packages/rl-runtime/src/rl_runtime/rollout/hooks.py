@@ -53,7 +53,7 @@ def load_hook(path: str) -> object:
         path: "module:function".
 
     Raises:
-        ConfigError: not of that form, no such module or function, or not callable.
+        ConfigError: not of that form, no such module or function, a module that cannot be imported, or not callable.
     """
     module_name, separator, name = path.partition(":")
     if not separator or not module_name or not name:
@@ -63,6 +63,10 @@ def load_hook(path: str) -> object:
         hook = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
         msg = f"hook {path!r}: {error}"
+        raise ConfigError(msg) from error
+    except Exception as error:
+        # Whatever a user's module does when it is imported.
+        msg = f"hook {path!r}: importing {module_name} raised {type(error).__name__}: {error}"
         raise ConfigError(msg) from error
     if not callable(hook):
         msg = f"hook {path!r}: is a {type(hook).__name__}, not a function"

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, cast
 
 from rl_runtime.config.recipe import Recipe
@@ -19,7 +20,7 @@ from rl_runtime.records import Prompt, PromptGroup, Rollout
 from rl_runtime.rollout.data_source import DataSource, Tokenizer
 from rl_runtime.rollout.generate import Engine, GenerateContext, play_rollout, sampling_of, single_turn
 from rl_runtime.rollout.hooks import GenerateHook, RewardHook, load_hook
-from rl_runtime.rollout.reward import score_rollout
+from rl_runtime.rollout.reward import Scorer
 
 __all__ = ["GeneratedBatch", "RolloutManager"]
 
@@ -55,8 +56,9 @@ class RolloutManager:
         self._engines = tuple(engines)
         self._sampling = sampling_of(recipe.rollout)
         self._generate = cast("GenerateHook", load_hook(recipe.rollout.generate) if recipe.rollout.generate else single_turn)
-        self._reward = cast("RewardHook", load_hook(recipe.reward.function))
+        self._scorer = Scorer(cast("RewardHook", load_hook(recipe.reward.function)), timeout_seconds=recipe.reward.timeout_seconds)
         self._next_rollout = 0
+        self._last_failure = ""
 
     async def generate_batch(self) -> GeneratedBatch:
         """Generate and score the next batch of prompt groups.
@@ -80,6 +82,7 @@ class RolloutManager:
 
     async def _play(self, prompts: Sequence[Prompt], per_prompt: int, hook: GenerateHook) -> GeneratedBatch:
         start = time.perf_counter()
+        self._last_failure = ""
         tasks = [
             [asyncio.create_task(self._one(prompt, self._take_rollout_id(), hook)) for _ in range(per_prompt)] for prompt in prompts
         ]
@@ -104,23 +107,28 @@ class RolloutManager:
         )
         dropped = sum(rollout is None for group in results for rollout in group)
         if not groups:
-            msg = f"all {dropped} rollouts of the batch failed: the causes are in the rollout actor's log"
+            msg = f"all {dropped} rollouts of the batch failed or were late; the last cause is: {self._last_failure or 'rollout.rollout_deadline_seconds'}"
             raise GenerateError(msg)
         return GeneratedBatch(groups=groups, dropped_rollouts=dropped, seconds=time.perf_counter() - start)
 
     async def _one(self, prompt: Prompt, rollout_id: int, hook: GenerateHook) -> Rollout | None:
         engine = self._engines[prompt.group_id % len(self._engines)]
         context = GenerateContext(engine=engine, rollout_id=rollout_id, decode=self._decode)
+        played = await self._tried(partial(play_rollout, hook, context, prompt, self._sampling), f"rollout {rollout_id} (group {prompt.group_id})")
+        # What was sampled stays sampled: a response that its reward fails on must not be replaced by one that it likes better.
+        return None if played is None else await self._tried(partial(self._scorer.score, played), f"scoring rollout {rollout_id}")
+
+    async def _tried(self, call: Callable[[], Awaitable[Rollout]], what: str) -> Rollout | None:
+        """Call up to three times; None when it failed each time."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                rollout = await play_rollout(hook, context, prompt, self._sampling)
-                return await score_rollout(rollout, self._reward, timeout_seconds=self._recipe.reward.timeout_seconds)
+                return await call()
             except EngineError:
                 raise
-            except (GenerateError, RewardError) as error:
-                _log.warning("attempt %d of %d: %s", attempt, _ATTEMPTS, error)
-            except Exception:
-                _log.warning("attempt %d of %d: rollout %d (group %d) failed", attempt, _ATTEMPTS, rollout_id, prompt.group_id, exc_info=True)
+            except Exception as error:
+                known = isinstance(error, GenerateError | RewardError)
+                _log.warning("attempt %d of %d: %s: %s: %s", attempt, _ATTEMPTS, what, type(error).__name__, error, exc_info=not known)
+                self._last_failure = f"{what}: {type(error).__name__}: {error}"
         return None
 
     def _decode(self, tokens: Sequence[int]) -> str:

@@ -6,17 +6,22 @@ Invariants: a reward is a finite number; a reward function that fails or is late
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
-from typing import cast
+from typing import Any
 
 from rl_runtime.errors import RewardError
 from rl_runtime.records import Rollout, Sample
 from rl_runtime.rollout.hooks import RewardHook
 
-__all__ = ["exact_match", "guarded_score", "label_reward", "score_rollout", "verifier_reward"]
+__all__ = ["Scorer", "exact_match", "guarded_score", "label_reward", "verifier_reward"]
+
+_CONCURRENCY = 32
+"""Reward calls at a time. More would only contend for Python's lock, or for whatever they call over the network."""
 
 
 def exact_match(response: str, label: str) -> float:
@@ -67,45 +72,98 @@ def label_reward(sample: Sample) -> Mapping[str, float]:
     return {"reward": score, "exact_match": score}
 
 
-async def score_rollout(rollout: Rollout, hook: RewardHook, *, timeout_seconds: float) -> Rollout:
-    """Give every sample of a rollout the reward of its last sample, unless the generate hook has set rewards itself.
+class Scorer:
+    """Calls a reward function in threads, so many at a time; belongs to one event loop.
 
-    Args:
-        rollout: one rollout.
-        hook: the reward function; runs in a thread.
-        timeout_seconds: how long it may take, in seconds.
-
-    Returns:
-        The rollout with rewards.
-
-    Raises:
-        RewardError: the hook raised, was late, or gave no finite number; the message names the rollout.
+    Each call has a thread of its own: one that hangs cannot be stopped, and in a shared pool the next calls would wait for it in vain.
     """
-    rewards = {sample.reward for sample in rollout.samples}
-    where = f"rollout {rollout.rollout_id} (group {rollout.group_id})"
-    if rewards == {None}:
-        scores = await _call(hook, rollout.samples[-1], where, timeout_seconds)
-    elif len(rewards) == 1:
-        scores = {"reward": cast("float", rewards.pop())}
-    else:
-        msg = f"{where}: its samples carry different rewards {sorted(map(str, rewards))}: siblings of a rollout share one reward"
-        raise RewardError(msg)
-    reward = scores.get("reward")
-    if reward is None or not math.isfinite(reward):
-        msg = f"{where}: the reward is {reward!r}: return a finite number, or a mapping with the key 'reward'"
-        raise RewardError(msg)
-    extra = {name: float(value) for name, value in scores.items() if name != "reward"}
-    samples = tuple(replace(sample, reward=float(reward), scores={**sample.scores, **extra}) for sample in rollout.samples)
-    return replace(rollout, samples=samples)
+
+    def __init__(self, hook: RewardHook, *, timeout_seconds: float, concurrency: int = _CONCURRENCY) -> None:
+        """Remember what to call.
+
+        Args:
+            hook: the reward function.
+            timeout_seconds: how long one call may take, in seconds, without the wait for its turn.
+            concurrency: calls at a time; one that is late no longer counts.
+        """
+        self._hook = hook
+        self._timeout_seconds = timeout_seconds
+        self._turns = asyncio.Semaphore(concurrency)
+
+    async def score(self, rollout: Rollout) -> Rollout:
+        """Give every sample of a rollout the reward of its last sample, unless the generate hook has set rewards itself.
+
+        Args:
+            rollout: one rollout.
+
+        Returns:
+            The rollout with rewards.
+
+        Raises:
+            RewardError: the hook raised, was late, or gave no finite number; the message names the rollout.
+        """
+        rewards = {sample.reward for sample in rollout.samples}
+        where = f"rollout {rollout.rollout_id} (group {rollout.group_id})"
+        if rewards == {None}:
+            given = await self._call(rollout.samples[-1], where)
+        elif len(rewards) == 1:
+            given = rewards.pop()
+        else:
+            msg = f"{where}: its samples carry different rewards {sorted(map(str, rewards))}: siblings of a rollout share one reward"
+            raise RewardError(msg)
+        scores = _numbers(given, where)
+        reward = scores.pop("reward")
+        samples = tuple(replace(sample, reward=reward, scores={**sample.scores, **scores}) for sample in rollout.samples)
+        return replace(rollout, samples=samples)
+
+    async def _call(self, sample: Sample, where: str) -> object:
+        try:
+            async with self._turns:
+                return await asyncio.wait_for(_in_own_thread(partial(self._hook, sample)), self._timeout_seconds)
+        except TimeoutError as error:
+            msg = f"{where}: the reward function took longer than reward.timeout_seconds = {self._timeout_seconds}"
+            raise RewardError(msg) from error
+        except Exception as error:
+            msg = f"{where}: the reward function raised {type(error).__name__}: {error}"
+            raise RewardError(msg) from error
 
 
-async def _call(hook: RewardHook, sample: Sample, where: str, timeout_seconds: float) -> Mapping[str, float]:
+def _in_own_thread(call: Callable[[], object]) -> asyncio.Future[object]:
+    """Run a call in a daemon thread, which ends with the process however long the call takes."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[object] = loop.create_future()
+
+    def finish(value: object, error: BaseException | None) -> None:
+        if result.done():
+            return
+        if error is None:
+            result.set_result(value)
+        else:
+            result.set_exception(error)
+
+    def run() -> None:
+        value, error = None, None
+        try:
+            value = call()
+        except BaseException as caught:
+            # A StopIteration cannot be set on a future, and an exit of the thread is no exit of the run.
+            error = caught if isinstance(caught, Exception) and not isinstance(caught, StopIteration) else RuntimeError(repr(caught))
+        with contextlib.suppress(RuntimeError):  # the loop was closed while the call was late
+            loop.call_soon_threadsafe(finish, value, error)
+
+    threading.Thread(target=run, name="reward", daemon=True).start()
+    return result
+
+
+def _numbers(given: object, where: str) -> dict[str, float]:
+    """Check what a reward function gave: a finite reward, and numbers beside it."""
+    scores: dict[Any, Any] = dict(given) if isinstance(given, Mapping) else {"reward": given}
     try:
-        result = await asyncio.wait_for(asyncio.to_thread(partial(hook, sample)), timeout_seconds)
-    except TimeoutError as error:
-        msg = f"{where}: the reward function took longer than reward.timeout_seconds = {timeout_seconds}"
+        numbers = {str(name): float(value) for name, value in scores.items()}
+    except (TypeError, ValueError) as error:
+        msg = f"{where}: the reward function gave {given!r}: return a finite number, or a mapping of numbers with the key 'reward'"
         raise RewardError(msg) from error
-    except Exception as error:
-        msg = f"{where}: the reward function raised {type(error).__name__}: {error}"
-        raise RewardError(msg) from error
-    return result if isinstance(result, Mapping) else {"reward": float(result)}
+    if not math.isfinite(numbers.get("reward", math.nan)):
+        msg = f"{where}: the reward is {scores.get('reward')!r}: return a finite number, or a mapping with the key 'reward'"
+        raise RewardError(msg)
+    return numbers

@@ -27,6 +27,7 @@ from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import ConfigError
 from rl_runtime.training.attention import PackedAttention
 from rl_runtime.training.device_shim import cpu_construction
+from rl_runtime.training.mesh import mesh_problems
 from rl_runtime.training.model_shape import ModelShape
 from rl_runtime.training.parallel_state import Topology
 
@@ -62,7 +63,9 @@ def megatron_config(shape: ModelShape, recipe: Recipe) -> TransformerConfig:
     Raises:
         ConfigError: `[megatron]` has an unknown field, or one that another section decides; or an axis does not divide the model.
     """
-    _check_axes(shape, recipe)
+    problems = mesh_problems(shape, recipe)
+    if problems:
+        raise ConfigError("; ".join(problems))
     dtype = _DTYPES[recipe.model.dtype]
     decided = {
         "num_layers": shape.num_layers,
@@ -96,23 +99,6 @@ def megatron_config(shape: ModelShape, recipe: Recipe) -> TransformerConfig:
     }
     _check_pass_through(recipe.megatron, decided)
     return TransformerConfig(**{**decided, **recipe.megatron})
-
-
-def _check_axes(shape: ModelShape, recipe: Recipe) -> None:
-    tensor, pipeline = recipe.parallel.tensor, recipe.parallel.pipeline
-    divided = {
-        "num_attention_heads": (shape.num_heads, "tensor", tensor),
-        "num_key_value_heads": (shape.num_key_value_heads, "tensor", tensor),
-        "intermediate_size": (shape.intermediate_size, "tensor", tensor),
-        "num_hidden_layers": (shape.num_layers, "pipeline", pipeline),
-    }
-    problems = [
-        f"parallel.{axis} = {size} does not divide {name} = {value}" for name, (value, axis, size) in divided.items() if value % size
-    ]
-    if recipe.megatron.get("sequence_parallel") and tensor == 1:
-        problems.append("megatron.sequence_parallel needs parallel.tensor > 1")
-    if problems:
-        raise ConfigError("; ".join(problems))
 
 
 def _check_pass_through(given: Mapping[str, Any], decided: Mapping[str, Any]) -> None:

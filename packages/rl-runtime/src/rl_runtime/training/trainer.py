@@ -23,6 +23,7 @@ import torch
 
 from rl_dump import RaggedArray
 from rl_runtime.batch import Column, RankBatch
+from rl_runtime.config.dump import in_run_folder
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import TrainerError
 from rl_runtime.training.advantages import spread_rewards
@@ -298,9 +299,7 @@ class Trainer:
         )
 
     def _save_dump(self, batch: RankBatch, micro_batches: Sequence[MicroBatch]) -> None:
-        # Braces in the folder's own name are no placeholders.
-        run_dir = str(self._recipe.run.dir).replace("{", "{{").replace("}", "}}")
-        template = self._recipe.dump.train.replace("{run_dir}", run_dir)
+        template = in_run_folder(self._recipe.dump.train, self._recipe.run.dir)
         if template:
             save_train_dump(template, batch, micro_batches, self._topology, deadline_seconds=self._deadline_seconds)
 

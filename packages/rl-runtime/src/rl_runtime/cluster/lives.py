@@ -1,0 +1,84 @@
+"""Notice that an actor or a server has died, at once and without asking. Layer: cluster.
+
+Every actor has a method that does not return while all is well, in a concurrency group of its own so that work does not delay it. Its reference
+becomes ready when something ended: with an error when the actor's process died, with a reason when the actor itself knows one.
+
+Invariants: a look costs no call to an actor, so one that is merely slow never counts as dead; the message names what died.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+from ray.exceptions import RayError
+
+from rl_runtime.errors import ActorError, EngineError
+
+__all__ = ["LIFE_GROUP", "Lives", "why_it_died"]
+
+_log = logging.getLogger(__name__)
+
+LIFE_GROUP = "life"
+"""Concurrency group of the methods that last as long as their actor."""
+
+_DETAIL = "Worker exit detail: "
+_LONGEST_REASON = 300
+
+
+class Lives:
+    """The lives of all actors of a run, and of the parts of Ray that keep them."""
+
+    def __init__(self, lives: Mapping[str, ray.ObjectRef[Any]], *, daemons: Sequence[psutil.Process], logs: Path) -> None:
+        """Remember what to watch.
+
+        Args:
+            lives: references by the name of the actor that a message shall carry, such as "trainer rank 0".
+            daemons: Ray's own processes on this machine, where the run started them.
+            logs: folder that a message points to.
+        """
+        self._names = {ref: name for name, ref in lives.items()}
+        self._daemons = {process: process.name() for process in daemons}
+        self._logs = logs
+
+    def check(self) -> None:
+        """Raise when one of them has ended.
+
+        Raises:
+            EngineError: a server ended; the reason is the engine actor's.
+            ActorError: the process of an actor died, or one of Ray's.
+        """
+        for process, name in self._daemons.items():
+            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+                msg = f"Ray's {name} (pid {process.pid}) died, and the actors with it; logs are in {self._logs}"
+                raise ActorError(msg)
+        if not self._names:
+            return
+        ended, _ = ray.wait(list(self._names), num_returns=len(self._names), timeout=0, fetch_local=False)
+        if not ended:
+            return
+        reasons = [self._reason(ref) for ref in ended]
+        for reason in reasons:
+            _log.error("%s", reason)
+        raise reasons[0]
+
+    def _reason(self, ref: ray.ObjectRef[Any]) -> Exception:
+        try:
+            return EngineError(str(ray.get(ref, timeout=5)))
+        except RayError as error:
+            _log.error("%s: %s", self._names[ref], error)
+            return ActorError(f"{self._names[ref]} died: {why_it_died(error)}; logs are in {self._logs}")
+
+
+def why_it_died(error: RayError) -> str:
+    """Condense what Ray says of a dead actor to one line: its process id and how it ended."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    pid = next((line.removeprefix("pid: ") for line in lines if line.startswith("pid: ")), None)
+    text = " ".join(" ".join(lines).split())
+    _, found, detail = text.partition(_DETAIL)
+    reason = detail.split(". ")[0] if found else text[:_LONGEST_REASON]
+    return f"(pid {pid}) {reason}" if pid else reason

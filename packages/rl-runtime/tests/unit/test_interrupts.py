@@ -1,0 +1,76 @@
+"""Signals: one ends the run, the next ones are not heard, and stopping is not interrupted."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from rl_runtime.interrupts import delayed_interrupts, ended_by_signals, keeping_signal_handlers
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+@pytest.fixture(autouse=True)
+def handlers_stay():
+    before = [signal.getsignal(number) for number in SIGNALS]
+    yield
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_each_signal_is_an_interrupt(number):
+    with pytest.raises(KeyboardInterrupt), ended_by_signals():
+        os.kill(os.getpid(), number)
+
+
+def test_only_the_first_signal_is_heard():
+    stopped = []
+    with pytest.raises(KeyboardInterrupt), ended_by_signals():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
+            stopped.append("all")
+    assert stopped == ["all"]
+
+
+def test_a_hang_up_that_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ended_by_signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_signal_waits_for_the_end_of_what_must_not_be_interrupted():
+    stopped = []
+    with pytest.raises(KeyboardInterrupt), ended_by_signals(), delayed_interrupts():
+        os.kill(os.getpid(), signal.SIGTERM)
+        stopped.append("all")
+    assert stopped == ["all"]
+
+
+def test_handlers_that_a_library_sets_are_taken_back():
+    with pytest.raises(KeyboardInterrupt), ended_by_signals():
+        with keeping_signal_handlers():
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(3))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_other_threads_change_no_handler():
+    failures = []
+
+    def use():
+        try:
+            with ended_by_signals(), delayed_interrupts():
+                pass
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    assert not failures
