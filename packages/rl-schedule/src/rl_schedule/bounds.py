@@ -186,7 +186,7 @@ def _idle_bound(bounds: CostBounds, rank_limit: float) -> int:
     low, high = 0, heaviest + int(idle.max())
     while high - low > 1:
         middle = (low + high) // 2
-        done = int(np.clip(middle - idle, 0, heaviest).sum())
+        done = int(np.minimum(np.maximum(middle - idle, 0), heaviest).sum())
         low, high = (low, middle) if done >= bounds.total else (middle, high)
     return low
 

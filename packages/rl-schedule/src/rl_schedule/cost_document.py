@@ -23,8 +23,9 @@ def describe_cost(model: CostModel) -> CostDocument:
         windows = [list(entry) for entry in model.window_pair_flops]
         parameters = {"token_flops": model.token_flops, "pair_flops": model.pair_flops, "window_pair_flops": windows}
         return {"kind": "transformer", "parameters": parameters}
-    name = getattr(model, "__qualname__", type(model).__qualname__)
-    return {"kind": "custom", "parameters": {"name": f"{getattr(model, '__module__', '?')}:{name}"}}
+    module = getattr(model, "__module__", type(model).__module__)
+    name = getattr(model, "__qualname__", None) or getattr(model, "__name__", type(model).__qualname__)
+    return {"kind": "custom", "parameters": {"name": f"{module}:{name}"}}
 
 
 def read_cost(document: CostDocument) -> CostModel | None:
