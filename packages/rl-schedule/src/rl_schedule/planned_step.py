@@ -59,12 +59,18 @@ def plan_step(request: ScheduleRequest, number: int, members: IntArray, all_leng
     return PlannedStep(members=members, assignment=assignment, stats=stats)
 
 
+def _step_cap(request: ScheduleRequest, lengths: IntArray) -> int | None:
+    """Return the token cap, at most the tokens of the step: a larger one means the same and could overflow a product."""
+    return None if request.token_cap is None else min(request.token_cap, int(lengths.sum()))
+
+
 def _assign(request: ScheduleRequest, number: int, lengths: IntArray, levelled: IntArray) -> Assignment:
-    if request.token_cap is not None and request.balance != "none":
+    cap = _step_cap(request, lengths)
+    if cap is not None and request.balance != "none":
         assignment = balance_step(
             lengths,
             levelled,
-            cap=request.token_cap,
+            cap=cap,
             num_ranks=request.dp_size,
             alignment=request.alignment,
             rank_slack=request.rank_slack,
@@ -88,7 +94,7 @@ def _pack_in_order(request: ScheduleRequest, lengths: IntArray) -> tuple[IntArra
         chunks = (np.arange(lengths.size) // request.micro_batch_size).astype(np.int64)
         packed = -(-lengths.size // request.micro_batch_size)
         return chunks, packed, round_up(packed, request.alignment), "static"
-    bins = group_bins(np.asarray(fill_first_fit(lengths.tolist(), request.token_cap or 0), dtype=np.int64))
+    bins = group_bins(np.asarray(fill_first_fit(lengths.tolist(), _step_cap(request, lengths) or 0), dtype=np.int64))
     needed = round_up(len(bins), request.alignment)
     split = split_bins(bins, lengths.tolist(), needed)
     return number_bins(split, lengths.size), len(split), needed, "first_fit"
@@ -103,7 +109,7 @@ def _check_fillers(request: ScheduleRequest, number: int, num_samples: int, pack
 def _measure(
     request: ScheduleRequest, assignment: Assignment, lengths: IntArray, costs: IntArray, *, num_rollouts: int, mean_rank_cost: float
 ) -> StepStats:
-    ranks, slots, cap = assignment.num_ranks, assignment.num_slots, request.token_cap
+    ranks, slots, cap = assignment.num_ranks, assignment.num_slots, _step_cap(request, lengths)
     bin_costs = bin_sums(costs, assignment.bin_of, ranks * slots).reshape(ranks, slots)
     tokens, imbalance = int(lengths.sum()), rank_imbalance(bin_costs)
     if cap is None:
@@ -122,7 +128,7 @@ def _measure(
         micro_batches=slots,
         micro_batch_bound=round_up(least, request.alignment) // ranks,
         fillers=int(np.count_nonzero(np.bincount(assignment.bin_of, minlength=ranks * slots) == 0)),
-        fill=None if cap is None else tokens / (ranks * slots * cap),
+        fill=None if request.token_cap is None else tokens / (ranks * slots * request.token_cap),
         rank_imbalance=imbalance,
         rank_bound=lowest_rank,
         slot_imbalance=slot_imbalance(bin_costs),

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast, get_args
 
+import numpy as np
+
 from rl_schedule.arrays import IntArray, Integers, integer_column, positive_column, positive_int
 from rl_schedule.contract import SettingsDocument
 from rl_schedule.cost import CostModel, QuadraticCost, TokenCost
@@ -15,7 +17,7 @@ from rl_schedule.cost_document import describe_cost, read_cost
 from rl_schedule.errors import ScheduleError
 from rl_schedule.steps import StepSplitter, load_splitter
 
-__all__ = ["Balance", "OnMisaligned", "OnOversized", "OnTrailing", "RankSlack", "ScheduleRequest"]
+__all__ = ["MOST_TOKENS", "Balance", "OnMisaligned", "OnOversized", "OnTrailing", "RankSlack", "ScheduleRequest"]
 
 Balance: TypeAlias = Literal["none", "tokens", "flops"]
 """Plain arrival-order reference mode, or what is levelled over ranks and slots."""
@@ -31,6 +33,10 @@ OnTrailing: TypeAlias = Literal["drop", "partial_step", "error"]
 
 RankSlack: TypeAlias = float | Literal["auto"]
 """How far ranks with an unsplittable long sample may end above the mean (0.0025 = 0.25 %)."""
+
+
+MOST_TOKENS = 2**31 - 1
+"""Longest sample accepted: beyond it the square of a length no longer fits int64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,6 +90,9 @@ class ScheduleRequest:
         freeze = object.__setattr__
         freeze(self, "total_lengths", positive_column(self.total_lengths, "total_lengths"))
         freeze(self, "rollout_ids", integer_column(self.rollout_ids, "rollout_ids"))
+        longest = int(np.max(self.total_lengths, initial=0))
+        if longest > MOST_TOKENS:
+            raise ScheduleError(f"sample {int(np.argmax(self.total_lengths))} has {longest} tokens, more than {MOST_TOKENS}; is the unit right?")
         if len(self.rollout_ids) != len(self.total_lengths):
             raise ScheduleError(
                 f"total_lengths has {len(self.total_lengths)} samples but rollout_ids has {len(self.rollout_ids)}; "

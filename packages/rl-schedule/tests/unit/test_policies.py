@@ -106,6 +106,15 @@ def test_equal_counts_on_unequal_ranks() -> None:
 
 
 @pytest.mark.parametrize("balance", ["none", "tokens", "flops"])
+def test_extreme_numbers_do_not_overflow(balance: str) -> None:
+    """The longest samples there are, and a cap that means none."""
+    found = plan([2**31 - 1] * 6 + [1], dp_size=2, max_tokens_per_gpu=2**62, cp_size=2, balance=balance)
+    assert found.num_microbatches == (1,)
+    assert found.stats.slot_imbalance >= found.stats.slot_bound >= 1.0
+    assert plan([3, 2, 1], max_tokens_per_gpu=2**62, balance=balance).num_microbatches == (1,)
+
+
+@pytest.mark.parametrize("balance", ["none", "tokens", "flops"])
 def test_sevens_under_eight_are_alone(balance: str) -> None:
     assert plan([7] * 7, balance=balance).num_microbatches == (7,)
 

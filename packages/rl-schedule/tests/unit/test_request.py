@@ -20,6 +20,7 @@ GOOD: dict[str, Any] = {"total_lengths": [5, 6], "rollout_ids": [0, 1], "global_
         ({"total_lengths": [True, False]}, ["total_lengths[0]", "True"]),
         ({"total_lengths": [5, 2**70]}, ["total_lengths[1]", "int64"]),
         ({"total_lengths": np.array([5, 2**63], dtype=np.uint64)}, ["total_lengths[1]", "int64"]),
+        ({"total_lengths": [5, 2**40]}, ["sample 1", "1099511627776"]),
         ({"total_lengths": np.ones((2, 2), dtype=int)}, ["one-dimensional", "(2, 2)"]),
         ({"total_lengths": "56"}, ["total_lengths", "str"]),
         ({"total_lengths": 5}, ["total_lengths", "int"]),
