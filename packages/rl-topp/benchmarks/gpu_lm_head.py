@@ -199,10 +199,14 @@ def table() -> None:
             f"  masked full logits {masked_time:8.2f} ms {masked_memory:6.2f} GiB",
             f"  cross-entropy      {plain_time:8.2f} ms {plain_memory:6.2f} GiB (no mask)",
             f"  no filter, blocks  {dense_time:8.2f} ms {dense_memory:6.2f} GiB",
-            (f"  kept ids only      {times[0]:8.2f} ms {memory:6.2f} GiB (again {times[1]:.2f}; forward {forward:.2f}; "
-            f"host {hosts[0]:.2f} and {hosts[1]:.2f})"),
-            (f"  -> {masked_time / times[1]:.1f}x faster, {masked_memory / memory:.1f}x less; "
-            f"errors: log-prob {found[0]:.1e}, gradients {found[1]:.1e} {found[2]:.1e}"),
+            (
+                f"  kept ids only      {times[0]:8.2f} ms {memory:6.2f} GiB (again {times[1]:.2f}; forward {forward:.2f}; "
+                f"host {hosts[0]:.2f} and {hosts[1]:.2f})"
+            ),
+            (
+                f"  -> {masked_time / times[1]:.1f}x faster, {masked_memory / memory:.1f}x less; "
+                f"errors: log-prob {found[0]:.1e}, gradients {found[1]:.1e} {found[2]:.1e}"
+            ),
         ]
         for line in table_lines:
             say(line, short=True)

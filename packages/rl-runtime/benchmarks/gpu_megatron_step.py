@@ -1,0 +1,333 @@
+"""One Megatron-Core training step, end to end: logits and cross-entropy against scores of kept ids only, everything else the same.
+
+    python packages/rl-runtime/benchmarks/gpu_megatron_step.py             one GPU, Qwen3-0.6B shape, 16,384 packed tokens in 8 sequences
+    python packages/rl-runtime/benchmarks/gpu_megatron_step.py --tiny      a few tokens on the CPU: that both heads run and agree
+
+Every token is a response token with a kept set (mean 5). Forward, backward, gradient clipping and Adam; bfloat16 weights, float32 gradients, Megatron-Core's
+data parallelism with the distributed optimizer, its local layer spec with `rl_runtime`'s packed attention. Norms and rotary embeddings run through
+torch.compile and SwiGLU and residual sums through Megatron-Core's own fusions, in all variants alike; `--eager` leaves all of these out. Before timing, the
+sparse head on sets of the whole vocabulary must give the loss and the gradient norm of the cross-entropy. Needs torch, megatron-core and numpy;
+with OUT set, the figures go to $OUT/megatron_step.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.extend(str(Path(__file__).parents[2] / part) for part in ("rl-topp/src", "rl-topp/benchmarks", "rl-runtime/src"))
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from lm_head_cases import targets_in, zipf_rows
+from megatron.core import parallel_state as mpu
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from rl_runtime.training import attention
+from rl_runtime.training.device_shim import cpu_construction, install_device_shim
+from rl_runtime.training.model_shape import ModelShape
+from rl_runtime.training.rotary import RotaryTable
+from rl_topp import NucleusSet
+from rl_topp.lm_head import nucleus_lm_head_log_probs
+
+QWEN3_06B = ModelShape(
+    num_layers=28,
+    hidden_size=1024,
+    num_heads=16,
+    num_key_value_heads=8,
+    head_dim=128,
+    intermediate_size=3072,
+    vocab_size=151_936,
+    max_positions=40_960,
+    rms_norm_eps=1e-6,
+    rope_theta=1e6,
+    rope_scaling_factor=None,
+    tied_embeddings=True,
+    qkv_bias=False,
+    qk_norm=True,
+)
+TINY = ModelShape(
+    num_layers=2,
+    hidden_size=32,
+    num_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    intermediate_size=48,
+    vocab_size=1_000,
+    max_positions=64,
+    rms_norm_eps=1e-6,
+    rope_theta=1e4,
+    rope_scaling_factor=None,
+    tied_embeddings=True,
+    qkv_bias=False,
+    qk_norm=True,
+)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+
+
+class RmsNorm(torch.nn.RMSNorm):
+    """A norm with the constructor that Megatron-Core calls."""
+
+    compute: Callable[..., torch.Tensor] = staticmethod(rms_norm)
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: object) -> None:
+        del config
+        super().__init__(hidden_size, eps=eps)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.compute(x, self.weight, self.eps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One packed micro-batch on the device."""
+
+    tokens_1T: torch.Tensor
+    positions_1T: torch.Tensor
+    targets_T: torch.Tensor
+    stream: attention.PackedStream
+
+
+def build(shape: ModelShape, device: torch.device, *, fused: bool) -> tuple[Any, Any, TransformerConfig]:
+    """Return the model in its data-parallel wrapper, its optimizer and its config."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    config = TransformerConfig(
+        num_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+        num_attention_heads=shape.num_heads,
+        num_query_groups=shape.num_key_value_heads,
+        kv_channels=shape.head_dim,
+        ffn_hidden_size=shape.intermediate_size,
+        layernorm_epsilon=shape.rms_norm_eps,
+        qk_layernorm=shape.qk_norm,
+        normalization="RMSNorm",
+        activation_func=F.silu,
+        gated_linear_unit=True,
+        add_bias_linear=False,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        use_cpu_initialization=device.type == "cpu",
+        bias_activation_fusion=fused,
+        bias_dropout_fusion=fused,
+        finalize_model_grads_func=finalize_model_grads,
+    )
+    layer = get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm")
+    inside = layer.submodules.self_attention.submodules
+    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RmsNorm
+    inside.core_attention = attention.PackedAttention
+    inside.q_layernorm = inside.k_layernorm = RmsNorm
+    with cpu_construction():
+        model = GPTModel(
+            config=config,
+            transformer_layer_spec=TransformerBlockSubmodules(layer_specs=[layer] * shape.num_layers, layer_norm=RmsNorm),
+            vocab_size=shape.vocab_size,
+            max_sequence_length=shape.max_positions,
+            share_embeddings_and_output_weights=shape.tied_embeddings,
+            position_embedding_type="none",
+        ).to(device, dtype)
+    on_gpu = device.type == "cuda"
+    wrapped = DistributedDataParallel(
+        config,
+        DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=on_gpu),
+        Float16Module(config, model) if config.bf16 else model,
+    )
+    settings = OptimizerConfig(
+        optimizer="adam", lr=1e-6, clip_grad=1.0, bf16=config.bf16, params_dtype=dtype, use_distributed_optimizer=on_gpu
+    )
+    optimizer = get_megatron_optimizer(settings, [wrapped], use_gloo_process_groups=False)
+    for group in optimizer.param_groups:
+        group["fused"] = on_gpu  # torch's own fused Adam, which Megatron-Core does not ask for
+    return wrapped, optimizer, config
+
+
+def sparse_head(
+    *, hidden_states: torch.Tensor, output_layer: Any, output_weight: torch.Tensor | None, context: Any, **_: Any
+) -> torch.Tensor:
+    """The `output_processor`: log-probs [T] of the targets over their kept sets."""
+    targets_T, rows = context
+    weight = output_layer.weight if output_weight is None else output_weight
+    return nucleus_lm_head_log_probs(hidden_states.squeeze(1), weight, targets_T, rows, hidden_gradient="partial").log_probs
+
+
+def packed_batch(shape: ModelShape, lengths: list[int], targets_T: torch.Tensor, device: torch.device) -> Batch:
+    positions = torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])).to(device)
+    stream = attention.pack_stream(
+        lengths,
+        positions,
+        RotaryTable(shape, device),
+        cp_size=1,
+        cp_rank=0,
+        dtype=torch.bfloat16 if device.type == "cuda" else torch.float32,
+    )
+    tokens = torch.randint(0, shape.vocab_size, (1, positions.numel()), device=device)
+    return Batch(tokens_1T=tokens, positions_1T=positions[None], targets_T=targets_T, stream=stream)
+
+
+class Trial:
+    """The model, and the loss of one batch by either head."""
+
+    def __init__(self, shape: ModelShape, lengths: list[int], device: torch.device, *, fused: bool) -> None:
+        self.device = device
+        self.model, self.optimizer, self.config = build(shape, device, fused=fused)
+        rng = np.random.default_rng(0)
+        self.rows = zipf_rows(rng, sum(lengths), 5.0, shape.vocab_size)
+        self.whole = NucleusSet.unfiltered(sum(lengths), vocab_size=shape.vocab_size)
+        self.batch = packed_batch(shape, lengths, targets_in(self.rows, rng, device=device.type), device)
+
+    def cross_entropy(self, *, fused: bool) -> torch.Tensor:
+        self.config.cross_entropy_loss_fusion = fused
+        batch = self.batch
+        labels = batch.targets_T[None]
+        losses: torch.Tensor = self.model(batch.tokens_1T, batch.positions_1T, None, labels=labels, packed_seq_params=batch.stream)
+        return losses.float().mean()
+
+    def sparse(self, rows: NucleusSet) -> torch.Tensor:
+        batch = self.batch
+        log_probs: torch.Tensor = self.model(
+            batch.tokens_1T,
+            batch.positions_1T,
+            None,
+            packed_seq_params=batch.stream,
+            output_processor=sparse_head,
+            output_processor_context=(batch.targets_T, rows),
+        )
+        return -log_probs.mean()
+
+    def gradients(self, loss: Callable[[], torch.Tensor]) -> tuple[float, float]:
+        """Return the loss and the gradient norm, without an update."""
+        self.clear()
+        value = loss()
+        value.backward()  # type: ignore[no-untyped-call]
+        finalize_model_grads([self.model])
+        squares = [parameter.main_grad.double().square().sum() for parameter in self.model.parameters()]
+        return float(value.detach()), float(torch.stack(squares).sum().sqrt())
+
+    def clear(self) -> None:
+        self.model.zero_grad_buffer()
+        self.optimizer.zero_grad()
+
+    def step(self, loss: Callable[[], torch.Tensor]) -> None:
+        self.clear()
+        loss().backward()  # type: ignore[no-untyped-call]
+        finalize_model_grads([self.model])
+        self.optimizer.step()
+
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def measure(self, loss: Callable[[], torch.Tensor], steps: int, warm_up: int) -> tuple[list[float], float]:
+        """Return milliseconds of each step, and the peak of allocated memory in GiB."""
+        times = []
+        for index in range(warm_up + steps):
+            if index == warm_up and self.device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            self.synchronize()
+            begin = time.perf_counter()
+            self.step(loss)
+            self.synchronize()
+            times.append(1e3 * (time.perf_counter() - begin))
+        return times[warm_up:], torch.cuda.max_memory_allocated() / 2**30 if self.device.type == "cuda" else 0.0
+
+
+def check_agreement(trial: Trial) -> str:
+    """Compare both heads where they must agree: sets of the whole vocabulary."""
+    expected = trial.gradients(lambda: trial.cross_entropy(fused=False))
+    found = trial.gradients(lambda: trial.sparse(trial.whole))
+    limit = 5e-3 if trial.device.type == "cuda" else 1e-5  # the logits of cross-entropy are rounded to bfloat16 on the GPU
+    problems = [f"{left} and {right}" for left, right in zip(expected, found, strict=True) if abs(left - right) > limit * abs(left)]
+    if problems:
+        sys.exit(f"the heads disagree on loss or gradient norm: {'; '.join(problems)}")
+    return f"whole vocabulary: loss {expected[0]:.6f} and {found[0]:.6f}, gradient norm {expected[1]:.6f} and {found[1]:.6f}"
+
+
+def compare(trial: Trial, steps: int, warm_up: int) -> tuple[list[str], dict[str, Any]]:
+    """Time the variants in turn, twice."""
+    variants: dict[str, Callable[[], torch.Tensor]] = {
+        "logits, cross-entropy": lambda: trial.cross_entropy(fused=False),
+        "logits, fused cross-entropy": lambda: trial.cross_entropy(fused=True),
+        "kept ids only": lambda: trial.sparse(trial.rows),
+    }
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    peaks = dict.fromkeys(variants, 0.0)
+    for _ in range(2):
+        for name, loss in variants.items():
+            found, peak = trial.measure(loss, steps, warm_up)
+            times[name] += found
+            peaks[name] = max(peaks[name], peak)
+    medians = {name: statistics.median(found) for name, found in times.items()}
+    lines = [
+        f"{name:28s} {medians[name]:8.1f} ms (min {min(times[name]):.1f}, max {max(times[name]):.1f}), peak {peaks[name]:6.2f} GiB"
+        for name in variants
+    ]
+    *others, sparse = variants
+    lines += [
+        f"kept ids only against {other}: {medians[other] / medians[sparse]:.2f}x, {peaks[other] - peaks[sparse]:.1f} GiB less"
+        for other in others
+    ]
+    return lines, {"milliseconds": times, "peaks_gib": peaks}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--tiny", action="store_true", help="a tiny shape on the CPU")
+    parser.add_argument("--eager", action="store_true", help="neither torch.compile nor Megatron-Core's fusions")
+    options = parser.parse_args()
+    if options.tiny:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    device = torch.device("cpu" if options.tiny else "cuda:0")
+    torch.manual_seed(0)
+    install_device_shim()
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("gloo" if options.tiny else "nccl", init_method=f"file://{folder}/store", rank=0, world_size=1)
+        mpu.initialize_model_parallel(create_gloo_process_groups=False)
+        if not options.tiny:
+            model_parallel_cuda_manual_seed(0)
+        fused = not (options.eager or options.tiny)
+        if fused:
+            RmsNorm.compute = staticmethod(torch.compile(rms_norm, dynamic=False))
+            attention.apply_rotary = torch.compile(attention.apply_rotary, dynamic=False)
+        shape, lengths = (TINY, [7, 20, 1, 36]) if options.tiny else (QWEN3_06B, [2_048] * 8)
+        trial = Trial(shape, lengths, device, fused=fused)
+        name = "CPU" if options.tiny else torch.cuda.get_device_properties(0).name
+        how = "compiled and fused" if fused else "eager"
+        mean = trial.rows.ids.size / sum(lengths)
+        lines = [
+            f"{name}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, {how}; {sum(lengths)} tokens, mean kept {mean:.2f}",
+            check_agreement(trial),
+        ]
+        measured, figures = compare(trial, *((2, 1) if options.tiny else (8, 3)))
+        print("\n".join([*lines, *measured]), flush=True)
+        if "OUT" in os.environ:
+            Path(os.environ["OUT"], "megatron_step.json").write_text(json.dumps({"lines": [*lines, *measured], **figures}, indent=1))
+        mpu.destroy_model_parallel()
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
