@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_dump import convert, open_dump
@@ -61,6 +61,7 @@ def same(left, right):
     return type(left) is type(right) and (left == right or left != left)
 
 
+@settings(max_examples=25)
 @given(archives())
 def test_an_archive_converted_there_and_back_holds_the_same_samples(root):
     with tempfile.TemporaryDirectory() as name:

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 import torch
+from typing_extensions import Self
 
 from rl_dump.atomic import atomic_path
 from rl_dump.contract import RESPONSE_FIELDS, DroppedSample, DumpHeader
@@ -22,14 +24,16 @@ from rl_dump.documents import Tensor
 from rl_dump.errors import DumpError
 from rl_dump.header import make_header
 from rl_dump.inference import build_columns
+from rl_dump.parquet import arrow_schema, decode
 from rl_dump.ragged import RaggedArray
 
 if TYPE_CHECKING:
     import os
+    from types import TracebackType
 
-    from rl_dump.fields import Column, ColumnInput
+    from rl_dump.fields import Column, ColumnInput, Field
 
-__all__ = ["save_archive", "write_torch_archive"]
+__all__ = ["ArchiveWriter", "save_archive", "write_torch_archive"]
 
 
 def write_torch_archive(
@@ -64,6 +68,45 @@ def write_torch_archive(
         metadata=metadata,
     )
     return save_archive(path, header, built)
+
+
+class ArchiveWriter:
+    """Take a dump piece by piece, as `rl_dump.DumpWriter` does, and write it to a torch archive at the end of the `with` block.
+
+    Args:
+        path: the file; must end in `.pt`.
+        fields: every column of the dump.
+        header: the other keywords of `rl_dump.write_dump`.
+
+    Raises:
+        WriteError: at the end of the block, the file system refused.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, fields: Sequence[Field], **header: Any) -> None:
+        self._path = Path(path)
+        self._fields = list(fields)
+        self._header = make_header(num_samples=0, fields=fields, **header)
+        self._pieces: list[Mapping[str, pa.Array]] = []
+
+    def __enter__(self) -> Self:
+        """Start with no piece."""
+        return self
+
+    def write_arrays(self, arrays: Mapping[str, pa.Array]) -> None:
+        """Append samples; all pieces stay in memory until the end of the block."""
+        self._pieces.append(arrays)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Write the file, or nothing after an exception."""
+        if kind is not None:
+            return
+        whole = {field.name: self._joined(field) for field in self._fields}
+        count = len(next(iter(whole.values()))) if whole else 0
+        save_archive(self._path, {**self._header, "num_samples": count}, whole)
+
+    def _joined(self, field: Field) -> Column:
+        parts = [piece[field.name] for piece in self._pieces]
+        return decode(field, pa.concat_arrays(parts) if parts else pa.array([], arrow_schema([field]).field(0).type))
 
 
 def save_archive(path: str | os.PathLike[str], header: DumpHeader, columns: Mapping[str, Column]) -> Path:

@@ -23,6 +23,7 @@ from rl_dump import documents
 from rl_dump.errors import DumpError, WriteError
 from rl_dump.header import field_of
 from rl_dump.parquet import arrow_schema, encode, smallest_stored
+from rl_dump.torch.archive import ArchiveWriter
 from rl_dump.torch.wire import receive_bytes, send_bytes
 from rl_dump.writer import DumpWriter, integer_range, row_bytes, row_group_bounds
 
@@ -99,7 +100,9 @@ def _write(path: Path, shard: Shard | DumpError, topology: DumpTopology, header:
                 "rows": [layout.rows_of(peer, group) for group in range(len(layout.bounds))],
             }
             send_bytes(documents.dumps(plan).encode(), peer, topology)
-        with DumpWriter(path, fields=layout.fields, dp_shards=[summary["document"] for summary in summaries], **header) as writer:
+        # A torch archive is one pickle, so its writer holds the batch; Parquet's holds a row group.
+        kind = ArchiveWriter if path.suffix == ".pt" else DumpWriter
+        with kind(path, fields=layout.fields, dp_shards=[summary["document"] for summary in summaries], **header) as writer:
             for group in range(len(layout.bounds)):
                 writer.write_arrays(_collect(shard, layout, group, topology))
     except BaseException as error:

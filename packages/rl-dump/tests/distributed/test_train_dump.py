@@ -1,0 +1,241 @@
+"""Train dumps of four processes equal the one of a single process, bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from dump_batches import batch, placed, taken
+from dump_layouts import cut, gatherer
+from dump_processes import run_ranks
+
+from rl_dump import BackgroundWriter, DumpError, RaggedArray, WriteError, compare, open_dump, write_dump
+from rl_dump.torch import DumpTopology, LogProbCapture, restore_context_parallel_fields_to_cpu, save_debug_train_data
+from rl_dump.torch import shards as shards_module
+
+pytestmark = pytest.mark.distributed
+CP_FIELDS = ("log_probs", "rollout_log_probs", "advantages", "entropy")
+
+
+def trainer_shard(columns, shard, cp_rank=0, cp_size=1):
+    """What rank `cp_rank` of a data-parallel rank holds: its samples, floats cut along the context axis."""
+    part = taken(columns, shard["partition"])
+    data = {}
+    for name, column in part.items():
+        if name in {"rollout_position", "step", "micro_batch", "data_parallel_rank"}:
+            continue
+        if isinstance(column, RaggedArray):
+            items = [torch.from_numpy(item.copy()) for item in column]
+            if name in CP_FIELDS:
+                items = [cut(item, int(total), cp_rank, cp_size) for item, total in zip(items, part["total_lengths"], strict=True)]
+            data[name] = items
+        else:
+            data[name] = column if isinstance(column, list) else column.tolist()
+    keys = ("partition", "micro_batch_indices", "num_microbatches", "global_batch_sizes")
+    return {**data, **{key: shard[key] for key in keys}}
+
+
+def reference(folder, columns, shards):
+    return write_dump(folder / "reference.parquet", contract="train-dump.v2", batch_id=0, columns=columns, dp_shards=shards)
+
+
+def dp2_cp2(rank, folder, num_samples, longest, background, suffix=".parquet"):
+    dp_rank, cp_rank = divmod(rank, 2)
+    cp_groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    shard_group = dist.new_group([0, 2])
+    columns, shards = placed(batch(num_samples, longest=longest))
+    gather, restored = gatherer(cp_rank, 2, cp_groups[dp_rank])
+    topology = DumpTopology(
+        global_rank=rank, dp_rank=dp_rank, dp_size=2, cp_rank=cp_rank, cp_size=2, shard_group=shard_group if cp_rank == 0 else None, deadline_seconds=20
+    )
+    received = []
+    real = shards_module.receive_bytes
+    shards_module.receive_bytes = lambda peer, place: received.append(real(peer, place)) or received[-1]
+    options = {"batch_id": 0, "rollout_data": trainer_shard(columns, shards[dp_rank], cp_rank, 2), "topology": topology, "gather_tensor": gather}
+    if background:
+        with BackgroundWriter() as writer:
+            path = save_debug_train_data(folder / f"t_{{batch_id}}{suffix}", background=writer, **options)
+    else:
+        path = save_debug_train_data(folder / f"t_{{batch_id}}{suffix}", chunk_bytes=4096, **options)
+    return None if path is None else str(path), restored, [len(message) for message in received]
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_dp2_cp2_writes_one_file_equal_to_a_single_process(tmp_path, background):
+    results = run_ranks(dp2_cp2, 4, tmp_path, 30, 60, background)
+    assert [result[0] is not None for result in results] == [True, False, False, False]
+    assert [path.name for path in tmp_path.iterdir()] == ["t_0.parquet"]
+    columns, shards = placed(batch(30, longest=60))
+    with open_dump(results[0][0]) as found, open_dump(reference(tmp_path, columns, shards)) as expected:
+        assert compare(found, expected) is None
+        for name in columns:
+            left, right = found.column(name), expected.column(name)
+            assert left == right if isinstance(left, (RaggedArray, list)) else left.tobytes() == right.tobytes(), name
+        assert found.header["writer_rank"] == 0
+        assert [(shard["rank"], shard["data_parallel_rank"], shard["partition"]) for shard in found.dp_shards] == [(0, 0, shards[0]["partition"]), (2, 1, shards[1]["partition"])]
+        assert found.verify() == []
+
+
+def test_restored_memory_is_one_chunk_and_collectives_are_few(tmp_path):
+    for _, restored, _ in run_ranks(dp2_cp2, 4, tmp_path, 60, 200, False):
+        assert max(restored) <= 4096
+        assert len(restored) < 60 * len(CP_FIELDS) / 3, "one collective per field and chunk, not per sample"
+
+
+def test_the_writer_holds_one_row_group_of_another_rank(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards_module, "row_group_bounds", lambda sizes: [(start, min(start + 8, len(sizes))) for start in range(0, len(sizes), 8)])
+    results = run_ranks(dp2_cp2, 4, tmp_path, 160, 200, False)
+    messages = [size for size in results[0][2] if size > 100]
+    assert len(messages) > 15
+    assert max(messages[1:]) < sum(messages[1:]) / 8
+
+
+def test_an_archive_is_written_by_the_same_call(tmp_path):
+    results = run_ranks(dp2_cp2, 4, tmp_path, 20, 30, False, ".pt")
+    columns, shards = placed(batch(20, longest=30))
+    with open_dump(results[0][0]) as found, open_dump(reference(tmp_path, columns, shards)) as expected:
+        assert compare(found, expected) is None
+
+
+def tp2_pp2(rank, folder):
+    pp_rank, tp_rank = divmod(rank, 2)
+    topology = DumpTopology(global_rank=rank, tp_rank=tp_rank, tp_size=2, pp_rank=pp_rank, pp_size=2)
+    columns, shards = placed(batch(10), dp_size=1)
+    data = trainer_shard(columns, shards[0]) if topology.takes_part else {}
+    path = save_debug_train_data(folder / "t_{batch_id}.parquet", batch_id=0, rollout_data=data, topology=topology)
+    return None if path is None else str(path)
+
+
+def test_tp2_pp2_only_the_last_stages_first_rank_writes(tmp_path):
+    results = run_ranks(tp2_pp2, 4, tmp_path)
+    assert [result is not None for result in results] == [False, False, True, False]
+    columns, shards = placed(batch(10), dp_size=1)
+    with open_dump(results[2]) as found, open_dump(reference(tmp_path, columns, shards)) as expected:
+        assert compare(found, expected) is None
+        assert found.header["writer_rank"] == 2
+
+
+def restore_only(rank):
+    columns = batch(16, longest=50)
+    shard = {"partition": list(range(16)), "micro_batch_indices": [], "num_microbatches": [], "global_batch_sizes": []}
+    gather, _ = gatherer(rank, 4, dist.group.WORLD)
+    restored = restore_context_parallel_fields_to_cpu(trainer_shard(columns, shard, rank, 4), gather, keep_restored=rank == 0, chunk_bytes=1000)
+    return {name: [item.tobytes() for item in column] for name, column in restored.values.items()}
+
+
+def test_cp4_fields_are_restored_bit_for_bit_on_the_writer_only():
+    results = run_ranks(restore_only, 4)
+    columns = batch(16, longest=50)
+    assert results[0] == {name: [item.tobytes() for item in columns[name]] for name in ("rollout_log_probs", "log_probs", "advantages", "entropy")}
+    assert results[1:] == [{}, {}, {}]
+
+
+def three_shards(rank, folder, fault):
+    group = dist.new_group([0, 1, 2])
+    topology = DumpTopology(global_rank=rank, dp_rank=rank, dp_size=3, shard_group=group, deadline_seconds=2 if fault == "absent" else 20)
+    columns, shards = placed(batch(30), dp_size=3)
+    data = trainer_shard(columns, shards[rank])
+    if rank == 1 and fault == "absent":
+        return "absent"
+    if rank == 1 and fault == "field missing":
+        del data["entropy"]
+    if rank == 1 and fault == "bad batch":
+        data["tokens"] = data["tokens"][:3]
+    if rank == 1 and fault == "not json":
+        data["label"] = [object()] * len(data["partition"])
+    elif fault == "not json":
+        data["label"] = [{"a": 1}] * len(data["partition"])
+    if rank == 2 and fault == "same sample twice":
+        data["partition"] = shards[1]["partition"]
+    if rank == 1 and fault == "empty shard":
+        columns, shards = placed(batch(0), dp_size=1)
+        data = trainer_shard(columns, {**shards[0], "partition": [], "micro_batch_indices": [], "num_microbatches": [0]})
+    target = folder / "file" / "t_{batch_id}.parquet" if fault == "disk" else folder / "t_{batch_id}.parquet"
+    try:
+        save_debug_train_data(target, batch_id=0, rollout_data=data, topology=topology)
+    except DumpError as error:
+        return type(error).__name__, str(error)
+    return "written"
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("field missing", "entropy: missing on data-parallel ranks [1]"),
+        ("bad batch", "different numbers of samples"),
+        ("not json", "label of sample"),
+        ("same sample twice", "is in more than one place"),
+        ("disk", "cannot write"),
+    ],
+)
+def test_a_fault_of_one_rank_raises_on_every_rank_with_its_reason(tmp_path, fault, message):
+    (tmp_path / "file").write_text("in the way")
+    for result in run_ranks(three_shards, 3, tmp_path, fault):
+        assert message in result[1], result
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_rank_that_does_not_come_meets_the_deadline_and_is_named(tmp_path):
+    results = run_ranks(three_shards, 3, tmp_path, "absent")
+    assert results[1] == "absent"
+    assert results[0][0] == WriteError.__name__
+    assert "data-parallel rank 1" in results[0][1]
+    assert results[2][0] == WriteError.__name__
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_without_samples_is_fine(tmp_path):
+    assert run_ranks(three_shards, 3, tmp_path, "empty shard") == ["written"] * 3
+    with open_dump(tmp_path / "t_0.parquet") as dump:
+        assert dump.num_samples == 20
+        assert [len(shard["partition"]) for shard in dump.dp_shards] == [10, 0, 10]
+
+
+def training(rank, folder, dumping):
+    """Two batches of a small policy under DP 2 x CP 2; returns every number training produced."""
+    dp_rank, cp_rank = divmod(rank, 2)
+    cp_groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    shard_group = dist.new_group([0, 2])
+    topology = DumpTopology(
+        global_rank=rank, dp_rank=dp_rank, dp_size=2, cp_rank=cp_rank, cp_size=2, shard_group=shard_group if cp_rank == 0 else None, deadline_seconds=20
+    )
+    gather, _ = gatherer(cp_rank, 2, cp_groups[dp_rank])
+    weight = torch.randn(46, 46, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    numbers = []
+    with BackgroundWriter() as writer:
+        for batch_id in range(2):
+            columns, shards = placed(batch(12, seed=batch_id))
+            data = trainer_shard(columns, shards[dp_rank], cp_rank, 2)
+            del data["log_probs"]
+            with LogProbCapture(enabled=dumping) as capture:
+                for indices in data["micro_batch_indices"]:
+                    loss = torch.zeros(())
+                    for index in indices:
+                        tokens = data["tokens"][index]
+                        start = len(tokens) - data["response_lengths"][index]
+                        scores = torch.log_softmax(weight[tokens[:-1]], -1).gather(1, tokens[1:, None]).squeeze(1)[start - 1 :]
+                        mine = cut(scores, len(tokens), cp_rank, 2)
+                        capture.record(data["partition"][index], mine)
+                        loss = loss - (mine * data["advantages"][index]).sum()
+                    loss.backward()
+                    dist.all_reduce(weight.grad)
+                    with torch.no_grad():
+                        weight -= 1e-2 * weight.grad
+                    weight.grad = None
+                    numbers.append(loss.detach().numpy().tobytes())
+                if dumping:
+                    data["log_probs"] = capture.collect(data["partition"])
+                    save_debug_train_data(
+                        folder / "t_{batch_id}.parquet", batch_id=batch_id, rollout_data=data, topology=topology, gather_tensor=gather, background=writer
+                    )
+    return numbers, weight.detach().numpy().tobytes()
+
+
+def test_training_is_the_same_bits_with_the_dump_on_and_off(tmp_path):
+    on, off = run_ranks(training, 4, tmp_path, True), run_ranks(training, 4, tmp_path, False)
+    assert on == off
+    assert len(set(number for numbers, _ in on for number in numbers)) > 4
+    with open_dump(tmp_path / "t_1.parquet") as dump:
+        assert np.isfinite(dump.column("log_probs").values).all()
+        assert dump.verify() == []

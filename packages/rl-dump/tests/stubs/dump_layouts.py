@@ -1,0 +1,35 @@
+"""Context-parallel cuts for tests: the zigzag of the training system, in a few lines, and its inverse."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+
+def owned(total: int, response: int, rank: int, size: int) -> list[int]:
+    """Return the response indices whose logits rank `rank` of `size` holds: chunk r and its mirror image."""
+    chunk = -(-total // (2 * size))
+    first = response_start = total - response - 1
+    positions = [*range(rank * chunk, (rank + 1) * chunk), *range((2 * size - 1 - rank) * chunk, (2 * size - rank) * chunk)]
+    return [position - first for position in positions if response_start <= position < total - 1]
+
+
+def cut(full: torch.Tensor, total: int, rank: int, size: int) -> torch.Tensor:
+    return full[owned(total, len(full), rank, size)]
+
+
+def gatherer(rank: int, size: int, group):
+    """Return a `gather_tensor` that joins several samples in one all-reduce, and the list of the bytes each call restored."""
+    restored = []
+
+    def gather(pieces, totals, responses):
+        flat = torch.zeros(sum(responses), dtype=pieces[0].dtype)
+        start = 0
+        for piece, total, response in zip(pieces, totals, responses, strict=True):
+            flat[[start + index for index in owned(total, response, rank, size)]] = piece
+            start += response
+        restored.append(flat.nbytes)
+        dist.all_reduce(flat, group=group)
+        return list(flat.split(list(responses)))
+
+    return gather, restored

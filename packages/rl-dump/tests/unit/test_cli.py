@@ -1,0 +1,153 @@
+"""The command line: what it prints, and exit codes 0, 1 and 2."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from dump_batches import batch, ragged, taken
+from typer.testing import CliRunner
+
+from rl_dump import write_dump
+from rl_dump.cli.app import app
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_show_gives_fields_and_one_sample(pair):
+    result = run("show", pair[1])
+    assert result.exit_code == 0
+    assert "train-dump.v2 (minor 0), batch 0, 24 samples, 2 shards, 0 dropped" in result.output
+    assert "advantages" in result.output
+    document = json.loads(run("show", pair[1], "--json").output)
+    assert (document["contract"], document["num_samples"]) == ("train-dump.v2", 24)
+    sample = json.loads(run("show", pair[1], "--sample", "3", "--json").output)
+    assert sample["rollout_position"] == 3
+    assert "tokens" in run("show", pair[1], "--sample", "-1").output
+
+
+def test_stats_trend_doctor_verify_of_a_good_dump(pair):
+    assert "log_prob_gap" in run("stats", pair[1]).output
+    assert json.loads(run("stats", pair[1], "--json").output)["num_samples"] == 24
+    assert "raw_reward" in run("trend", pair[1], pair[1]).output
+    assert "entropy" in run("trend", pair[1], "--field", "entropy").output
+    assert run("verify", pair[1]).exit_code == 0
+    assert json.loads(run("verify", pair[1], "--json").output) == {"problems": []}
+
+
+def test_join_exits_1_when_something_is_missing(tmp_path, pair, columns):
+    assert run("join", *pair).exit_code == 0
+    part = write_dump(tmp_path / "part.parquet", contract="train-dump.v2", batch_id=0, columns=taken(columns, range(20)))
+    result = run("join", pair[0], part)
+    assert result.exit_code == 1
+    assert "20 samples in both" in result.output
+    assert "4 missing in the train dump" in result.output
+    assert len(json.loads(run("join", pair[0], part, "--json").output)["missing_in_train"]) == 4
+
+
+def test_diff_exits_1_and_names_the_place(tmp_path, pair, columns):
+    assert run("diff", pair[1], pair[1]).exit_code == 0
+    first = write_dump(tmp_path / "a.parquet", contract="train-dump.v2", batch_id=0, columns=columns)
+    other = write_dump(tmp_path / "b.parquet", contract="train-dump.v2", batch_id=0, columns={**columns, "advantages": ragged([item + 1 for item in columns["advantages"]], np.float32)})
+    result = run("diff", first, other)
+    assert result.exit_code == 1
+    assert "sample at rollout position 0" in result.output
+    assert json.loads(run("diff", first, other, "--json").output)["difference"]["field"] == "advantages"
+    assert run("diff", first, other, "--atol", "1.5").exit_code == 0
+
+
+def test_doctor_exits_1_on_an_alarm(tmp_path):
+    columns = {**batch(6), "truncated": np.ones(6, bool)}
+    path = write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns)
+    assert run("doctor", path).exit_code == 1
+    assert "truncated" in [alarm["code"] for alarm in json.loads(run("doctor", path, "--json").output)["alarms"]]
+
+
+def test_html_and_replay_write_files(tmp_path, pair):
+    assert run("html", pair[1], "--rollout", pair[0]).exit_code == 0
+    assert pair[1].with_suffix(".html").exists()
+    assert run("replay", pair[1], tmp_path / "one.parquet", "--rank", "1").exit_code == 0
+    assert run("show", tmp_path / "one.parquet").exit_code == 0
+    assert run("replay", pair[1], tmp_path / "one.parquet", "--rank", "9").exit_code == 2
+
+
+def test_convert_goes_there_and_back(tmp_path, pair):
+    pytest.importorskip("torch")
+    assert run("convert", pair[1], tmp_path / "x.pt").exit_code == 0
+    assert run("convert", tmp_path / "x.pt", tmp_path / "y.parquet").exit_code == 0
+    assert run("diff", pair[1], tmp_path / "y.parquet").exit_code == 0
+
+
+def bad_files(folder, good):
+    data = good.read_bytes()
+    flipped = bytearray(data)
+    flipped[len(data) // 2] ^= 0xFF
+    files = {
+        "empty.parquet": b"",
+        "empty.pt": b"",
+        "text.parquet": b"hello",
+        "text.pt": b"hello",
+        "cut.parquet": data[: len(data) // 2],
+        "tail.parquet": data[-100:],
+        "x.json": b"{}",
+        "folder.parquet": None,
+    }
+    for name, content in files.items():
+        if content is None:
+            (folder / name).mkdir()
+        else:
+            (folder / name).write_bytes(content)
+    return [folder / name for name in [*files, "missing.parquet", "missing.pt"]]
+
+
+COMMANDS = [("show",), ("stats",), ("verify",), ("doctor",), ("trend",), ("html",), ("convert", "out.parquet"), ("replay", "out.parquet"), ("join", "same"), ("diff", "same")]
+
+
+def test_a_bad_file_is_exit_code_2_and_one_line_for_every_command(tmp_path, pair):
+    for path in bad_files(tmp_path, pair[1]):
+        for command, *rest in COMMANDS:
+            second = [path if argument == "same" else tmp_path / argument for argument in rest]
+            result = run(command, path, *second)
+            assert result.exit_code == 2, (command, path, result.output)
+            lines = result.output.strip().splitlines()
+            assert len(lines) == 1, (command, path, result.output)
+            assert lines[0].startswith("rl-dump: ")
+            assert path.name in lines[0]
+    assert not (tmp_path / "out.parquet").exists()
+
+
+def test_a_file_of_another_major_is_exit_code_2_and_says_what_to_do(tmp_path, pair, monkeypatch):
+    import rl_dump.header
+
+    from rl_dump.contract import check_contract
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rl_dump.header, "check_contract", lambda *_, **__: None)
+        path = write_dump(tmp_path / "new.parquet", contract="train-dump.v7", batch_id=0, columns=batch(2))
+    assert check_contract("train-dump.v2", 0, where="x") == "train-dump.v2"
+    result = run("show", path)
+    assert result.exit_code == 2
+    assert "train-dump.v7" in result.output
+    assert "pip install -U rl-dump" in result.output
+
+
+def test_another_parquet_file_is_no_dump(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "a.parquet")
+    result = run("show", tmp_path / "a.parquet")
+    assert result.exit_code == 2
+    assert "a Parquet file, but not a dump" in result.output
+
+
+def test_the_module_runs_as_a_program_and_shows_no_traceback(tmp_path):
+    done = subprocess.run([sys.executable, "-m", "rl_dump", "show", tmp_path / "nope.parquet"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.strip().splitlines() == [f"rl-dump: {tmp_path / 'nope.parquet'}: cannot be opened: No such file or directory"]

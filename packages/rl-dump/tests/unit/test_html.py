@@ -1,0 +1,136 @@
+"""The page: self-contained, safe, complete; and used in a real browser."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from dump_batches import batch, placed, ragged, rollout_columns, write_tokenizer
+from dump_browser import available, browser
+
+from rl_dump import open_dump, write_dump, write_html
+
+
+def page(folder, train, rollout=None, **options):
+    with open_dump(train) as dump:
+        if rollout is None:
+            return write_html(dump, folder / "page.html", **options)
+        with open_dump(rollout) as texts:
+            return write_html(dump, folder / "page.html", rollout=texts, **options)
+
+
+def test_the_page_refers_to_nothing_outside(tmp_path, pair):
+    text = page(tmp_path, pair[1], pair[0], tokenizer=write_tokenizer(tmp_path)).read_text()
+    assert "default-src 'none'" in text
+    assert not re.findall(r"""(?:src|href)\s*=|url\(|@import|https?://""", text.split('<script type="application/json"')[0])
+
+
+def test_text_of_a_dump_never_becomes_markup(tmp_path):
+    columns = rollout_columns(batch(3))
+    columns["response"] = ["</script><script>window.hacked = 1</script>", "<img src=x onerror=alert(1)>", "]]>&amp;"]
+    columns["prompt"] = ["<!-- <script>"] * 3
+    path = write_dump(tmp_path / "r.parquet", contract="rollout-dump.v1", batch_id=0, columns=columns)
+    text = page(tmp_path, path).read_text()
+    assert text.count("<script") == 3
+    assert text.count("</script") == 3
+
+
+def test_samples_beyond_the_size_are_listed_without_tokens(tmp_path, pair):
+    text = page(tmp_path, pair[1], max_token_bytes=2000).read_text()
+    import json
+
+    document = json.loads(re.search(r'id="document">(.*?)</script>', text).group(1))
+    assert document["samples"] == len(document["facts"]["row"]) == 24
+    kept = [row for row, span in enumerate(document["spans"]) if span]
+    assert 0 < len(kept) < 24
+    gaps = document["facts"]["max_log_prob_gap"]
+    assert min(gaps[row] or 0 for row in kept) >= max(gap or 0 for row, gap in enumerate(gaps) if row not in kept)
+
+
+def test_an_empty_dump_and_non_finite_values_make_a_page(tmp_path):
+    path = write_dump(tmp_path / "e.parquet", contract="train-dump.v2", batch_id=0, columns=batch(0))
+    page(tmp_path, path)
+    columns = {**batch(3), "rewards": np.array([np.nan, np.inf, 0.0])}
+    path = write_dump(tmp_path / "n.parquet", contract="train-dump.v2", batch_id=0, columns=columns)
+    page(tmp_path, path)
+
+
+needs_browser = pytest.mark.skipif(not available(), reason="needs chromium and chromedriver")
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [1400, 420])
+def test_people_can_filter_sort_and_read(tmp_path, width):
+    columns, shards = placed(batch(200, seed=3))
+    train = write_dump(tmp_path / "t.parquet", contract="train-dump.v2", batch_id=0, columns=columns, dp_shards=shards)
+    rollout = write_dump(tmp_path / "r.parquet", contract="rollout-dump.v1", batch_id=0, columns=rollout_columns(columns))
+    file = page(tmp_path, train, rollout, tokenizer=write_tokenizer(tmp_path))
+    with browser(tmp_path, width=width) as web:
+        web.open(file)
+        assert web.run("return document.getElementById('count').textContent") == "200 samples"
+        # Sort by tokens, longest first; the first row shown is the longest response.
+        web.run("[...document.querySelectorAll('#head button')].find((b) => b.title === 'response_lengths').click()")
+        first = web.run("return Number(document.querySelector('.row').dataset.row)")
+        assert columns["response_lengths"][first] == columns["response_lengths"].max()
+        # Click it: prompt and response are shown as text, token by token.
+        web.run("document.querySelector('.row').click(); await new Promise((done) => setTimeout(done, 300))")
+        shown = web.run("return [...document.querySelectorAll('#detail .text')].at(-1).textContent")
+        assert shown == rollout_columns(columns)["response"][first]
+        colours = web.run("return new Set([...document.querySelectorAll('#detail .text:last-child span')].map((s) => s.style.background)).size")
+        assert colours > 5
+        # Colour by mask, then read one token's values.
+        web.run("[...document.querySelectorAll('.colours button')].find((b) => b.textContent === 'loss masks').click(); await new Promise((done) => setTimeout(done, 300))")
+        tip = web.run(
+            "const span = document.querySelector('#detail .text:last-child span');"
+            "span.dispatchEvent(new MouseEvent('mousemove', {bubbles: true, clientX: 50, clientY: 50})); return document.getElementById('tip').textContent"
+        )
+        assert "log probs" in tip
+        # Filter by a condition and a word.
+        expected = int(((columns["raw_reward"] > 0) & (columns["data_parallel_rank"] == 1)).sum())
+        count = "const f = document.getElementById('filter'); f.value = args[0]; f.dispatchEvent(new Event('input')); await new Promise((done) => setTimeout(done, 300)); return document.getElementById('count').textContent"
+        assert web.run(count, "raw_reward>0 rank=1") == f"{expected} of 200"
+        assert web.run(count, "no_such_column>3") == "200 samples"
+        assert web.run("return document.getElementById('filter').classList.contains('wrong')")
+        # The layout leads back to the samples of a micro-batch.
+        web.run("document.getElementById('tab-layout').click()")
+        web.run("document.querySelector('#view-layout button:not(.filler)').click(); await new Promise((done) => setTimeout(done, 300))")
+        assert web.run("return document.getElementById('count').textContent") == "3 of 200"
+        assert web.run("return document.documentElement.scrollWidth <= innerWidth"), "the page itself never scrolls sideways"
+
+
+@needs_browser
+def test_thousands_of_samples_stay_responsive(tmp_path):
+    count = 4096
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, 60, count)
+    columns = {
+        "rollout_position": np.arange(count),
+        "response_lengths": lengths,
+        "total_lengths": lengths + 1,
+        "tokens": ragged([rng.integers(0, 9, length + 1) for length in lengths], np.int64),
+        "log_probs": ragged([rng.normal(size=length) for length in lengths], np.float32),
+        "rewards": rng.normal(size=count),
+    }
+    path = write_dump(tmp_path / "t.parquet", contract="train-dump.v2", batch_id=0, columns=columns)
+    with browser(tmp_path) as web:
+        web.open(page(tmp_path, path))
+        assert web.run("return document.querySelectorAll('.row').length") < 80
+        web.run("document.getElementById('table').scrollTop = 4000 * 26; await new Promise((done) => setTimeout(done, 200))")
+        assert web.run("return [...document.querySelectorAll('.row')].some((line) => Number(line.dataset.row) > 3990)")
+        milliseconds = web.run("const start = performance.now(); for (let i = 0; i < 5; i += 1) arrange(); return (performance.now() - start) / 5")
+        assert milliseconds < 1000
+
+
+@needs_browser
+def test_markup_in_a_response_is_shown_and_not_run(tmp_path):
+    columns = rollout_columns(batch(2))
+    columns["response"] = ["</script><script>window.hacked = 1</script>", "<img src=x onerror='window.hacked = 1'>"]
+    path = write_dump(tmp_path / "r.parquet", contract="rollout-dump.v1", batch_id=0, columns=columns)
+    with browser(tmp_path) as web:
+        web.open(page(tmp_path, path), "#row=1")
+        web.run("await new Promise((done) => setTimeout(done, 300))")
+        assert web.run("return window.hacked === undefined")
+        assert "<img src=x" in web.run("return document.getElementById('detail').textContent")
+
+

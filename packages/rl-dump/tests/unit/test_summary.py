@@ -1,0 +1,63 @@
+"""Summaries: literal numbers, trained tokens only, and the order of batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from dump_batches import ragged, write_pair
+
+from rl_dump import DumpError, open_dump, summary, trend, write_dump
+from rl_dump.derived import kept_set_sizes, log_prob_gap
+
+
+@pytest.fixture
+def small(tmp_path):
+    columns = {
+        "response_lengths": np.array([2, 2]),
+        "loss_masks": ragged([[1, 0], [1, 1]], np.int32),
+        "log_probs": ragged([[-1, 99], [-3, np.nan]], np.float32),
+        "rollout_log_probs": ragged([[-1.5, 0], [-3, -2]], np.float32),
+        "nucleus_offsets": ragged([[0, 3, 4], [0, 0, 2]], np.int64),
+        "rewards": np.array([1.0, -1.0]),
+        "sample_index": [None, 4],
+        "teacher_log_probs": [None, np.array([1.0, 2.0], np.float32)],
+    }
+    with open_dump(write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns)) as dump:
+        yield dump
+
+
+def test_per_token_fields_are_summarised_over_trained_tokens(small):
+    found = summary(small).field("log_probs")
+    assert (found.count, found.minimum, found.maximum, found.mean, found.num_non_finite) == (3, -3.0, -1.0, -2.0, 1)
+    assert summary(small).field("loss_masks").mean == 0.75
+
+
+def test_missing_values_are_counted(small):
+    assert summary(small).field("sample_index").num_missing == 1
+    found = summary(small).field("teacher_log_probs")
+    assert (found.num_missing, found.mean) == (1, 1.5)
+
+
+def test_the_gap_and_the_kept_sets_are_derived(small):
+    gap = log_prob_gap(small)
+    assert gap[0].tolist() == [0.5, 0.0], "an untrained token has no gap"
+    assert [item.tolist() for item in kept_set_sizes(small)] == [[3, 1], [0, 2]]
+    found = summary(small)
+    assert found.field("log_prob_gap").mean == 0.25
+    assert found.field("kept_set_size").mean == pytest.approx(5 / 3)
+
+
+def test_an_empty_dump_has_no_means(tmp_path):
+    path = write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=0, columns={"rewards": np.zeros(0)})
+    with open_dump(path) as dump:
+        assert summary(dump).field("rewards").mean is None
+
+
+def test_trend_sorts_by_batch_numbers_first(tmp_path):
+    paths = [write_pair(tmp_path, 4, batch_id=batch)[1] for batch in (10, "eval_1", 2)]
+    assert [batch.batch_id for batch in trend(paths)] == [2, 10, "eval_1"]
+
+
+def test_trend_over_two_kinds_is_refused(pair):
+    with pytest.raises(DumpError, match="different contracts"):
+        trend(pair)
