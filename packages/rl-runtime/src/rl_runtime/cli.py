@@ -20,6 +20,7 @@ from rich.console import Console
 from rl_runtime.config import Recipe, absolute_paths, load_recipe
 from rl_runtime.errors import ConfigError
 from rl_runtime.interrupts import ended_by_signals
+from rl_runtime.supervisor import go_on_supervised
 
 __all__ = ["app", "main"]
 
@@ -55,6 +56,8 @@ def _train(path: Path, overrides: Sequence[str]) -> None:
         recipe = _checked_recipe(path, overrides)
         written = recipe.run.dir
         _run(recipe)
+    except typer.Exit:
+        raise
     except KeyboardInterrupt:
         kept = f"; what was written is in {written}" if written is not None and written.exists() else ""
         _errors.print(f"interrupted: everything was stopped{kept}", markup=False)
@@ -127,9 +130,11 @@ def doctor(json_: Annotated[bool, typer.Option("--json", help="Print one JSON ob
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line; a training run in a process of its own."""
+    if sys.argv[1:2] == ["train"]:
+        go_on_supervised(failed=_EXIT_FAILED)
     app()
 
 
 if __name__ == "__main__":
-    sys.exit(app())
+    main()

@@ -1,7 +1,7 @@
 """A Ray cluster for one run: started here, or joined. Layer: cluster.
 
-Invariants: a cluster that was started here is stopped again, with every process of it, also after an error or an interrupt; one that was joined is
-left as it was, less our actors.
+Invariants: a cluster that was started here is stopped again, also after an error or an interrupt; one that was joined is left as it was, less our
+actors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import ray
 from ray._private import worker as ray_worker
 
 from rl_runtime.cluster.placement import required_cpus
-from rl_runtime.cluster.process_tree import no_process_left
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import RuntimeSetupError
 from rl_runtime.interrupts import delayed_interrupts, keeping_signal_handlers
@@ -29,6 +28,9 @@ _log = logging.getLogger(__name__)
 
 _WORKER_NICENESS = "0"
 """Ray runs its workers, and so our engines and trainers, at niceness 15 unless told otherwise: anything else on the machine would starve them."""
+
+_START_ATTEMPTS = 3
+"""Ray gives its daemons 30 seconds to start, a limit that cannot be set; on a machine that is busy with other work they need longer at times."""
 
 _DAEMONS = ("gcs_server", "raylet")
 """Names of the processes without which a node of Ray does not work."""
@@ -45,43 +47,57 @@ def ray_session(recipe: Recipe) -> Iterator[list[psutil.Process]]:
         RuntimeSetupError: the cluster at `cluster.address` does not answer, or Ray does not start.
     """
     _keep_off_the_terminal()
-    with contextlib.ExitStack() as stack:
-        if not recipe.cluster.address:
-            stack.enter_context(no_process_left())
-        try:
-            _init(recipe)
-            yield [] if recipe.cluster.address else [child for child in psutil.Process().children() if child.name() in _DAEMONS]
-        finally:
-            with delayed_interrupts():
-                ray.shutdown()
+    try:
+        _init(recipe)
+        yield [] if recipe.cluster.address else [child for child in psutil.Process().children() if child.name() in _DAEMONS]
+    finally:
+        with delayed_interrupts():
+            ray.shutdown()
 
 
 def _init(recipe: Recipe) -> None:
     environment = {"OMP_NUM_THREADS": str(recipe.cluster.threads_per_trainer)}
     address = recipe.cluster.address
-    try:
-        with keeping_signal_handlers():
-            if address:
-                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env={"env_vars": environment})
-                return
-            os.environ.update(environment | {"RAY_worker_niceness": _WORKER_NICENESS})
-            ray.init(
-                # Without an address Ray would join any cluster that it finds on this machine, another run's for instance.
-                address="local",
-                num_cpus=max(os.cpu_count() or 1, math.ceil(required_cpus(recipe))),
-                object_store_memory=recipe.cluster.object_store_bytes,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                configure_logging=False,
-            )
-    except SystemExit:
-        # What Ray's own handler of SIGTERM raises while Ray starts.
-        raise KeyboardInterrupt from None
-    except Exception as error:
-        # Ray raises whatever it likes here, a plain Exception among them.
-        msg = f"cluster.address = {address!r}: Ray did not {'answer' if address else 'start'}: {error}"
-        raise RuntimeSetupError(msg) from error
+    attempts = 1 if address else _START_ATTEMPTS
+    before = set(psutil.Process().children())
+    for attempt in range(1, attempts + 1):
+        try:
+            with keeping_signal_handlers():
+                _join(address, environment) if address else _start(recipe, environment)
+        except SystemExit:
+            # What Ray's own handler of SIGTERM raises while Ray starts.
+            raise KeyboardInterrupt from None
+        except Exception as error:
+            # Ray raises whatever it likes here, a plain Exception among them.
+            if attempt == attempts:
+                msg = f"cluster.address = {address!r}: Ray did not {'answer' if address else 'start'}: {error}"
+                raise RuntimeSetupError(msg) from error
+            _log.warning("attempt %d of %d: Ray did not start: %s", attempt, attempts, error)
+            ray.shutdown()
+            # A node that did not come up is not stopped by that.
+            for process in set(psutil.Process().children()) - before:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        else:
+            return
+
+
+def _join(address: str, environment: dict[str, str]) -> None:
+    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env={"env_vars": environment})
+
+
+def _start(recipe: Recipe, environment: dict[str, str]) -> None:
+    os.environ.update(environment | {"RAY_worker_niceness": _WORKER_NICENESS})
+    ray.init(
+        # Without an address Ray would join any cluster that it finds on this machine, another run's for instance.
+        address="local",
+        num_cpus=max(os.cpu_count() or 1, math.ceil(required_cpus(recipe))),
+        object_store_memory=recipe.cluster.object_store_bytes,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        configure_logging=False,
+    )
 
 
 def _keep_off_the_terminal() -> None:

@@ -31,7 +31,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         The checked recipe.
 
     Raises:
-        ConfigError: the file is missing or no TOML, a key is unknown, or a value is wrong. All problems are in one message.
+        ConfigError: the file is missing or no TOML, a key is unknown, or a value is wrong. One line per problem.
     """
     try:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -46,7 +46,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     try:
         return Recipe.model_validate(table)
     except ValidationError as error:
-        msg = "; ".join(f"recipe {path}: {_describe(problem)}" for problem in error.errors())
+        msg = "\n".join(f"recipe {path}: {_describe(problem)}" for problem in error.errors())
         raise ConfigError(msg) from error
 
 

@@ -1,0 +1,81 @@
+"""One more process that outlives a run, so that nothing else does. Layer: top, beside the command line; Linux only.
+
+A run that is killed cannot clean up. So the command forks before it has started or imported anything large: the child does the work, the parent waits.
+When the child has ended, however it did, the parent ends whatever is left of it; when the parent is killed, the kernel tells the child, which then
+ends the run as after Ctrl-C.
+
+Invariants: signals to the parent reach the child; the exit code is the child's; when the parent has ended, no process of the run is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from types import FrameType
+from typing import NoReturn
+
+from rl_runtime.cluster.process_tree import die_with_parent, no_process_left
+
+__all__ = ["SCRATCH_VARIABLE", "go_on_supervised"]
+
+SCRATCH_VARIABLE = "RL_RUNTIME_SCRATCH"
+"""Environment variable with a folder that is removed at the end of the run."""
+
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def go_on_supervised(*, failed: int) -> None:
+    """Fork, and return in the child only.
+
+    Args:
+        failed: exit code of the parent where a signal killed the child.
+    """
+    if sys.platform != "linux":
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    os.environ[SCRATCH_VARIABLE] = scratch = tempfile.mkdtemp(prefix="rl_run_")
+    # No signal may come between the fork and the handler that sends it on.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+    with no_process_left():
+        child = os.fork()
+        if child == 0:
+            die_with_parent(signal.SIGTERM)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+            if os.getppid() != parent:
+                os._exit(failed)
+            return
+        code = _exit_code_of(child, failed)
+    shutil.rmtree(scratch, ignore_errors=True)
+    _end(code)
+
+
+def _exit_code_of(child: int, failed: int) -> int:
+    def send_on(number: int, _frame: FrameType | None) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    for number in _FORWARDED:
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, send_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+    ended = status = 0
+    while ended != child:
+        # Orphans that were adopted are reaped on the way.
+        ended, status = os.waitpid(-1, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return code
+    sys.stderr.write(f"error: the run (pid {child}) was killed by {signal.Signals(-code).name}; what it had started is stopped\n")
+    return failed
+
+
+def _end(code: int) -> NoReturn:
+    sys.stderr.flush()
+    # Nothing that the imports registered for the end of a process concerns this one.
+    os._exit(code)
