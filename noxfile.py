@@ -42,7 +42,7 @@ STRICT = ["-W", "error", "-ra", "--import-mode=importlib", "--strict-markers", "
 
 def workspace(session: nox.Session, *command: str, success_codes: list[int] | None = None) -> None:
     """Run a command in the workspace's environment, with one thread per process: tests start several."""
-    session.run("uv", "run", "--frozen", *command, external=True, env=ONE_THREAD, success_codes=success_codes)
+    session.run("uv", "run", "--frozen", "--project", str(ROOT), *command, external=True, env=ONE_THREAD, success_codes=success_codes)
 
 
 def install(session: nox.Session, *arguments: str) -> None:
@@ -98,9 +98,10 @@ def lint(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def types(session: nox.Session) -> None:
     """Strict types of sources and of this file; tests with the relaxations stated in the root pyproject.toml."""
-    workspace(session, "mypy", *(f"packages/{package}/src" for package in PROJECTS), "noxfile.py", ".ci")
+    workspace(session, "mypy", *(f"packages/{package}/src" for package in PROJECTS), "noxfile.py", *map(str, sorted(ROOT.glob(".ci/*.py"))))
     for package in PROJECTS:
-        workspace(session, "mypy", "--config-file", ".ci/mypy-tests.ini", f"packages/{package}/tests")
+        with session.chdir(ROOT / "packages" / package):
+            workspace(session, "mypy", "--config-file", str(ROOT / "pyproject.toml"), "--explicit-package-bases", "tests")
 
 
 @nox.session

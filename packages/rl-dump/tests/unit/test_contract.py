@@ -6,13 +6,14 @@ import json
 import logging
 from importlib.resources import files
 
-import jsonschema
 import pytest
 
 from rl_dump import UnsupportedContractError, documents, open_dump
 from rl_dump.contract import CONTRACTS, FIELD_RULES, MINOR, DroppedSample, DumpHeader, FieldDocument, Producer, check_contract
 from rl_dump.fields import Field
 from rl_dump.header import field_of, header_of
+
+jsonschema = pytest.importorskip("jsonschema")
 
 
 def schema(contract):

@@ -4,11 +4,12 @@ import json
 import math
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from rl_metrics import parse_document, to_document
 from rl_metrics.contract import load_schema, validate_document
+
+jsonschema = pytest.importorskip("jsonschema")
 
 FILES = sorted((Path(__file__).parent / "metric-record.v1").glob("*.json"))
 

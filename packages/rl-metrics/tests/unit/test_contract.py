@@ -4,10 +4,11 @@ import json
 import logging
 from typing import get_args, get_type_hints
 
-import jsonschema
 import pytest
 
 from rl_metrics import Metric, MetricsError, UnsupportedContractError, contract, parse_document, to_document
+
+jsonschema = pytest.importorskip("jsonschema")
 
 
 def _document(**changes):

@@ -6,11 +6,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-import jsonschema
 import numpy as np
 import pytest
 
 from rl_topp import NucleusError, NucleusSet, UnsupportedContractError, contract
+
+jsonschema = pytest.importorskip("jsonschema")
 
 FILES = sorted((Path(__file__).parent / "nucleus-set.v1").glob("*.json"))
 SCHEMA = json.loads((files("rl_topp") / "schemas" / contract.SCHEMA_FILE).read_text())
