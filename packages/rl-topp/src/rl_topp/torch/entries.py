@@ -41,9 +41,8 @@ class Entries:
     @property
     def is_target_E(self) -> Tensor:
         """Whether the entry is its row's target, bool [E]."""
-        mask = torch.zeros_like(self.ids_E, dtype=torch.bool)
-        mask[self.offsets_R1[:-1]] = True
-        return mask
+        # Not `mask[...] = True`: that copies the value from the host and waits for the device.
+        return torch.zeros_like(self.ids_E, dtype=torch.bool).index_fill_(0, self.offsets_R1[:-1], True)
 
 
 def build_entries(
