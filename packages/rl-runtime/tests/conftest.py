@@ -20,10 +20,17 @@ _STAND_INS = {name for name, spec in _FOUND.items() if spec is not None and "/te
 _SOURCES = Path(next(iter(importlib.util.find_spec("rl_runtime").submodule_search_locations)))
 
 
+def _statements(body):
+    """Every statement that importing a file executes, those in `with` and `try` blocks too."""
+    for node in body:
+        yield node
+        yield from _statements(getattr(node, "body", []) if isinstance(node, ast.With | ast.Try) else [])
+
+
 def _imports(path, seen):
     """Name every library that importing a file loads, through our own modules."""
     found = set()
-    for node in ast.parse(path.read_text()).body:
+    for node in _statements(ast.parse(path.read_text()).body):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
         if isinstance(node, ast.ImportFrom) and node.module:
             names += [f"{node.module}.{alias.name}" for alias in node.names]

@@ -1,0 +1,43 @@
+"""The names that recipes, hooks and other packages build on, pinned: a change here belongs in the changelog."""
+
+import importlib
+
+import pytest
+
+PUBLIC = {
+    "rl_runtime.config": ["Recipe", "absolute_paths", "load_recipe", "recipe_to_toml"],
+    "rl_runtime.contract": [
+        "FIELDS", "MINOR", "OFFSETS", "READS", "ROLLOUT_BATCH", "WRITES", "ArrayDescription", "RolloutBatchDocument", "check_contract",
+        "load_schema", "log_newer_minor",
+    ],
+    "rl_runtime.batch_document": ["columns_of_document", "document_of_columns"],
+    "rl_runtime.contract_table": [
+        "READS_GROUP", "WRITES_GROUP", "ContractTable", "differences", "gaps", "installed_contracts", "refuse_mixed_cluster", "version_differences",
+    ],
+    "rl_runtime.doctor": ["Finding", "Report", "diagnose", "report_document"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_the_public_names_are_these(module):
+    found = importlib.import_module(module)
+    assert found.__all__ == PUBLIC[module]
+    assert all(hasattr(found, name) for name in found.__all__)
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_every_public_function_and_class_is_documented(module):
+    found = importlib.import_module(module)
+    for name in found.__all__:
+        if callable(getattr(found, name)):
+            assert getattr(found, name).__doc__, name
+
+
+def test_the_records_of_hooks_keep_their_names():
+    records = importlib.import_module("rl_runtime.records")
+    assert {"Sample", "PromptGroup"} <= set(records.__all__)
+
+
+def test_the_commands_are_these():
+    cli = importlib.import_module("rl_runtime.cli")
+    assert sorted(command.callback.__name__ for command in cli.app.registered_commands) == ["doctor", "report", "train"]
