@@ -9,7 +9,7 @@ from a normal distribution, an all-ones mask. Nothing of it repeats, so compress
 from __future__ import annotations
 
 import argparse
-import datetime
+import datetime as dt
 import json
 import multiprocessing
 import os
@@ -158,7 +158,7 @@ def main():
         ("writer's extra memory", f"{grown / 1e6:.1f} MB", "", "one shard"),
     ]
     print(
-        f"{datetime.datetime.now(tz=datetime.timezone.utc):%Y-%m-%d}, {platform.machine()} {os.cpu_count()} cores, Python {platform.python_version()}, "
+        f"{dt.datetime.now(tz=dt.timezone.utc):%Y-%m-%d}, {platform.machine()} {os.cpu_count()} cores, Python {platform.python_version()}, "
         f"torch {torch.__version__}, pyarrow {pa.__version__}; {arguments.samples} samples, {int(field.offsets[-1])} response tokens"
     )
     for row in rows:

@@ -19,6 +19,7 @@ import numpy as np
 from rl_dump.contract import ROLLOUT_DUMP, TRAIN_DUMP
 from rl_dump.errors import DumpError
 from rl_dump.ragged import RaggedArray
+from rl_dump.views import plan_dropped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
@@ -219,7 +220,8 @@ class _Noted:
         for shard in dump.dp_shards:
             text = f"in the partition of data-parallel rank {shard.get('data_parallel_rank')}, but that shard's sample is not in the file"
             self.by_position |= dict.fromkeys(set(_numbers(shard.get("partition"))) - held, text)
-        self.by_position |= dict.fromkeys(_numbers((dump.schedule or {}).get("dropped_samples")), "dropped by the schedule")
+        if dump.schedule is not None:
+            self.by_position |= dict.fromkeys(plan_dropped(dump.schedule), "dropped by the schedule")
         for entry in dump.dropped:
             position, index, text = entry.get("rollout_position"), entry.get("sample_index"), f"dropped: {entry.get('reason')}"
             if position is not None:

@@ -69,7 +69,7 @@ class ParquetSource:
         for group in range(len(self.header["row_groups"])):
             part = whole.slice(self._starts[group], self._starts[group + 1] - self._starts[group])
             self._check(name, group, part)
-        return decode(field, whole, stored=stored)
+        return self._decode(field, whole, stored=stored)
 
     def sample(self, row: int) -> dict[str, Any]:
         """Read one sample; see `Dump.sample`."""
@@ -79,7 +79,7 @@ class ParquetSource:
         for name, field in self.fields.items():
             whole = table.column(name).combine_chunks()
             self._check(name, group, whole)
-            sample[name] = decode(field, whole.slice(row - self._starts[group], 1)).item(0)
+            sample[name] = self._decode(field, whole.slice(row - self._starts[group], 1)).item(0)
         return sample
 
     def verify(self) -> list[Problem]:
@@ -97,6 +97,13 @@ class ParquetSource:
     def close(self) -> None:
         """Release the file."""
         self._file.close()
+
+    def _decode(self, field: Field, array: pa.Array, *, stored: bool = False) -> Column:
+        try:
+            return decode(field, array, stored=stored)
+        except DumpError as error:
+            msg = f"{self._path}: field {error}"
+            raise DumpError(msg) from error
 
     def _read_group(self, group: int) -> pa.Table:
         try:

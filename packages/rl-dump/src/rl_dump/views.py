@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["batch_columns", "metric_values", "nucleus_columns", "plan_columns"]
+__all__ = ["batch_columns", "metric_values", "nucleus_columns", "plan_columns", "plan_dropped", "plan_fillers"]
 
 _OFFSETS = ".offsets"
 
@@ -60,6 +60,33 @@ def plan_columns(document: Mapping[str, Any], num_samples: int) -> dict[str, NDA
         columns[name] = np.full(num_samples, -1, np.int64)
         columns[name][positions] = np.repeat(place, sizes)
     return columns
+
+
+def plan_dropped(document: Mapping[str, Any]) -> list[int]:
+    """Return the rollout positions a schedule plan drops, in its order.
+
+    Args:
+        document: `schedule-plan.v1`.
+
+    Raises:
+        UnsupportedContractError: another contract.
+        DumpError: a key is missing or not numeric.
+    """
+    _check(document, "schedule-plan.v1")
+    return _plan_array(document, "dropped_samples").reshape(-1).tolist()
+
+
+def plan_fillers(document: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Return the micro-batches without samples as (data-parallel rank, micro-batch counted over all steps); raises as `plan_dropped`."""
+    _check(document, "schedule-plan.v1")
+    return [(int(rank), int(slot)) for rank, slot in _plan_array(document, "filler_micro_batches").reshape(-1, 2).tolist()]
+
+
+def _plan_array(document: Mapping[str, Any], name: str) -> NDArray[np.int64]:
+    try:
+        return np.array(document["arrays"][name]["data"], np.int64)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DumpError(f"schedule-plan.v1: cannot read {name} ({error}); write the plan again with rl-schedule") from error
 
 
 def nucleus_columns(document: Mapping[str, Any], arrays: Mapping[str, ArrayLike]) -> dict[str, NDArray[Any]]:

@@ -235,7 +235,7 @@ def training(rank, folder, dumping):
 def test_training_is_the_same_bits_with_the_dump_on_and_off(tmp_path):
     on, off = run_ranks(training, 4, tmp_path, True), run_ranks(training, 4, tmp_path, False)
     assert on == off
-    assert len(set(number for numbers, _ in on for number in numbers)) > 4
+    assert len({number for numbers, _ in on for number in numbers}) > 4
     with open_dump(tmp_path / "t_1.parquet") as dump:
         assert np.isfinite(dump.column("log_probs").values).all()
         assert dump.verify() == []

@@ -31,7 +31,7 @@ def field(draw, count):
         "list": lambda n: [[n] * n, [n * 0.5] * n][seed % 2],
         "text": lambda n: "é" * n,
         "object": lambda n: {"n": n, "t": torch.full((n,), 1.5).to(dtype), "s": (n, [None, b"x"]), "x": np.arange(n, dtype=np.int16)},
-        "generic": lambda n: np.float32(n),
+        "generic": np.float32,
         "array": lambda n: np.arange(n, dtype=np.float32),
     }[kind]
     values = [make(n) for n in lengths]

@@ -123,7 +123,6 @@ def test_a_bad_file_is_exit_code_2_and_one_line_for_every_command(tmp_path, pair
 
 def test_a_file_of_another_major_is_exit_code_2_and_says_what_to_do(tmp_path, pair, monkeypatch):
     import rl_dump.header
-
     from rl_dump.contract import check_contract
 
     with monkeypatch.context() as patch:

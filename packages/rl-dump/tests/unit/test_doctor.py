@@ -45,8 +45,7 @@ def test_non_finite_values(tmp_path, healthy):
 
 def test_a_log_prob_gap_names_the_worst_sample(tmp_path, healthy):
     def change(items):
-        for item in items:
-            item += 0.2
+        items[:] = [item + np.float32(0.2) for item in items]
         items[6][0] += 3
 
     found = alarms(tmp_path, changed(healthy, "log_probs", change))["log-prob-gap"]

@@ -49,7 +49,7 @@ def test_dropped_samples_carry_the_noted_reason(tmp_path, columns):
 def test_a_schedule_or_a_lost_shard_explains_what_is_missing(tmp_path, columns):
     placed_columns, shards = placed(columns)
     keep = np.flatnonzero((placed_columns["data_parallel_rank"] == 0) & (np.arange(24) != 2))
-    schedule = {"contract": "schedule-plan.v1", "dropped_samples": np.array([2])}
+    schedule = {"contract": "schedule-plan.v1", "arrays": {"dropped_samples": {"dtype": "int64", "shape": [1], "data": [2]}}}
     shards[0]["partition"].remove(2)
     result = joined(tmp_path, rollout_columns(columns), taken(placed_columns, keep), dp_shards=shards, schedule=schedule)
     reasons = {entry.rollout_position: entry.reason for entry in result.missing_in_train}
@@ -104,5 +104,5 @@ def test_swapped_or_unrelated_dumps_are_refused(tmp_path, pair, columns):
         with pytest.raises(DumpError, match="rollout dump first, train dump second"):
             join(train, rollout)
         other = write_dump(tmp_path / "o.parquet", contract="train-dump.v2", batch_id=9, columns=columns)
-        with open_dump(other) as second, pytest.raises(DumpError, match="is batch 0, .* is batch 9"):
+        with open_dump(other) as second, pytest.raises(DumpError, match=r"is batch 0, .* is batch 9"):
             join(rollout, second)

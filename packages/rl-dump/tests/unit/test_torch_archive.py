@@ -251,7 +251,7 @@ def test_a_flipped_bit_in_a_tensor_is_noticed_when_it_is_read(tmp_path):
     path.write_bytes(data)
     with open_dump(path) as dump:
         dump.column("tokens")
-        with pytest.raises(DumpError, match="field log_probs: .* does not match its checksum"):
+        with pytest.raises(DumpError, match=r"field log_probs: .* does not match its checksum"):
             dump.column("log_probs")
         assert [problem.code for problem in dump.verify()] == ["damaged"]
 

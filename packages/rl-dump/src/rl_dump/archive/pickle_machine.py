@@ -15,19 +15,15 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
+from rl_dump.archive.pickle_stack import HANDLERS, Globals, KnownGlobal, PersistentLoad, PickleStack, Stop
 from rl_dump.errors import DumpError
 
-__all__ = ["Globals", "PersistentLoad", "Rebuild", "run_pickle"]
-
-Globals: TypeAlias = Mapping[tuple[str, str], Any]
-"""What a global stands for, by module and name. A callable value may be called with the arguments the file gives it."""
-PersistentLoad: TypeAlias = Callable[[Any], Any]
-"""Turns a persistent id, as torch writes for storages, into a value."""
+__all__ = ["Rebuild", "run_pickle"]
 
 _GET, _PUT, _INT = rb"(?:h.|j....)", rb"(?:q.|r....)", rb"(?:K.|M..|J...[\0-\x7f])"
 # One contiguous tensor of one dimension, as torch writes it: 22 opcodes, 40,000 times in a batch. Groups: start (rebuild, "storage", class),
@@ -38,10 +34,7 @@ _TENSOR = re.compile(
     re.DOTALL,
 )
 _GETS = re.compile(rb"h(.)|j(....)", re.DOTALL)
-_MAX_INTEGER_BYTES = 256
-_KEY_TYPES = (str, int, float, bytes, type(None))
-
-_U2, _U4, _U8, _I4, _F8 = struct.Struct("<H"), struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<i"), struct.Struct(">d")
+_U4, _F8 = struct.Struct("<I"), struct.Struct(">d")
 
 # Lists of numbers are most of a rollout dump: runs of one opcode are decoded at once. Each: pattern, record, position of the number.
 _RUNS = {
@@ -96,43 +89,22 @@ def run_pickle(data: bytes, *, known: Globals, persistent_load: PersistentLoad, 
         raise DumpError(msg) from error
 
 
-class _Stop(Exception):  # noqa: N818 - the machine's regular end, not an error
-    """End the loop of the machine."""
-
-
 class _Elided(Exception):  # noqa: N818 - a change of plan, not an error
     """Tell that the pickle uses a value inside of a tensor again, which reading by pattern does not keep."""
 
 
-class _Global:
-    """Stand for a global on the stack, so that it can be called but not be mistaken for data."""
-
-    __slots__ = ("name", "target")
-
-    def __init__(self, name: str, target: Any) -> None:
-        self.name = name
-        self.target = target
-
-
-class _Machine:
-    """Run one pickle on a stack of plain values."""
+class _Machine(PickleStack):
+    """Run one pickle; runs of numbers and whole tensors are read at once."""
 
     def __init__(self, data: bytes, known: Globals, persistent_load: PersistentLoad, where: str, *, patterns: bool) -> None:
-        self._data = data
-        self._known = known
-        self._persistent_load = persistent_load
-        self._where = where
-        self._stack: list[Any] = []
-        self._marks: list[list[Any]] = []
-        self._memo: dict[int, Any] = {}
+        super().__init__(data, known, persistent_load, where)
         self._patterns = patterns
         self._elided = False
         self._storages: dict[Any, Any] = {}
-        self._starts: dict[bytes, _Global | None] = {}
-        self.position = 0
+        self._starts: dict[bytes, KnownGlobal | None] = {}
 
     def run(self) -> Any:
-        data, handlers, runs = self._data, _HANDLERS, _RUNS
+        data, handlers, runs = self._data, HANDLERS, _RUNS
         try:
             while True:
                 at = self.position
@@ -152,12 +124,12 @@ class _Machine:
                 else:
                     handler = handlers.get(opcode)
                     if handler is None:
-                        self._refuse(opcode)
+                        self.refuse(opcode)
                     else:
                         handler(self)
-        except _Stop:
+        except Stop:
             value = self._pop()
-        if isinstance(value, _Global):
+        if isinstance(value, KnownGlobal):
             msg = f"{self._where}: holds {value.name} instead of data"
             raise DumpError(msg)
         return value
@@ -176,12 +148,12 @@ class _Machine:
             if self._elided:
                 raise _Elided from None
             raise
-        if value.__class__ is _Global and value.target.__class__ is Rebuild and self._patterns and self._tensor(value, at):
+        if value.__class__ is KnownGlobal and value.target.__class__ is Rebuild and self._patterns and self._tensor(value, at):
             return
         self._stack.append(value)
         self.position = at + width
 
-    def _tensor(self, rebuild: _Global, at: int) -> bool:
+    def _tensor(self, rebuild: KnownGlobal, at: int) -> bool:
         """Read one tensor by its pattern; False if the bytes do not have it."""
         match = _TENSOR.match(self._data, at)
         if match is None:
@@ -211,16 +183,12 @@ class _Machine:
         self.position = match.end()
         return True
 
-    def _storage_class(self, known: bytes) -> _Global | None:
+    def _storage_class(self, known: bytes) -> KnownGlobal | None:
         """Return the storage class that the start of a tensor names, if it is a storage and its hooks an OrderedDict's global."""
         numbers = [int.from_bytes(token, "little") for pair in _GETS.findall(known) for token in pair if token]
         _, word, kind, ordered = (self._memo.get(number) for number in numbers)
-        fits = word == "storage" and isinstance(kind, _Global) and isinstance(ordered, _Global) and ordered.name == "collections.OrderedDict"
-        return kind if fits and isinstance(kind, _Global) else None
-
-    def _refuse(self, opcode: int) -> None:
-        msg = f"{self._where}: opcode 0x{opcode:02x} at byte {self.position - 1} is not one that plain data needs; refused"
-        raise DumpError(msg)
+        fits = word == "storage" and isinstance(kind, KnownGlobal) and isinstance(ordered, KnownGlobal) and ordered.name == "collections.OrderedDict"
+        return kind if fits and isinstance(kind, KnownGlobal) else None
 
     def _numbers(self, opcode: int, at: int) -> None:
         pattern, record = _RUNS[opcode]
@@ -234,226 +202,3 @@ class _Machine:
                 return
         raw = self._take(width - 1)
         self._stack.append(_F8.unpack(raw)[0] if opcode == 0x47 else int.from_bytes(raw, "little", signed=opcode == 0x4A))
-
-    def _take(self, count: int) -> bytes:
-        start = self.position
-        if count > len(self._data) - start:
-            msg = f"{self._where}: the pickle ends at byte {len(self._data)}, inside a value of {count} bytes"
-            raise DumpError(msg)
-        self.position = start + count
-        return self._data[start : self.position]
-
-    def _line(self) -> str:
-        end = self._data.index(b"\n", self.position)
-        text = self._data[self.position : end].decode("utf-8")
-        self.position = end + 1
-        return text
-
-    def _pop(self) -> Any:
-        return self._stack.pop()
-
-    def _pop_mark(self) -> list[Any]:
-        items = self._stack
-        self._stack = self._marks.pop()
-        return items
-
-    # Handlers, one per opcode, in the order of the table below.
-
-    def stop(self) -> None:
-        raise _Stop
-
-    def proto(self) -> None:
-        version = self._take(1)[0]
-        if not 2 <= version <= 5:
-            msg = f"{self._where}: pickle protocol {version}; 2 to 5 can be read"
-            raise DumpError(msg)
-
-    def frame(self) -> None:
-        self._take(8)
-
-    def mark(self) -> None:
-        self._marks.append(self._stack)
-        self._stack = []
-
-    def none(self) -> None:
-        self._stack.append(None)
-
-    def true(self) -> None:
-        self._stack.append(True)
-
-    def false(self) -> None:
-        self._stack.append(False)
-
-    def long1(self) -> None:
-        self._integer(self._take(1)[0])
-
-    def long4(self) -> None:
-        self._integer(_I4.unpack(self._take(4))[0])
-
-    def _integer(self, size: int) -> None:
-        if not 0 <= size <= _MAX_INTEGER_BYTES:
-            msg = f"{self._where}: an integer of {size} bytes; refused"
-            raise DumpError(msg)
-        self._stack.append(int.from_bytes(self._take(size), "little", signed=True))
-
-    def unicode1(self) -> None:
-        self._stack.append(self._take(self._take(1)[0]).decode("utf-8", "surrogatepass"))
-
-    def unicode4(self) -> None:
-        self._stack.append(self._take(_U4.unpack(self._take(4))[0]).decode("utf-8", "surrogatepass"))
-
-    def unicode8(self) -> None:
-        self._stack.append(self._take(_U8.unpack(self._take(8))[0]).decode("utf-8", "surrogatepass"))
-
-    def bytes1(self) -> None:
-        self._stack.append(self._take(self._take(1)[0]))
-
-    def bytes4(self) -> None:
-        self._stack.append(self._take(_U4.unpack(self._take(4))[0]))
-
-    def bytes8(self) -> None:
-        self._stack.append(self._take(_U8.unpack(self._take(8))[0]))
-
-    def empty_list(self) -> None:
-        self._stack.append([])
-
-    def empty_dict(self) -> None:
-        self._stack.append({})
-
-    def empty_tuple(self) -> None:
-        self._stack.append(())
-
-    def tuple_mark(self) -> None:
-        self._stack_tuple(self._pop_mark())
-
-    def tuple1(self) -> None:
-        self._stack[-1] = (self._stack[-1],)
-
-    def tuple2(self) -> None:
-        self._stack[-2:] = [(self._stack[-2], self._stack[-1])]
-
-    def tuple3(self) -> None:
-        self._stack[-3:] = [(self._stack[-3], self._stack[-2], self._stack[-1])]
-
-    def _stack_tuple(self, items: list[Any]) -> None:
-        self._stack.append(tuple(items))
-
-    def append(self) -> None:
-        value = self._pop()
-        self._list().append(value)
-
-    def appends(self) -> None:
-        items = self._pop_mark()
-        self._list().extend(items)
-
-    def _list(self) -> list[Any]:
-        target = self._stack[-1]
-        if type(target) is not list:
-            msg = f"{self._where}: items for a {type(target).__name__}, not a list; refused"
-            raise DumpError(msg)
-        return target
-
-    def setitem(self) -> None:
-        value, key = self._pop(), self._pop()
-        self._update([key, value])
-
-    def setitems(self) -> None:
-        self._update(self._pop_mark())
-
-    def _update(self, items: list[Any]) -> None:
-        target = self._stack[-1]
-        if not isinstance(target, dict) or len(items) % 2:
-            msg = f"{self._where}: items for a {type(target).__name__}, not a dict; refused"
-            raise DumpError(msg)
-        keys = items[::2]
-        for key in keys if set(map(type, keys)) != {str} else ():
-            # A nested tuple as a key would be hashed level by level on the C stack.
-            flat = isinstance(key, tuple) and all(isinstance(part, _KEY_TYPES) for part in key)
-            if not isinstance(key, _KEY_TYPES) and not flat:
-                msg = f"{self._where}: a {type(key).__name__} as a key; refused"
-                raise DumpError(msg)
-        target.update(zip(keys, items[1::2], strict=True))
-
-    def memoize(self) -> None:
-        self._memo[len(self._memo)] = self._stack[-1]
-
-    def global_(self) -> None:
-        module = self._line()
-        self._stack.append(self._resolve(module, self._line()))
-
-    def stack_global(self) -> None:
-        name, module = self._pop(), self._pop()
-        self._stack.append(self._resolve(module, name))
-
-    def _resolve(self, module: object, name: object) -> _Global:
-        if not isinstance(module, str) or not isinstance(name, str):
-            msg = f"{self._where}: a global without a name; refused"
-            raise DumpError(msg)
-        if (module, name) not in self._known:
-            shown = f"{module}.{name}"[:200]
-            msg = f"{self._where}: holds an object of {shown}, which is not plain data; refused, and nothing was run"
-            raise DumpError(msg)
-        return _Global(f"{module}.{name}", self._known[module, name])
-
-    def reduce(self) -> None:
-        arguments, target = self._pop(), self._stack[-1]
-        if not isinstance(target, _Global) or not callable(target.target) or type(arguments) is not tuple:
-            msg = f"{self._where}: a call of {getattr(target, 'name', type(target).__name__)} that plain data does not need; refused"
-            raise DumpError(msg)
-        self._stack[-1] = self._call(target.target, *(part.target if isinstance(part, _Global) else part for part in arguments))
-
-    def build(self) -> None:
-        state, target = self._pop(), self._stack[-1]
-        set_state = getattr(type(target), "set_pickled_state", None)
-        if set_state is None:
-            msg = f"{self._where}: state for a {type(target).__name__}; refused"
-            raise DumpError(msg)
-        self._call(set_state, target, state)
-
-    def persistent_id(self) -> None:
-        token = self._pop()
-        plain = tuple(part.target if isinstance(part, _Global) else part for part in token) if isinstance(token, tuple) else token
-        self._stack.append(self._call(self._persistent_load, plain))
-
-    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            return function(*arguments)
-        except DumpError as error:
-            msg = f"{self._where}: {error}"
-            raise DumpError(msg) from error
-
-
-_HANDLERS: dict[int, Callable[[_Machine], None]] = {
-    ord("."): _Machine.stop,
-    0x80: _Machine.proto,
-    0x95: _Machine.frame,
-    ord("("): _Machine.mark,
-    ord("N"): _Machine.none,
-    0x88: _Machine.true,
-    0x89: _Machine.false,
-    0x8A: _Machine.long1,
-    0x8B: _Machine.long4,
-    0x8C: _Machine.unicode1,
-    ord("X"): _Machine.unicode4,
-    0x8D: _Machine.unicode8,
-    ord("C"): _Machine.bytes1,
-    ord("B"): _Machine.bytes4,
-    0x8E: _Machine.bytes8,
-    ord("]"): _Machine.empty_list,
-    ord("}"): _Machine.empty_dict,
-    ord(")"): _Machine.empty_tuple,
-    ord("t"): _Machine.tuple_mark,
-    0x85: _Machine.tuple1,
-    0x86: _Machine.tuple2,
-    0x87: _Machine.tuple3,
-    ord("a"): _Machine.append,
-    ord("e"): _Machine.appends,
-    ord("s"): _Machine.setitem,
-    ord("u"): _Machine.setitems,
-    0x94: _Machine.memoize,
-    ord("c"): _Machine.global_,
-    0x93: _Machine.stack_global,
-    ord("R"): _Machine.reduce,
-    ord("b"): _Machine.build,
-    ord("Q"): _Machine.persistent_id,
-}

@@ -78,7 +78,7 @@ class ArchiveSource:
         try:
             column = self._column_of(name, items)
         except DumpError as error:
-            msg = f"{self._path}: field {name}: {error}"
+            msg = f"{self._path}: field {name}: {str(error).removeprefix(f'{self._path}: ')}"
             raise DumpError(msg) from error
         return self._as_noted(name, column)
 

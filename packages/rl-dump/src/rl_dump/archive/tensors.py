@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rl_dump.archive.pickle_machine import Globals, Rebuild
+from rl_dump.archive.pickle_machine import Rebuild
+from rl_dump.archive.pickle_stack import Globals
 from rl_dump.errors import DumpError
 
 if TYPE_CHECKING:
