@@ -100,7 +100,7 @@ def test_a_reader_reads_every_frozen_document(read, path):
     read(path)
 
 
-@pytest.mark.parametrize(("read", "path"), [case for case in _cases() if "read_batch" not in str(case.values[0])])
+@pytest.mark.parametrize(("read", "path"), list(_cases()))
 def test_a_reader_refuses_another_major_and_names_both(read, path, tmp_path):
     contract = path.parent.name
     other = f"{contract.rpartition('.v')[0]}.v9"
@@ -109,7 +109,7 @@ def test_a_reader_refuses_another_major_and_names_both(read, path, tmp_path):
         changed.write_text(path.read_text().replace(f'"{contract}"', f'"{other}"'))
     else:
         file = pq.ParquetFile(path)
-        metadata = {key: value.replace(contract.encode(), other.encode()) for key, value in file.schema_arrow.metadata.items()}
+        metadata = {key: value.replace(contract.encode(), other.encode()) for key, value in file.metadata.metadata.items() if not key.startswith(b"ARROW")}
         pq.write_table(file.read().replace_schema_metadata(metadata), changed)
     with pytest.raises(ValueError, match=rf"{contract}|checksum"):
         read(changed)

@@ -98,7 +98,7 @@ def _read_parquet(path: Path) -> tuple[list[object], list[object] | None]:
         raise ScheduleError(f"{path}: reading Parquet needs the extra: pip install 'rl-schedule[parquet]'") from error
     try:
         file = parquet.ParquetFile(path)
-        stated = json.loads((file.schema_arrow.metadata or {}).get(_DUMP_METADATA, b"{}")).get("contract", READ_DUMP_ID)
+        stated = json.loads((file.metadata.metadata or {}).get(_DUMP_METADATA, b"{}")).get("contract", READ_DUMP_ID)
         _check_contract(path, stated, READ_DUMP_ID)
         names = [name for name in ("total_lengths", "rollout_ids") if name in file.schema_arrow.names]
         if "total_lengths" not in names:

@@ -7,6 +7,7 @@ Invariant: a sample without kept sets (null) is left out of every column alike.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,7 +40,7 @@ def stats_of_dump(path: Path) -> KeptSetStats:
     """
     try:
         file = pq.ParquetFile(path)
-        _check_contract(path, file.schema_arrow)
+        _check_contract(path, file.metadata.metadata)
         names = set(file.schema_arrow.names)
         missing = [name for name in _REQUIRED if name not in names]
         if missing:
@@ -60,8 +61,9 @@ def stats_of_dump(path: Path) -> KeptSetStats:
     return kept_set_stats(set_sizes=_sizes(offsets, offset_counts), status=status.astype(np.uint8), **columns)
 
 
-def _check_contract(path: Path, schema: pa.Schema) -> None:
-    raw = (schema.metadata or {}).get(_METADATA_KEY)
+def _check_contract(path: Path, metadata: Mapping[bytes, bytes] | None) -> None:
+    # Of the file, not of its Arrow schema: a header that is written after the rows stands only there.
+    raw = (metadata or {}).get(_METADATA_KEY)
     if raw is None:
         raise NucleusError(f"{path}: not a dump: the Parquet metadata has no key {_METADATA_KEY.decode()!r}")
     try:
