@@ -1,8 +1,8 @@
 """What each hooked function of SGLang does besides its own work. Layer: engine; runs inside SGLang's processes.
 
 How a request's wish reaches its reply: `flag_rows` reads it from the requests when a batch is formed; `filter_flags`, `merge_flags` and `copy_flags` keep
-the flags beside the batch; `sample_from_kept_set` computes the sets, samples, and leaves a `StepRows` on the batch's sampling info;
-`sample_and_record` hands that to the step's output; `copy_to_host` starts the copy; `collect` appends one element per token to the request's
+the flags beside the batch; `sample_from_kept_set` computes the sets, samples, and leaves a `DrawnStep` on the batch's sampling info;
+`sample_and_record` hands it to the step's output as `StepRows`; `copy_to_host` starts the copy; `collect` appends one element per token to the request's
 `customized_info`, which SGLang carries to `meta_info`.
 
 Invariants: without a flagged row the hooked function runs alone; the flags have one entry per row of the batch.
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from rl_topp.sglang_plugin import KEPT_IDS_KEY, KEPT_LOG_PROBS_KEY, OPT_IN_KEY
-from rl_topp.sglang_plugin_kept import Filters, find_kept, listed_ids, sample, sample_all
-from rl_topp.sglang_plugin_step import WHOLE_VOCABULARY, StepRows, pack
+from rl_topp.sglang_plugin_kept import Draw, Filters, draw_step
+from rl_topp.sglang_plugin_step import COUNT, IDS, LOG_PROB, WHOLE_VOCABULARY, DrawnStep, StepRows, empty_step
 
 __all__ = [
     "RowFlags",
@@ -38,7 +38,7 @@ _FLAGS = "rl_topp_flags"
 """Attribute of `SamplingBatchInfo` that holds the `RowFlags`."""
 
 _STEP = "rl_topp_step"
-"""Attribute of `SamplingBatchInfo` and of `LogitsProcessorOutput` that holds the `StepRows` of a step."""
+"""Attribute that holds a step: on `SamplingBatchInfo` the `DrawnStep`, on `LogitsProcessorOutput` the `StepRows`."""
 
 _Original = Callable[..., Any]
 
@@ -113,7 +113,7 @@ def sample_and_record(original: _Original, sampler: Any, logits_output: Any, sam
     ids_B = original(sampler, logits_output, sampling_info, *args, **kwargs)
     step = getattr(sampling_info, _STEP)
     # Only an all-greedy batch samples without `_sample_from_probs` (the other ways are refused per request): its sets are the sampled ids themselves.
-    setattr(logits_output, _STEP, step if step is not None else _greedy_rows(ids_B))
+    setattr(logits_output, _STEP, StepRows(step if step is not None else _greedy_step(ids_B), flags.record))
     return ids_B
 
 
@@ -125,9 +125,13 @@ def sample_from_kept_set(
     if flags is None or not flags.any_record:
         result: Tensor = original(sampler, probs_BV, sampling_info, positions, simple_sampling_case)
         return result
-    ids_B, step = _sample_rows(probs_BV, sampling_info, positions, flags)
+    if simple_sampling_case:
+        ids_B: Tensor = original(sampler, probs_BV, sampling_info, positions, simple_sampling_case)
+        step = _unfiltered_step(probs_BV, ids_B)
+    else:
+        step = _draw(probs_BV.float(), sampling_info, positions, flags)
     setattr(sampling_info, _STEP, step)
-    return ids_B
+    return step.ids_B
 
 
 def copy_to_host(original: _Original, result: Any, *args: Any, **kwargs: Any) -> Any:
@@ -190,50 +194,53 @@ def _flags_of(info: Any) -> RowFlags:
     return flags if flags is not None else RowFlags(record=(False,) * len(info), filtered=(True,) * len(info))
 
 
-def _sample_rows(probs_BV: Tensor, info: Any, positions_B: Tensor, flags: RowFlags) -> tuple[Tensor, StepRows]:
+def _draw(probs_BV: Tensor, info: Any, positions_B: Tensor, flags: RowFlags) -> DrawnStep:
     """Sample each row from its kept set, or from the whole vocabulary where it has no filter."""
-    num_rows, device, seeds_B = probs_BV.shape[0], probs_BV.device, info.sampling_seed
-    ids_B = torch.empty(num_rows, dtype=torch.int32, device=device)
-    log_probs_B = torch.empty(num_rows, dtype=torch.float32, device=device)
-    counts_B = torch.full((num_rows,), WHOLE_VOCABULARY, dtype=torch.int64, device=device)
-    listed_N = ids_B[:0]
-    for is_filtered in (False, True):
-        chosen = [row for row in range(num_rows) if flags.filtered[row] is is_filtered]
-        if not chosen:
-            continue
-        # A slice where it can be one: no copy of the probabilities when every row has a filter.
-        rows = slice(None) if len(chosen) == num_rows else _to_device(chosen, device)
-        probs_RV = probs_BV[rows]
-        draw = _drawer(None if seeds_B is None else seeds_B[rows], positions_B[rows])
-        if is_filtered:
-            kept = find_kept(probs_RV, _filters_of(info, rows))
-            ids_B[rows], log_probs_B[rows] = sample(kept, draw)
-            listed = [flags.record[row] for row in chosen]
-            counts_R = kept.counts_B if all(listed) else kept.counts_B * _to_device(listed, device)
-            counts_B[rows], listed_N = counts_R, listed_ids(kept, counts_R)
-        else:
-            ids_B[rows], log_probs_B[rows] = sample_all(probs_RV, draw)
-    return ids_B, StepRows(pack(counts_B, log_probs_B, listed_N), num_rows)
+    filters = Filters(top_ks=info.top_ks, top_ps=info.top_ps, min_ps=info.min_ps if info.need_min_p_sampling else None)
+    if probs_BV.is_cuda:
+        from rl_topp.sglang_plugin_triton import draw_step_on_device
+
+        is_filtered_B = None if all(flags.filtered) else _to_device(flags.filtered, probs_BV.device)
+        return draw_step_on_device(probs_BV, filters, _uniform(probs_BV, info.sampling_seed, positions_B), is_filtered_B)
+    return draw_step(probs_BV, filters, flags.filtered, _drawer(info.sampling_seed, positions_B))
 
 
-def _drawer(seeds_B: Tensor | None, positions_B: Tensor) -> Callable[[Tensor], Tensor]:
+def _drawer(seeds_B: Tensor | None, positions_B: Tensor) -> Draw:
     """Return SGLang's way to draw an index per row: its seeded one where the server is deterministic, else `torch.multinomial`."""
     if seeds_B is None:
-        return lambda weights_BK: torch.multinomial(weights_BK, num_samples=1)
+        return lambda weights_RN, _: torch.multinomial(weights_RN, num_samples=1)
     from sglang.srt.layers.sampler import multinomial_with_seed
 
-    return lambda weights_BK: multinomial_with_seed(weights_BK.double().log_(), seeds_B, positions_B)
+    return lambda weights_RN, rows: multinomial_with_seed(weights_RN.double().log_(), seeds_B[rows], positions_B[rows])
 
 
-def _filters_of(info: Any, rows: Tensor | slice) -> Filters:
-    """Return the filters of some rows of a sampling info."""
-    return Filters(top_ks=info.top_ks[rows], top_ps=info.top_ps[rows], min_ps=info.min_ps[rows] if info.need_min_p_sampling else None)
+def _uniform(probs_BV: Tensor, seeds_B: Tensor | None, positions_B: Tensor) -> Tensor:
+    """Return one number in [0, 1) per row: from the row's seed and position where the server is deterministic, else from torch's generator."""
+    if seeds_B is None:
+        return torch.rand(probs_BV.shape[0], device=probs_BV.device)
+    from sglang.srt.layers.utils.hash import murmur_hash32
+
+    hashed_B: Tensor = murmur_hash32(seeds_B.to(torch.uint64), positions_B, torch.zeros(1, dtype=torch.int64, device=probs_BV.device)).view(
+        -1
+    )
+    # 24 bits, so that float32 holds them exactly and never rounds up to 1.
+    return (hashed_B.to(torch.int64) >> 8).to(torch.float32) / 2**24
 
 
-def _greedy_rows(ids_B: Tensor) -> StepRows:
-    """Return the record of an all-greedy batch: each set is the sampled id, with log-prob 0."""
-    ones_B = torch.ones_like(ids_B)
-    return StepRows(pack(ones_B, torch.zeros_like(ids_B, dtype=torch.float32), ids_B), ids_B.shape[0])
+def _greedy_step(ids_B: Tensor) -> DrawnStep:
+    """Return the step of an all-greedy batch: each set is the sampled id, with log-prob 0."""
+    _, packed_BC, prefix_BK = empty_step(ids_B.shape[0], 1, ids_B.device)
+    packed_BC[:, COUNT] = 1
+    packed_BC[:, IDS] = ids_B
+    return DrawnStep(ids_B=ids_B, packed_BC=packed_BC, prefix_BK=prefix_BK)
+
+
+def _unfiltered_step(probs_BV: Tensor, ids_B: Tensor) -> DrawnStep:
+    """Return the step of a batch in which no row has a filter and SGLang itself sampled."""
+    _, packed_BC, prefix_BK = empty_step(ids_B.shape[0], 1, ids_B.device)
+    packed_BC[:, COUNT] = WHOLE_VOCABULARY
+    packed_BC[:, LOG_PROB] = torch.log(probs_BV.gather(1, ids_B.long().view(-1, 1)).view(-1).float()).view(torch.int32)
+    return DrawnStep(ids_B=ids_B, packed_BC=packed_BC, prefix_BK=prefix_BK)
 
 
 def _to_device(values: Sequence[int], device: torch.device) -> Tensor:

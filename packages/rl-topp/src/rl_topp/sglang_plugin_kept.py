@@ -7,23 +7,30 @@ The rule, on probabilities p at the request's temperature, sorted so that p_1 >=
 so the kept set is a prefix of the sorted row. Among equal probabilities the order is the sort's. Worked: p = [0.5, 0.3, 0.2], top_p = 0.5 keeps two ids
 (the mass before the second is 0.5, not above it); log-prob of the first over the set is log(0.5 / 0.8) = -0.47.
 
-Shape legend: B rows of the batch, V vocabulary, K width of the prefix that is looked at.
+This is the plain way, and the one of the CPU; `sglang_plugin_triton` is the one of CUDA, where nothing may wait for the device.
 
-Invariants: a sampled id is in its set; `counts` is exact for every row, whatever K is.
+Shape legend: B rows of the batch, R rows of one kind, V vocabulary, K width of the prefix that is looked at.
+
+Invariants: a sampled id is in its set; counts are exact for every row, whatever K is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-__all__ = ["PREFIX_SIZE", "Filters", "KeptPrefix", "find_kept", "listed_ids", "sample", "sample_all"]
+from rl_topp.sglang_plugin_step import COUNT, HEAD_SIZE, IDS, LOG_PROB, WHOLE_VOCABULARY, DrawnStep, empty_step
+
+__all__ = ["PREFIX_SIZE", "Filters", "KeptPrefix", "draw_step", "find_kept"]
 
 PREFIX_SIZE = 1024
-"""Width of the prefix that is taken first. With top_p 0.95 a language model keeps a handful of ids, so it nearly always holds the set."""
+"""Ids looked at before a whole row is. With top_p 0.95 a language model keeps a handful, so they nearly always hold the set."""
+
+Draw = Callable[[Tensor, Tensor], Tensor]
+"""`draw(weights [R, N], rows [R])`: an index per row, int64 [R, 1], with probability proportional to its weight; `rows` are their places in the batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,73 +44,83 @@ class Filters:
     min_ps: Tensor | None
     """float32 [B], in [0, 1]; None where no row has one."""
 
+    def of_rows(self, rows: Tensor) -> Filters:
+        """Return the filters of some rows."""
+        return Filters(top_ks=self.top_ks[rows], top_ps=self.top_ps[rows], min_ps=None if self.min_ps is None else self.min_ps[rows])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptPrefix:
     """The head of each row in descending order, cut to its kept set."""
 
-    ids_BK: Tensor
-    """int64 [B, K]: ids in descending order of probability."""
-    probs_BK: Tensor
-    """float32 [B, K]: their probabilities over the vocabulary; 0 outside the kept set."""
-    counts_B: Tensor
-    """int64 [B]: size of each kept set; the set is the first `count` ids."""
+    ids_RK: Tensor
+    """int64 [R, K]: ids in descending order of probability."""
+    probs_RK: Tensor
+    """float32 [R, K]: their probabilities over the vocabulary; 0 outside the kept set."""
+    counts_R: Tensor
+    """int64 [R]: size of each kept set; the set is the first `count` ids."""
 
 
-def find_kept(probs_BV: Tensor, filters: Filters, *, prefix_size: int = PREFIX_SIZE) -> KeptPrefix:
+def find_kept(probs_RV: Tensor, filters: Filters, *, prefix_size: int = PREFIX_SIZE) -> KeptPrefix:
     """Return the kept sets of a batch.
 
     A prefix of `prefix_size` ids is looked at first; it holds a row's set iff its last id is not kept, or it is the whole of top-k or of the vocabulary.
     When it fails a row, the whole batch is sorted.
 
     Args:
-        probs_BV: float32 [B, V], rows sum to 1; not changed.
-        filters: B rows.
+        probs_RV: float32 [R, V], rows sum to 1; not changed.
+        filters: R rows.
         prefix_size: ids looked at first.
     """
-    vocab_size = probs_BV.shape[-1]
-    if vocab_size > prefix_size:
-        sorted_BK, ids_BK = torch.topk(probs_BV, prefix_size, dim=-1)
-        kept = _cut(sorted_BK, ids_BK, filters)
-        open_end_B = (kept.counts_B == prefix_size) & (filters.top_ks > prefix_size)
-        if not bool(open_end_B.any()):
+    if probs_RV.shape[-1] > prefix_size:
+        kept = _cut(*torch.topk(probs_RV, prefix_size, dim=-1), filters)
+        is_open_R = (kept.counts_R == prefix_size) & (filters.top_ks > prefix_size)
+        if not bool(is_open_R.any()):
             return kept
-    sorted_BV, ids_BV = probs_BV.sort(dim=-1, descending=True)
-    return _cut(sorted_BV, ids_BV, filters)
+    return _cut(*probs_RV.sort(dim=-1, descending=True), filters)
 
 
-def sample(kept: KeptPrefix, draw: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """Draw one id per row from its kept set.
+def draw_step(probs_BV: Tensor, filters: Filters, is_filtered: Sequence[bool], draw: Draw, *, prefix_size: int = PREFIX_SIZE) -> DrawnStep:
+    """Sample each row from its kept set, or from the whole vocabulary where it has no filter.
 
     Args:
-        kept: B kept sets.
-        draw: takes weights float32 [B, K] that need not sum to 1 and returns an index per row, int64 [B, 1].
-
-    Returns:
-        int32 [B], the ids; float32 [B], their log-probs over the kept sets, in nats.
+        probs_BV: float32 [B, V], rows sum to 1; not changed.
+        filters: B rows.
+        is_filtered: of each row, whether its filters can cut ids.
+        draw: the source of randomness.
+        prefix_size: as in `find_kept`.
     """
-    rank_B1 = draw(kept.probs_BK)
-    probs_B = kept.probs_BK.gather(1, rank_B1).view(-1)
-    return kept.ids_BK.gather(1, rank_B1).view(-1).to(torch.int32), torch.log(probs_B / kept.probs_BK.sum(dim=-1))
+    ids_B, packed_BC, _ = empty_step(len(is_filtered), 0, probs_BV.device)
+    log_probs_B = torch.empty(len(is_filtered), dtype=torch.float32)
+    prefix_BK = torch.empty(len(is_filtered), 0, dtype=torch.int64)
+    whole = [row for row, filtered in enumerate(is_filtered) if not filtered]
+    if whole:
+        rows = torch.tensor(whole)
+        ids_R1 = draw(probs_BV[rows], rows)
+        ids_B[rows] = ids_R1.view(-1).to(torch.int32)
+        log_probs_B[rows] = torch.log(probs_BV[rows].gather(1, ids_R1).view(-1))
+        packed_BC[rows, COUNT] = WHOLE_VOCABULARY
+    cut = [row for row, filtered in enumerate(is_filtered) if filtered]
+    if cut:
+        rows = torch.tensor(cut)
+        kept = find_kept(probs_BV[rows], filters.of_rows(rows), prefix_size=prefix_size)
+        rank_R1 = draw(kept.probs_RK, rows)
+        ids_B[rows] = kept.ids_RK.gather(1, rank_R1).view(-1).to(torch.int32)
+        log_probs_B[rows] = torch.log(kept.probs_RK.gather(1, rank_R1).view(-1) / kept.probs_RK.sum(dim=-1))
+        packed_BC[rows, COUNT] = kept.counts_R.to(torch.int32)
+        width = min(HEAD_SIZE, kept.ids_RK.shape[1])
+        packed_BC[rows, IDS : IDS + width] = kept.ids_RK[:, :width].to(torch.int32)
+        prefix_BK = torch.zeros(len(is_filtered), kept.ids_RK.shape[1], dtype=torch.int64)
+        prefix_BK[rows] = kept.ids_RK
+    packed_BC[:, LOG_PROB] = log_probs_B.view(torch.int32)
+    return DrawnStep(ids_B=ids_B, packed_BC=packed_BC, prefix_BK=prefix_BK)
 
 
-def sample_all(probs_BV: Tensor, draw: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """Draw one id per row from the whole vocabulary; returns as `sample` does."""
-    ids_B1 = draw(probs_BV)
-    return ids_B1.view(-1).to(torch.int32), torch.log(probs_BV.gather(1, ids_B1).view(-1))
-
-
-def listed_ids(kept: KeptPrefix, counts_B: Tensor) -> Tensor:
-    """Return the first `counts_B` ids of each row, one row after the other, int64 [N]."""
-    rank_K = torch.arange(kept.ids_BK.shape[-1], device=counts_B.device)
-    return kept.ids_BK[rank_K < counts_B.view(-1, 1)]
-
-
-def _cut(sorted_BK: Tensor, ids_BK: Tensor, filters: Filters) -> KeptPrefix:
+def _cut(sorted_RK: Tensor, ids_RK: Tensor, filters: Filters) -> KeptPrefix:
     """Apply the rule of the module to rows in descending order."""
-    rank_K = torch.arange(sorted_BK.shape[-1], device=sorted_BK.device)
-    before_BK = torch.cumsum(sorted_BK, dim=-1) - sorted_BK
-    keep_BK = (rank_K < filters.top_ks.view(-1, 1)) & (before_BK <= filters.top_ps.view(-1, 1)) & (sorted_BK > 0)
+    rank_K = torch.arange(sorted_RK.shape[-1], device=sorted_RK.device)
+    before_RK = torch.cumsum(sorted_RK, dim=-1) - sorted_RK
+    keep_RK = (rank_K < filters.top_ks.view(-1, 1)) & (before_RK <= filters.top_ps.view(-1, 1)) & (sorted_RK > 0)
     if filters.min_ps is not None:
-        keep_BK &= sorted_BK >= (sorted_BK[:, 0] * filters.min_ps).view(-1, 1)
-    return KeptPrefix(ids_BK=ids_BK, probs_BK=torch.where(keep_BK, sorted_BK, 0.0), counts_B=keep_BK.sum(dim=-1))
+        keep_RK &= sorted_RK >= (sorted_RK[:, 0] * filters.min_ps).view(-1, 1)
+    return KeptPrefix(ids_RK=ids_RK, probs_RK=torch.where(keep_RK, sorted_RK, 0.0), counts_R=keep_RK.sum(dim=-1))

@@ -9,8 +9,8 @@ from rl_topp.reference import nucleus
 
 torch = pytest.importorskip("torch")
 kept_sets = pytest.importorskip("rl_topp.sglang_plugin_kept")
-Filters, find_kept, listed_ids = kept_sets.Filters, kept_sets.find_kept, kept_sets.listed_ids
-sample, sample_all = kept_sets.sample, kept_sets.sample_all
+Filters, draw_step = kept_sets.Filters, kept_sets.draw_step
+StepRows = pytest.importorskip("rl_topp.sglang_plugin_step").StepRows
 
 
 @st.composite
@@ -39,38 +39,44 @@ def expected_sets(probs, top_k, top_p, min_p):
         yield row, kept[row[kept] > 0]
 
 
+def multinomial(weights, rows):
+    return torch.multinomial(weights, 1)
+
+
+def drawn(batch, *, prefix_size=1024, is_filtered=None, draw=multinomial):
+    probs, *cuts = batch
+    is_filtered = [True] * len(probs) if is_filtered is None else is_filtered
+    step = draw_step(torch.tensor(probs, dtype=torch.float32), filters(*cuts), is_filtered, draw, prefix_size=prefix_size)
+    rows = StepRows(step, [True] * len(probs))
+    return [(int(step.ids_B[b]), *rows.row(b)) for b in range(len(probs))]
+
+
 @given(batches(), st.sampled_from([1, 2, 5, 1024]))
 def test_sets_equal_the_float64_reference_whatever_the_prefix(batch, prefix_size):
-    probs, *cuts = batch
-    kept = find_kept(torch.tensor(probs, dtype=torch.float32), filters(*cuts), prefix_size=prefix_size)
-    flat = listed_ids(kept, kept.counts_B).split(kept.counts_B.tolist())
-    for (row, expected), ids in zip(expected_sets(probs, *cuts), flat, strict=True):
-        assert len(set(ids.tolist())) == len(ids)
+    for (row, expected), (_, ids, _) in zip(expected_sets(*batch), drawn(batch, prefix_size=prefix_size), strict=True):
+        assert len(set(ids)) == len(ids)
         # Ids of equal probability may stand for one another: sorts break ties as they like.
-        assert sorted(row[ids.numpy()]) == sorted(row[expected])
+        assert sorted(row[ids]) == sorted(row[expected])
 
 
 @given(batches())
 def test_a_sampled_id_is_in_its_set_and_its_log_prob_is_renormalised(batch):
-    probs, *cuts = batch
-    kept = find_kept(torch.tensor(probs, dtype=torch.float32), filters(*cuts), prefix_size=3)
-    ids, log_probs = sample(kept, lambda weights: torch.multinomial(weights, 1))
-    for b, (row, expected) in enumerate(expected_sets(probs, *cuts)):
-        members = listed_ids(kept, kept.counts_B)[int(kept.counts_B[:b].sum()) :][: int(kept.counts_B[b])]
-        assert int(ids[b]) in members.tolist()
-        assert float(log_probs[b]) == pytest.approx(np.log(row[ids[b]] / row[expected].sum()), abs=1e-5)
+    for (row, expected), (sampled, ids, log_prob) in zip(expected_sets(*batch), drawn(batch, prefix_size=3), strict=True):
+        assert sampled in ids
+        assert log_prob == pytest.approx(np.log(row[sampled] / row[expected].sum()), abs=1e-5)
 
 
-@given(batches())
-def test_without_a_filter_the_log_prob_is_the_full_one(batch):
-    probs = torch.tensor(batch[0], dtype=torch.float32)
-    ids, log_probs = sample_all(probs, lambda weights: torch.multinomial(weights, 1))
-    np.testing.assert_allclose(log_probs, np.log(batch[0][np.arange(len(ids)), ids]), atol=1e-5)
+@given(batches(), st.data())
+def test_rows_without_a_filter_have_no_set_and_the_full_log_prob(batch, data):
+    is_filtered = data.draw(st.lists(st.booleans(), min_size=len(batch[0]), max_size=len(batch[0])))
+    for filtered, row, (sampled, ids, log_prob) in zip(is_filtered, batch[0], drawn(batch, is_filtered=is_filtered), strict=True):
+        if filtered:
+            assert sampled in ids
+        else:
+            assert ids is None
+            assert log_prob == pytest.approx(np.log(row[sampled]), abs=1e-5)
 
 
 def test_worked_example():
-    kept = find_kept(torch.tensor([[0.2, 0.5, 0.3]]), filters([1 << 30], [0.5], [0.0]))
-    assert listed_ids(kept, kept.counts_B).tolist() == [1, 2]
-    ids, log_probs = sample(kept, lambda weights: torch.zeros(1, 1, dtype=torch.int64))
-    assert ids.tolist() == [1]
-    assert log_probs.item() == pytest.approx(-0.47, abs=1e-3)
+    batch = np.array([[0.2, 0.5, 0.3]]), [1 << 30], [0.5], [0.0]
+    assert drawn(batch, draw=lambda weights, rows: torch.zeros(1, 1, dtype=torch.int64)) == [(1, [1, 2], pytest.approx(-0.47, abs=1e-3))]

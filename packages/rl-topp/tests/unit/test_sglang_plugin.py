@@ -11,8 +11,7 @@ from rl_topp import sglang_plugin
 
 torch = pytest.importorskip("torch")
 hooks = pytest.importorskip("rl_topp.sglang_plugin_hooks")
-step_module = pytest.importorskip("rl_topp.sglang_plugin_step")
-WHOLE_VOCABULARY, StepRows, pack = step_module.WHOLE_VOCABULARY, step_module.StepRows, step_module.pack
+steps = pytest.importorskip("rl_topp.sglang_plugin_step")
 
 
 def test_importing_the_plugin_loads_neither_torch_nor_sglang():
@@ -50,16 +49,37 @@ def test_functions_that_are_not_wrapped_are_reported(monkeypatch):
         sglang_plugin.require_installed()
 
 
-def test_a_step_comes_back_as_it_was_packed():
-    counts = torch.tensor([2, WHOLE_VOCABULARY, 0, 3])
-    step = StepRows(pack(counts, torch.tensor([-0.5, -3.0, 0.0, -1.25]), torch.tensor([17, 4, 9, 8, 7])), 4)
+def packed_step(*rows, prefix=None, wide=None):
+    """A step of (count, log-prob, head ids) rows."""
+    packed = torch.zeros(len(rows), steps.NUM_COLUMNS, dtype=torch.int32)
+    for row, (count, log_prob, ids) in enumerate(rows):
+        packed[row, steps.COUNT] = count
+        packed[row, steps.LOG_PROB] = torch.tensor(log_prob).view(torch.int32)
+        packed[row, steps.IDS : steps.IDS + len(ids)] = torch.tensor(ids, dtype=torch.int32)
+    prefix = torch.zeros(len(rows), 100, dtype=torch.int64) if prefix is None else prefix
+    return steps.DrawnStep(ids_B=torch.zeros(len(rows)), packed_BC=packed, prefix_BK=prefix, wide_BW=wide)
+
+
+def test_a_step_comes_back_as_it_was_packed_after_one_copy():
+    step = steps.StepRows(packed_step((2, -0.5, [17, 4]), (steps.WHOLE_VOCABULARY, -3.0, []), (3, -1.25, [9, 8, 7])), [True] * 3)
     copies = []
-    step.start_copy(lambda buffer: copies.append(buffer) or buffer.clone())
-    assert len(copies) == 1
-    assert step.row(3) == ([9, 8, 7], -1.25)
+    step.start_copy(lambda array: copies.append(array) or array.clone())
+    assert step.row(2) == ([9, 8, 7], -1.25)
     assert step.row(0) == ([17, 4], -0.5)
     assert step.row(1) == (None, -3.0)
-    assert step.row(2) == ([], 0.0)
+    assert len(copies) == 1
+
+
+def test_sets_larger_than_the_head_come_from_the_device():
+    """Row 1 keeps the first 70 ids of its prefix; row 2 keeps ids 1, 31 and 32 by bits; row 3 is large too, but nobody reads it."""
+    prefix = torch.arange(400).view(4, 100)
+    wide = torch.zeros(4, 2, dtype=torch.int32)
+    wide[2, 0], wide[2, 1] = 2 - 2**31, 1
+    rows = packed_step((1, 0.0, [5]), (70, -1.0, list(range(100, 164))), (3, -2.0, [steps.WIDE]), (99, -3.0, []), prefix=prefix, wide=wide)
+    step = steps.StepRows(rows, [True, True, True, False])
+    assert step.row(0) == ([5], 0.0)
+    assert step.row(1) == (list(range(100, 170)), -1.0)
+    assert step.row(2) == ([1, 31, 32], -2.0)
 
 
 # Bookkeeping of rows: what SGLang's batches do to the flags ------------------------------------------------------------------------------
@@ -130,7 +150,7 @@ def test_rows_without_flags_end_in_an_error_that_says_so():
 
 
 def test_only_the_requests_that_ask_collect():
-    step = StepRows(pack(torch.tensor([1, 1]), torch.zeros(2), torch.tensor([3, 4])), 2)
+    step = steps.StepRows(packed_step((1, 0.0, [3]), (1, 0.0, [4])), [True, False])
     output = SimpleNamespace(rl_topp_step=step)
     asking, other = request(asks=True), request()
     for row, one in enumerate((asking, other)):
@@ -161,14 +181,21 @@ def test_a_mixed_batch_keeps_each_row_to_itself():
     ids = hooks.sample_from_kept_set(None, None, probs, info, torch.arange(4), False)
     assert ids.dtype == torch.int32
     assert torch.equal(probs, before), "SGLang takes log-probs from them afterwards"
-    step = info.rl_topp_step
+    step = steps.StepRows(info.rl_topp_step, info.rl_topp_flags.record)
     kept, log_prob = step.row(0)
     assert kept == [0, 1]
     assert log_prob == pytest.approx(np.log((0.5, 0.3)[ids[0]] / 0.8), abs=1e-6)
     assert step.row(1) == (None, pytest.approx(np.log((0.1, 0.2, 0.7)[ids[1]]), abs=1e-6))
-    assert step.row(2)[0] == [], "it did not ask, so its ids are not copied"
     assert int(ids[2]) in (0, 2)
     assert step.row(3) == ([2], 0.0)
+
+
+def test_a_batch_without_filters_is_sampled_by_sglang_itself():
+    probs = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]])
+    info = sampling_info(request(asks=True), request())
+    ids = hooks.sample_from_kept_set(lambda *_: torch.tensor([1, 2], dtype=torch.int32), None, probs, info, None, True)
+    assert ids.tolist() == [1, 2]
+    assert steps.StepRows(info.rl_topp_step, info.rl_topp_flags.record).row(0) == (None, pytest.approx(np.log(0.3), abs=1e-6))
 
 
 def test_what_bypasses_the_sampler_is_refused_by_name():

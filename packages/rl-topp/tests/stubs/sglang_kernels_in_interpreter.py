@@ -1,0 +1,82 @@
+"""Runs the plugin's CUDA kernels on CPU tensors through Triton's interpreter against the float64 reference; exits 0 and prints ok, or says what differs."""
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import numpy as np
+import torch
+
+from rl_topp.reference import nucleus
+from rl_topp.sglang_plugin_kept import Filters
+from rl_topp.sglang_plugin_step import StepRows
+from rl_topp.sglang_plugin_triton import draw_step_on_device
+
+
+def check(rng, vocab_size, prefix_size, block, *, exact_ties, whole):
+    """A batch with every kind of filter, against the reference; `exact_ties` makes probabilities multiples of 2**-12, so that ties are many and sums exact."""
+    num_rows = 6
+    concentration = rng.choice([0.02, 0.5, 5.0])
+    probs = np.stack([rng.multinomial(4096, rng.dirichlet(np.full(vocab_size, concentration))) / 4096 for _ in range(num_rows)])
+    if not exact_ties:
+        probs = np.stack([rng.dirichlet(np.full(vocab_size, concentration)) for _ in range(num_rows)])
+    probs = probs.astype(np.float32)
+    top_k = rng.choice([1, 2, 7, vocab_size, 1 << 30], num_rows)
+    top_p = rng.choice([0.1, 0.5, 0.9, 1.0], num_rows).astype(np.float32)
+    min_p = rng.choice([0.0, 0.03, 0.3], num_rows).astype(np.float32)
+    uniform = rng.random(num_rows).astype(np.float32)
+    is_filtered = rng.random(num_rows) < 0.7 if whole else None
+    filters = Filters(top_ks=torch.tensor(top_k, dtype=torch.int32), top_ps=torch.tensor(top_p), min_ps=torch.tensor(min_p))
+    step = draw_step_on_device(
+        torch.tensor(probs),
+        filters,
+        torch.tensor(uniform),
+        None if is_filtered is None else torch.tensor(is_filtered),
+        prefix_size=prefix_size,
+        block=block,
+    )
+    rows = StepRows(step, [True] * num_rows)
+    for b in range(num_rows):
+        ids, log_prob = rows.row(b)
+        row, sampled = probs[b].astype(np.float64), int(step.ids_B[b])
+        if is_filtered is not None and not is_filtered[b]:
+            assert ids is None
+            ids = np.flatnonzero(row)
+        else:
+            expected = nucleus(row, top_k=min(top_k[b], vocab_size), top_p=float(top_p[b]), min_p=float(min_p[b]))
+            expected = expected[row[expected] > 0]
+            assert len(set(ids)) == len(ids)
+            assert sorted(row[ids]) == sorted(row[expected]), (b, ids, expected)
+        assert sampled in ids, (b, sampled, ids)
+        assert abs(log_prob - np.log(row[sampled] / row[ids].sum())) < 1e-4, (b, log_prob)
+
+
+def check_distribution():
+    """With evenly spaced uniform numbers each id is drawn in proportion to its renormalised probability, in either kernel."""
+    probs = torch.tensor([[0.1, 0.4, 0.2, 0.05, 0.25]])
+    count = 200
+    for prefix_size in (4, 1):
+        step = draw_step_on_device(
+            probs.expand(count, -1).contiguous(),
+            Filters(top_ks=torch.full((count,), 1 << 30, dtype=torch.int32), top_ps=torch.full((count,), 0.8), min_ps=None),
+            (torch.arange(count) + 0.5) / count,
+            None,
+            prefix_size=prefix_size,
+            block=32,
+        )
+        found = np.bincount(step.ids_B.numpy(), minlength=5) / count
+        assert np.abs(found - np.array([0, 0.4, 0.2, 0, 0.25]) / 0.85).max() < 6e-3, found
+
+
+def main():
+    rng = np.random.default_rng(0)
+    for vocab_size, prefix_size, block in ((5, 8, 32), (40, 40, 32), (40, 3, 32), (100, 16, 64), (70, 1, 32)):
+        for exact_ties in (True, False):
+            for whole in (True, False):
+                check(rng, vocab_size, prefix_size, block, exact_ties=exact_ties, whole=whole)
+    check_distribution()
+    print("ok")
+
+
+if __name__ == "__main__":
+    main()
