@@ -33,7 +33,7 @@ PYTHONS = {name: nox.project.python_versions(project) for name, project in PROJE
 REQUIREMENTS = {name: [Requirement(line) for line in project["project"]["dependencies"]] for name, project in PROJECTS.items()}
 LEAVES = [name for name in PROJECTS if not {requirement.name for requirement in REQUIREMENTS[name]} & set(PROJECTS)]
 ASSEMBLIES = [name for name in PROJECTS if name not in LEAVES]
-ENGINES = {"torch", "megatron-core", "sglang", "flash-attn-4", "ray", "transformers", "reasoning-gym", "tensorboard", "safetensors"}
+ENGINES = {"torch", "megatron-core", "sglang", "flash-attn-4", "ray", "transformers", "reasoning-gym"}
 """Dependencies too heavy for a fresh environment; tests that need one are skipped there, and run in `torch_cpu` and `e2e`."""
 TEST_TOOLS = ["pytest>=8.4", "hypothesis>=6.130"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}

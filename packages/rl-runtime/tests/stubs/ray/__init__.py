@@ -74,8 +74,8 @@ def put(value):
     return ObjectRef(value)
 
 
-def wait(ray_waitables, *, num_returns=1, timeout=None):
-    del timeout
+def wait(ray_waitables, *, num_returns=1, timeout=None, fetch_local=True):
+    del timeout, fetch_local
     ready = [item for item in ray_waitables if item.ready][:num_returns]
     return ready, [item for item in ray_waitables if item not in ready]
 
