@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+pytest.importorskip("torch")
 from rl_topp.lm_head.cost import COSTS, DeviceCost, choose_blocked
 
 

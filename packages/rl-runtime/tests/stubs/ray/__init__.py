@@ -57,8 +57,8 @@ class _Class:
         return _Handle(self._cls(*args, **kwargs), self._options)
 
 
-def remote(*args, **_kwargs):
-    return _Class(args[0])
+def remote(*args, **kwargs):
+    return _Class(args[0]) if args else lambda cls: _Class(cls, kwargs)
 
 
 def get(object_refs, *, timeout=None):
