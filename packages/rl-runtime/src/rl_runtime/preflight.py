@@ -29,6 +29,7 @@ from rl_runtime.training.model_shape import ModelShape, read_model_config
 __all__ = ["check_before_start"]
 
 _URL_SECONDS = 10.0
+_DEVICES = Path("/dev")
 _TASK_REWARD = "rl_runtime.rollout.reward:verifier_reward"
 
 
@@ -38,7 +39,7 @@ def check_before_start(recipe: Recipe) -> None:
     Raises:
         ConfigError: one line per problem.
     """
-    checks = (_run_dir, _models, _engines, _hooks, _data, _dumps, _loaded_dumps)
+    checks = (_run_dir, _models, _gpus, _engines, _hooks, _data, _dumps, _loaded_dumps)
     problems = [" ".join(problem.split()) for check in checks for problem in check(recipe)]
     if problems:
         raise ConfigError("\n".join(problems))
@@ -91,6 +92,15 @@ def _shape_problems(recipe: Recipe) -> Iterator[str]:
             f"rollout.max_response_tokens = {recipe.rollout.max_response_tokens}: leaves no room for a prompt in the model's "
             f"{shape.max_positions} positions (max_position_embeddings)"
         )
+
+
+def _gpus(recipe: Recipe) -> Iterator[str]:
+    if recipe.cluster.address or any(_DEVICES.glob("nvidia[0-9]*")):
+        return
+    if recipe.model.dtype == "bfloat16":
+        yield "model.dtype = bfloat16: needs a GPU, and this machine has none: use float32"
+    if recipe.engine.gpus_per_engine:
+        yield f"engine.gpus_per_engine = {recipe.engine.gpus_per_engine}: this machine has no GPU: set 0, or name a cluster by cluster.address"
 
 
 def _engines(recipe: Recipe) -> Iterator[str]:

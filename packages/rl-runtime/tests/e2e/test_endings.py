@@ -6,6 +6,7 @@ import os
 import signal
 import time
 
+import psutil
 import pytest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -40,3 +41,23 @@ def test_control_c_ends_the_run(launch):
     # A terminal sends the signal to the whole foreground process group.
     os.killpg(run.process.pid, signal.SIGINT)
     assert_ended(run, codes={130}, mentions="interrupted")
+
+
+def test_a_killed_trainer_ends_the_run(launch):
+    run = launch("trainer", *launch.short, *LONG)
+    run.wait_for(lambda: in_batches(run), "a trained batch", 300)
+    trainer = next(child for child in psutil.Process(run.process.pid).children(recursive=True) if "TrainerActor" in " ".join(child.cmdline()))
+    trainer.kill()
+    assert_ended(run, codes={1}, mentions="trainer rank")
+
+
+def test_a_killed_driver_leaves_nothing(launch):
+    run = launch("driver", *launch.short, *LONG)
+    run.wait_for(lambda: in_batches(run), "a trained batch", 300)
+    command = psutil.Process(run.process.pid)
+    family = command.children(recursive=True)
+    (driver,) = command.children()
+    driver.kill()
+    assert_ended(run, codes={1}, mentions="killed by SIGKILL")
+    # Ray's workers write their titles over their environment, by which `run` finds processes.
+    assert not [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rl_runtime import preflight
 from rl_runtime.config import Recipe
 from rl_runtime.config.model import ModelSection
 from rl_runtime.errors import ConfigError
@@ -97,6 +98,16 @@ def test_training_from_several_dumps_needs_all_of_them(tmp_path):
 def test_what_cannot_work_is_named_by_its_key(tmp_path, sections, mentions):
     line = problems(tmp_path, **sections)[0]
     assert all(mention in line for mention in mentions), line
+
+
+def test_what_needs_a_gpu_is_refused_without_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(preflight, "_DEVICES", tmp_path)
+    sections = {"model": {"dtype": "bfloat16"}, "engine": {"gpus_per_engine": 1}}
+    lines = problems(tmp_path, **sections)
+    assert "model.dtype = bfloat16" in lines[0]
+    assert "engine.gpus_per_engine = 1" in lines[1]
+    (tmp_path / "nvidia0").touch()
+    check_before_start(Recipe.model_validate({"run": {"dir": str(tmp_path / "run")}, **sections}))
 
 
 def test_a_hook_whose_module_cannot_be_imported_is_named(tmp_path, monkeypatch):
