@@ -129,8 +129,8 @@ def test_composites_say_when_nothing_fits() -> None:
     assert pack_composites(problem([4, 4, 4], cap=6, ranks=1, slots=2), num_long=3) is None
 
 
-def test_composites_feed_bins_that_would_hold_only_short_samples() -> None:
-    """Nine samples of a third of the cap fill 3 of 4 bins; the fourth gets one of each of two."""
+def test_composites_share_with_bins_that_would_stay_empty() -> None:
+    """Nine samples of a third of the cap fill 3 of 4 bins; all four share them."""
     bins = pack_composites(problem([4] * 9, cap=12, ranks=2, slots=2), num_long=9)
     assert bins is not None
     assert sorted(np.bincount(bins, minlength=4).tolist()) == [2, 2, 2, 3]
@@ -186,7 +186,7 @@ def test_squares_first_has_nothing_to_do_for_a_linear_cost() -> None:
 def test_topping_up_nothing_changes_nothing() -> None:
     step = problem([4, 3], cap=8, ranks=2, slots=1)
     placed = np.array([0, 1])
-    assert top_up(step, placed, [8]) is placed
+    assert top_up(step, placed) is placed
 
 
 def test_exact_search_beats_a_bad_start() -> None:

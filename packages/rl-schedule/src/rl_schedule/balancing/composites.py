@@ -4,29 +4,28 @@ Decides where long samples go when a greedy pass cannot fit them, because a micr
 and the fit has to be tight. Invariants: the cap holds; exactly ``num_bins`` bins result; bounded by counts.
 """
 
-import heapq
-
 import numpy as np
 
 from rl_schedule.arrays import IntArray
-from rl_schedule.balancing.greedy import top_up
+from rl_schedule.balancing.greedy import costs_when_full, top_up
 from rl_schedule.balancing.levelling import level_bins
 from rl_schedule.balancing.problem import StepProblem
+from rl_schedule.balancing.two_level import LptState, two_level_lpt
 from rl_schedule.bounds import common_level
-from rl_schedule.dealing import bin_sums, number_bins
+from rl_schedule.dealing import bin_sums
 from rl_schedule.karmarkar_karp import deal_by_differencing
-from rl_schedule.packing import fill_best_fit, group_bins
+from rl_schedule.packing import fill_best_fit
 
 __all__ = ["pack_composites"]
 
 _CAP_SEARCH_STEPS = 6
 """Halvings of the interval in which the smallest sufficient cap is sought: within 1.6 % of the interval."""
 
-_FEW_MISSING = 0.003
-"""Share of bins left empty by a packing at which no smaller cap is sought."""
+_FEW_MISSING = 0.02
+"""Share of bins left empty by a packing at which no smaller cap is sought: sharing with the last opened does as well."""
 
-_MANY_SAMPLES, _FEW_MISSING_OF_MANY = 50_000, 0.02
-"""The share for steps of so many samples, where seeking costs more than it gives."""
+_SPREAD_OVER = (32, 16, 8, 4, 2)
+"""Last opened bins that share with each empty one: as many as a capped pass can level."""
 
 
 def pack_composites(problem: StepProblem, *, num_long: int) -> IntArray | None:
@@ -43,18 +42,15 @@ def pack_composites(problem: StepProblem, *, num_long: int) -> IntArray | None:
     fitted = _fit_evenly(problem, num_long)
     if fitted is None:
         return None
-    fitted = _feed_empty_bins(fitted, costs, problem.num_bins)
+    fitted = _spread_over_empty_bins(problem, fitted)
     mean = int(problem.costs.sum()) // problem.num_bins
     fitted = level_bins(fitted, lengths, costs, cap=problem.cap, num_bins=problem.num_bins, level=mean)
-    sums = bin_sums(costs, fitted, problem.num_bins)
-    full, total = _when_full(problem, fitted, sums), int(problem.costs.sum())
-    expected = np.minimum(full, common_level(full[:, None], sums, total))
+    sums, full = bin_sums(costs, fitted, problem.num_bins), costs_when_full(problem, fitted)
+    expected = np.minimum(full, common_level(full[:, None], sums, int(problem.costs.sum())))
     order = deal_by_differencing(expected, problem.num_ranks)
-    order = np.take_along_axis(order, np.argsort(-sums[order], axis=1, kind="stable"), axis=1)
     place = np.empty(problem.num_bins, dtype=np.int64)
     place[order.ravel()] = np.arange(problem.num_bins)
-    targets = common_level(full[order].T, sums[order].max(axis=0), total)
-    return top_up(problem, place[fitted], targets)
+    return top_up(problem, place[fitted])
 
 
 def _fit_evenly(problem: StepProblem, num_long: int) -> IntArray | None:
@@ -69,47 +65,35 @@ def _fit_evenly(problem: StepProblem, num_long: int) -> IntArray | None:
     if used > problem.num_bins:
         return None
     low, high = sum(min(length, problem.cap) for length in lengths) // problem.num_bins, problem.cap
-    allowed = (_FEW_MISSING if num_long <= _MANY_SAMPLES else _FEW_MISSING_OF_MANY) * problem.num_bins
     for _ in range(_CAP_SEARCH_STEPS):
-        if problem.num_bins - used <= allowed or high - low <= 1:
+        if problem.num_bins - used <= _FEW_MISSING * problem.num_bins or high - low <= 1:
             break
-        middle = (low + high) // 2
-        tried = fill_best_fit(lengths, middle)
+        guess = max(low + 1, high * used // problem.num_bins)
+        tried = fill_best_fit(lengths, guess)
         count = max(tried) + 1
         if count <= problem.num_bins:
-            best, used, high = np.asarray(tried, dtype=np.int64), count, middle
+            best, used, high = np.asarray(tried, dtype=np.int64), count, guess
         else:
-            low = middle
+            low = max(guess, (low + high) // 2)
     return best
 
 
-def _feed_empty_bins(bin_of: IntArray, costs: IntArray, num_bins: int) -> IntArray:
-    """Give each empty bin the cheapest sample of each of the two costliest bins that hold at least three."""
-    sums = bin_sums(costs, bin_of, num_bins).tolist()
-    counts = np.bincount(bin_of, minlength=num_bins)
-    empty = np.flatnonzero(counts == 0).tolist()
-    if not empty:
-        return bin_of
-    members = group_bins(bin_of, num_bins)
-    donors = [(-sums[number], number) for number in np.flatnonzero(counts >= 3).tolist()]
-    heapq.heapify(donors)
-    for target in empty:
-        for _ in range(min(2, len(donors))):
-            _, donor = heapq.heappop(donors)
-            sample = members[donor].pop()
-            members[target].append(sample)
-            sums[donor] -= int(costs[sample])
-            if len(members[donor]) >= 3:
-                heapq.heappush(donors, (-sums[donor], donor))
-    return number_bins(members, bin_of.size)
+def _spread_over_empty_bins(problem: StepProblem, bin_of: IntArray) -> IntArray:
+    """Share what the last opened bins hold with the bins that stayed empty, by capped LPT.
 
-
-def _when_full(problem: StepProblem, fitted: IntArray, sums: IntArray) -> IntArray:
-    """Return what each bin costs when short samples, at their mean cost per token, use up its room: int64 [bins]."""
-    num_long = fitted.size
-    if num_long == problem.lengths.size:
-        return sums
-    rooms = problem.cap - bin_sums(problem.lengths[:num_long], fitted, problem.num_bins)
-    rate = int(problem.costs[num_long:].sum()) / int(problem.lengths[num_long:].sum())
-    full: IntArray = sums + np.floor(np.maximum(rooms, 0) * rate).astype(np.int64)
-    return full
+    Best-fit-decreasing opens its last bins for the shortest samples, several to a bin, so there is something to share. The
+    more bins take part, the less each of them falls below the others.
+    """
+    used = int(bin_of.max()) + 1
+    missing = problem.num_bins - used
+    for share in _SPREAD_OVER if missing else ():
+        first = max(used - share * missing, 0)
+        moving = np.flatnonzero(bin_of >= first)
+        bins = problem.num_bins - first
+        state = LptState.empty(num_ranks=1, num_slots=bins, cap=problem.cap, targets=[0] * bins)
+        placed = two_level_lpt(problem.lengths[moving].tolist(), problem.costs[moving].tolist(), state, problem.cap)
+        if placed is not None:
+            shared = bin_of.copy()
+            shared[moving] = np.asarray(placed, dtype=np.int64) + first
+            return shared
+    return bin_of

@@ -92,14 +92,24 @@ class _Ranks:
         return number_bins([self.members[b] for b in self.bins.ravel().tolist()], self.lengths.size)
 
     def swap_bins(self, heavy: int, light: int) -> bool:
-        """Swap the two bins whose difference is nearest to half the gap, if that closes at least half of it."""
+        """Swap two bins of the same cost rank, else any two, if that closes at least half of the gap.
+
+        Swapping the k-th costliest of one rank for that of the other leaves the costliest of each slot as they are.
+        """
         gap = int(self.loads[heavy] - self.loads[light])
-        difference = self.sums[self.bins[heavy]][:, None] - self.sums[self.bins[light]][None, :]
-        shrink = gap - np.abs(gap - 2 * difference)
-        row, column = divmod(int(shrink.argmax()), difference.shape[1])
-        if gap <= 0 or 2 * int(shrink[row, column]) < gap:
+        if gap <= 0:
             return False
-        self.bins[heavy, row], self.bins[light, column] = self.bins[light, column], self.bins[heavy, row]
+        first, second = (self.bins[rank][np.argsort(-self.sums[self.bins[rank]], kind="stable")] for rank in (heavy, light))
+        difference = self.sums[first][:, None] - self.sums[second][None, :]
+        shrink = gap - np.abs(gap - 2 * difference)
+        row = column = int(shrink.diagonal().argmax())
+        if 2 * int(shrink[row, column]) < gap:
+            row, column = divmod(int(shrink.argmax()), difference.shape[1])
+        if 2 * int(shrink[row, column]) < gap:
+            return False
+        one, other = first[row], second[column]
+        self.bins[heavy] = np.where(self.bins[heavy] == one, other, self.bins[heavy])
+        self.bins[light] = np.where(self.bins[light] == other, one, self.bins[light])
         self.loads[heavy] -= difference[row, column]
         self.loads[light] += difference[row, column]
         return True

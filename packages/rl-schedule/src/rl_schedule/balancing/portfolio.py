@@ -15,7 +15,7 @@ from rl_schedule.assignment import Assignment
 from rl_schedule.balancing.composites import pack_composites
 from rl_schedule.balancing.exact import MOST_SAMPLES, search_exactly
 from rl_schedule.balancing.exchange import level_ranks
-from rl_schedule.balancing.greedy import pack_by_cost, pack_squares_first
+from rl_schedule.balancing.greedy import pack_by_cost, pack_long_first, pack_squares_first
 from rl_schedule.balancing.problem import Candidate, PlainPackings, StepProblem
 from rl_schedule.bounds import MOST_SLACK, CostBounds, micro_batch_bound, slot_bound, useful_slack
 from rl_schedule.dealing import arrange_slots, deal_bins, number_bins
@@ -35,11 +35,17 @@ _SHORT_SHARES = (0.2, 0.1, 0.05, 0.0)
 _LONG_SHARES = (6, 16)
 """Samples above cap / 6 (then cap / 16) are fitted to one another first when the greedy pass fails."""
 
+_RETARGET_SHARE, _RETARGET_MOST = 3, 2_000
+"""Samples above cap / 3 are placed before the targets of the slots are set anew; larger steps gain nothing from it."""
+
+_CLOSE_SLOTS = 0.004
+"""Distance of the slots from their bound that is not worth another greedy pass."""
+
 _LPT_MAY_FIT = 0.9
 """Fill above which a greedy pass cannot succeed when no sample is short enough to use up what room is left."""
 
 _MANY_SAMPLES = 50_000
-"""Above this ``auto`` tries only the slack that the bound suggests."""
+"""Above this one greedy pass has to do: with ``auto`` the one with the slack that the bound suggests."""
 
 _SLOT_GAP = 0.02
 """Distance of the slots from their bound at which another method is tried although the greedy pass succeeded."""
@@ -99,25 +105,40 @@ def _best(candidates: list[Candidate], slack: float | str) -> Candidate:
 def _candidates(problem: StepProblem, slack: float | str) -> Iterator[Candidate]:
     """Yield plans with ``problem.num_slots`` micro-batches per rank; none if no method finds one."""
     bounds = problem.bounds()
-    best_slot = None
-    if 6 * int(problem.lengths[-1]) <= problem.cap or problem.fill <= _LPT_MAY_FIT:
-        for share in _slacks(problem, bounds) if slack == "auto" else [float(slack)]:
-            bins = pack_by_cost(problem, bounds, slack=share)
-            if bins is None:
-                break
-            greedy = problem.candidate(bins, "lpt", slack=share)
-            best_slot = greedy.slot if best_slot is None else min(best_slot, greedy.slot)
-            yield greedy
-    if best_slot is not None and best_slot <= slot_bound(bounds, rank_limit=1.0) + _SLOT_GAP:
+    greedy = list(_greedy(problem, bounds, slack))
+    yield from greedy
+    lowest = slot_bound(bounds, rank_limit=1.0)
+    if greedy and min(candidate.slot for candidate in greedy) <= lowest + _SLOT_GAP:
         return
-    counts = [int(np.searchsorted(-problem.lengths, -(problem.cap // share))) for share in _LONG_SHARES]
-    if best_slot is None:
+    counts = [problem.num_longer(problem.cap // share) for share in _LONG_SHARES]
+    if not greedy:
         counts.append(problem.lengths.size)
     for num_long in dict.fromkeys(count for count in counts if count):
         bins = pack_composites(problem, num_long=num_long)
         if bins is not None:
             yield problem.candidate(bins, f"composites({num_long})")
             return
+
+
+def _greedy(problem: StepProblem, bounds: CostBounds, slack: float | str) -> Iterator[Candidate]:
+    """Yield what greedy passes find: one per slack, and the best of them again with targets set anew where that is cheap."""
+    if 6 * int(problem.lengths[-1]) > problem.cap and problem.fill > _LPT_MAY_FIT:
+        return
+    best: Candidate | None = None
+    for share in _slacks(problem, bounds) if slack == "auto" else [float(slack)]:
+        bins = pack_by_cost(problem, bounds, slack=share)
+        if bins is None:
+            return
+        candidate = problem.candidate(bins, "lpt", slack=share)
+        best = candidate if best is None else _best([best, candidate], slack)
+        yield candidate
+    if best is None or problem.lengths.size > _RETARGET_MOST:
+        return
+    if best.slot > slot_bound(bounds, rank_limit=best.rank) + _CLOSE_SLOTS:
+        num_long = problem.num_longer(problem.cap // _RETARGET_SHARE)
+        bins = pack_long_first(problem, bounds, num_long=num_long, slack=best.slack)
+        if bins is not None:
+            yield problem.candidate(bins, "lpt(retarget)", slack=best.slack)
 
 
 def _slacks(problem: StepProblem, bounds: CostBounds) -> list[float]:

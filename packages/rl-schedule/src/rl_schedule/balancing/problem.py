@@ -75,6 +75,10 @@ class StepProblem:
         """Tokens over the capacity of all bins."""
         return int(self.lengths.sum()) / (self.num_bins * self.cap)
 
+    def num_longer(self, tokens: int) -> int:
+        """Return how many samples are longer than ``tokens``; they come first."""
+        return int(np.searchsorted(-self.lengths, -tokens))
+
     def bounds(self) -> CostBounds:
         """Return what no plan for this problem can beat."""
         return cost_bounds(self.lengths, self.costs, self.cap, num_ranks=self.num_ranks, num_slots=self.num_slots)
