@@ -1,0 +1,72 @@
+"""Reading: rows, names, laziness, and what verify finds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from dump_batches import placed, taken
+
+from rl_dump import DumpError, open_dump, write_dump
+
+
+def test_samples_by_row_from_either_end(pair):
+    with open_dump(pair[1]) as dump:
+        last = dump.sample(-1)
+        assert last["rollout_position"] == 23
+        assert np.array_equal(last["tokens"], dump.column("tokens")[23])
+        assert isinstance(last["rewards"], float)
+        assert isinstance(last["truncated"], bool)
+        for row in (24, -25):
+            with pytest.raises(DumpError, match=rf"sample {row} asked of 24"):
+                dump.sample(row)
+
+
+def test_an_unknown_field_is_refused_naming_those_there_are(pair):
+    with open_dump(pair[1]) as dump, pytest.raises(DumpError, match="no field 'nope'; it has rollout_position, "):
+        dump.column("nope")
+
+
+def test_a_damaged_column_leaves_the_others_readable(pair):
+    path = pair[1]
+    with open_dump(path) as dump:
+        expected = dump.column("entropy").values.tobytes()
+    data = path.read_bytes()
+    at = data.index(expected[:40])
+    path.write_bytes(data[: at + 8] + bytes([data[at + 8] ^ 4]) + data[at + 9 :])
+    with open_dump(path) as dump:
+        assert len(dump.column("tokens")) == 24
+        with pytest.raises(DumpError, match="field entropy, row group 0: the checksum does not match"):
+            dump.column("entropy")
+        with pytest.raises(DumpError, match="entropy"):
+            dump.sample(0)
+        assert [problem.code for problem in dump.verify()] == ["damaged"]
+
+
+def test_the_name_says_what_it_is(pair):
+    with open_dump(pair[1]) as dump:
+        assert repr(dump) == f"Dump({str(pair[1])!r}, train-dump.v2, batch 0, 24 samples, 24 fields)"
+
+
+def test_positions_are_rows_where_the_dump_holds_none(tmp_path):
+    path = write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=0, columns={"rewards": np.zeros(3)})
+    with open_dump(path) as dump:
+        assert dump.positions().tolist() == [0, 1, 2]
+
+
+def problems(folder, columns, **header):
+    path = write_dump(folder / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns, **header)
+    with open_dump(path) as dump:
+        return {problem.code: problem for problem in dump.verify()}
+
+
+def test_verify_finds_what_is_inconsistent(tmp_path, columns):
+    columns, shards = placed(columns)
+    assert problems(tmp_path, columns, dp_shards=shards) == {}
+    assert problems(tmp_path, taken(columns, [1, 0, *range(2, 24)]), dp_shards=shards)["order"].row == 1
+    twice = {**columns, "rollout_position": np.array([0, 0, *range(2, 24)])}
+    found = problems(tmp_path, twice, dp_shards=shards)
+    assert found["duplicate-position"].message == "rollout_position 0 stands 2 times"
+    assert "rollout_position 1 is in a shard's partition, but not in the dump (1 such)" in found["shard-missing"].message
+    shards[0]["partition"] = shards[0]["partition"][:-1]
+    assert set(problems(tmp_path, columns, dp_shards=shards)) == {"shard-extra"}
+    assert set(problems(tmp_path, columns, dropped=[{"rollout_position": 3, "reason": "x"}])) == {"dropped-and-trained"}
