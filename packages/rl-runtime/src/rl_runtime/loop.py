@@ -110,6 +110,9 @@ class _Loop:
         self._display.finish("start")
         if warm_up:
             self._finish_warm_start()
+        elif self._trains and self._recipe.engine.url:
+            # Servers that others run hold whatever they were given last.
+            self._sync()
         if self._trains:
             self._actors.call_trainers("start_reinforcement", what="starting reinforcement learning")
         self._evaluate(batches_trained=0)

@@ -70,7 +70,8 @@ def _init(recipe: Recipe) -> None:
         except Exception as error:
             # Ray raises whatever it likes here, a plain Exception among them.
             if attempt == attempts:
-                msg = f"cluster.address = {address!r}: Ray did not {'answer' if address else 'start'}: {error}"
+                hint = " (a cluster with token authentication wants RAY_AUTH_MODE=token in the environment)" if address else ""
+                msg = f"cluster.address = {address!r}: Ray did not {'answer' if address else 'start'}: {error}{hint}"
                 raise RuntimeSetupError(msg) from error
             _log.warning("attempt %d of %d: Ray did not start: %s", attempt, attempts, error)
             ray.shutdown()
