@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rl_runtime.errors import RuntimeSetupError
+from rl_runtime.errors import RuntimeSetupError, TrainerError
 from rl_runtime.training.model_shape import ModelShape
 from rl_runtime.training.parallel_state import Topology
 from rl_runtime.weights.layouts import FusedGateUp, FusedQkv, Layout, Replicated, SplitColumns, SplitVocabulary
@@ -202,7 +202,20 @@ def save_hf_folder(folder: Path, tensors: Mapping[str, torch.Tensor], source: Pa
         folder: created, or replaced where it is an older export.
         tensors: full tensors by Hugging Face name, on the CPU.
         source: folder with config.json and the tokenizer's files.
+
+    Raises:
+        TrainerError: a file could not be read or written; an older export is still there.
     """
+    from safetensors import SafetensorError
+
+    try:
+        _write_hf_folder(folder, tensors, source)
+    except (OSError, SafetensorError) as error:
+        msg = f"the model folder {folder} could not be written: {error}"
+        raise TrainerError(msg) from error
+
+
+def _write_hf_folder(folder: Path, tensors: Mapping[str, torch.Tensor], source: Path) -> None:
     from safetensors.torch import save_file
 
     temporary = folder.with_name(folder.name + ".partial")
