@@ -2,11 +2,13 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -198,10 +200,7 @@ def test_a_server_dies_with_the_process_that_started_it(models_by_name, tmp_path
     starter.kill()
     starter.wait()
     starter.stdout.close()
-    deadline = time.monotonic() + 10
-    while _alive_in_session(pid) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert _alive_in_session(pid) == []
+    _wait_until(lambda: not _alive_in_session(pid), 10)
 
 
 def test_a_killed_server_is_an_error_at_once_and_leaves_nothing(engine):
@@ -213,16 +212,29 @@ def test_a_killed_server_is_an_error_at_once_and_leaves_nothing(engine):
         os.kill(engine.pid, signal.SIGKILL)
         return await asyncio.gather(*tasks, client.generate(np.array([5]), Sampling()), return_exceptions=True)
 
+    left_behind = {engine._scratch, *_load_files(engine)}
+    assert len(left_behind) == 2 and all(path.exists() for path in left_behind)
     started = time.monotonic()
     results = use(engine, ask)
     assert time.monotonic() - started < 10
     assert isinstance(results[-1], EngineError)
     assert "ended with exit code -9" in str(results[-1])
-    left_behind, scratch = engine._shared_memory, engine._scratch
-    assert left_behind and all(path.exists() for path in left_behind)
     engine.stop()
     assert _alive_in_session(engine.pid) == []
-    assert not any(path.exists() for path in (*left_behind, scratch))
+    _wait_until(lambda: not any(path.exists() for path in left_behind), 5)
+
+
+def _load_files(engine):
+    """Shared-memory files that the server's processes have mapped."""
+    maps = "".join(Path(f"/proc/{process.pid}/maps").read_text() for process in psutil.Process(engine.pid).children(recursive=True))
+    return {Path(path) for path in re.findall(r"/dev/shm/sglang_loads_\S+", maps)}
+
+
+def _wait_until(condition, seconds):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def _alive_in_session(session):

@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -87,7 +88,7 @@ class Server:
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "SGLANG_GRPC_PORT": "1", **environment},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "SGLANG_GRPC_PORT": "1", "TMPDIR": str(log.parent), **environment},
             )
 
     def wait(self):
@@ -111,9 +112,16 @@ class Server:
         return json.loads(self.call("generate", {"input_ids": prompts, "sampling_params": params, "return_logprob": True, **more}))
 
     def stop(self):
+        left_behind = set()
+        for maps in Path("/proc").glob("[0-9]*/maps"):
+            with contextlib.suppress(OSError):
+                if os.getpgid(int(maps.parent.name)) == self.process.pid:
+                    left_behind |= set(re.findall(r"/dev/shm/sglang_loads_\S+", maps.read_text()))
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(30)
+        for path in left_behind:
+            Path(path).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

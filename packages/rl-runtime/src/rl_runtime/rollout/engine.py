@@ -1,7 +1,7 @@
 """One SGLang server as a process of its own: started, watched, stopped. Layer: engine, no torch and no Ray.
 
-Invariants: the server has its own session, so that `stop` reaches every process of it; it dies when this process does; what it leaves behind
-(shared-memory files, socket files) is removed by `stop`; every wait has a deadline; an error quotes the end of the server's log.
+Invariants: the server has its own session, so that `stop` reaches every process of it; it dies when this process does; what it leaves behind is removed
+either way (`engine_janitor`); every wait has a deadline; an error quotes the end of the server's log.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import psutil
 
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import DeadlineError, EngineError, RuntimeSetupError
-from rl_runtime.rollout.engine_server import PARENT_VARIABLE
+from rl_runtime.rollout.engine_server import PARENT_VARIABLE, SCRATCH_VARIABLE
 
 __all__ = ["EngineProcess", "check_port_free", "choose_port", "server_arguments"]
 
@@ -39,9 +39,6 @@ _HIGHEST_PORT = 55_535
 """SGLang derives a second number, port + 10000, and refuses one above 65535 even though it opens no such port here."""
 
 _PORT_ATTEMPTS = 50
-_LOAD_FILES = "/dev/shm/sglang_loads_"  # noqa: S108  a name that SGLang chooses, not we
-"""Start of the names of the shared-memory files in which a server's processes report their load."""
-
 _POLL_SECONDS = 0.1
 _LOG_TAIL_LINES = 15
 
@@ -73,7 +70,6 @@ class EngineProcess:
         self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._scratch: Path | None = None
-        self._shared_memory: tuple[Path, ...] = ()
 
     @property
     def url(self) -> str:
@@ -125,7 +121,6 @@ class EngineProcess:
             raise
         # SGLang collects garbage at each flush: 0.3 s on a CPU unless what its imports made is left out.
         httpx.post(f"{self.url}/freeze_gc", timeout=section.request_timeout_seconds).raise_for_status()
-        self._shared_memory = _mapped_load_files(self._process.pid)
 
     def stop(self, deadline_seconds: float = 10.0) -> None:
         """Kill every process of the server and remove what it left behind; does nothing when there is none.
@@ -141,7 +136,6 @@ class EngineProcess:
         if self._process is None:
             return
         group = self._process.pid
-        left_behind = {*self._shared_memory, *_mapped_load_files(group)}
         deadline = time.monotonic() + deadline_seconds
         while members := _group_members(group):
             with contextlib.suppress(ProcessLookupError):
@@ -150,9 +144,8 @@ class EngineProcess:
                 msg = f"engine {self._index}: processes {members} are still there {deadline_seconds:g} s after they were killed"
                 raise DeadlineError(msg)
             time.sleep(_POLL_SECONDS)
-        for path in left_behind:
-            path.unlink(missing_ok=True)
         if self._scratch is not None:
+            # The janitor does it too, if the server lived long enough to start one.
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _wait_until_healthy(self, deadline: float) -> None:
@@ -283,6 +276,7 @@ def _environment(scratch: Path) -> dict[str, str]:
         # /health then tells whether the server is up, without generating a token and sleeping a second.
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
         "TMPDIR": str(scratch),
+        SCRATCH_VARIABLE: str(scratch),
         PARENT_VARIABLE: str(os.getpid()),
         "PYTHONUNBUFFERED": "1",
     }
@@ -296,15 +290,3 @@ def _group_members(group: int) -> list[int]:
             if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
                 members.append(process.pid)
     return members
-
-
-def _mapped_load_files(group: int) -> tuple[Path, ...]:
-    """Return the load files of a server; SGLang leaves them behind when it is killed."""
-    found = set()
-    for pid in _group_members(group):
-        with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").splitlines():
-                _, mark, name = line.partition(_LOAD_FILES)
-                if mark:
-                    found.add(Path(mark + name))
-    return tuple(sorted(found))

@@ -8,7 +8,7 @@ Every argument is SGLang's own. On a GPU this is SGLang's own start. With `--dev
 - attention runs over whole batches (`engine_attention`);
 - the flags in `CPU_DEFAULTS` are added unless they are given: above all `--sleep-on-idle`, without which an idle server keeps a core busy.
 
-Invariants: the server dies with its parent, and its children with it; it refuses to start when the plugin of rl-topp, which records the kept sets,
+Invariants: the server dies with its parent, and its children with it; what it leaves behind is removed (`engine_janitor`); it refuses to start when the plugin of rl-topp, which records the kept sets,
 did not apply every hook.
 
 This module imports neither torch nor SGLang until `main` runs.
@@ -24,10 +24,13 @@ import pkgutil
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CPU_DEFAULTS", "PARENT_VARIABLE", "cpu_arguments", "cpu_environment", "die_with_parent", "main"]
+from rl_runtime.rollout.engine_janitor import Janitor, start_janitor
+
+__all__ = ["CPU_DEFAULTS", "PARENT_VARIABLE", "SCRATCH_VARIABLE", "cpu_arguments", "cpu_environment", "die_with_parent", "main"]
 
 CPU_DEFAULTS: dict[str, str | None] = {
     "--attention-backend": "torch_native",
@@ -43,6 +46,9 @@ CPU_DEFAULTS: dict[str, str | None] = {
 
 PARENT_VARIABLE = "RL_ENGINE_PARENT_PID"
 """Environment variable that holds the process id of the process that starts the server."""
+
+SCRATCH_VARIABLE = "RL_ENGINE_SCRATCH"
+"""Environment variable that names a folder which is removed when the server is gone."""
 
 _PR_SET_PDEATHSIG = 1
 """From linux/prctl.h: the signal that the kernel sends when the parent dies."""
@@ -61,6 +67,8 @@ def main(arguments: Sequence[str]) -> None:
         RuntimeError: the plugin of rl-topp did not apply its hooks.
     """
     die_with_parent()
+    scratch = os.environ.get(SCRATCH_VARIABLE)
+    janitor = start_janitor(Path(scratch) if scratch else None)
     on_cpu = _value_of("--device", arguments) == "cpu"
     if on_cpu:
         os.environ.update(cpu_environment(Path(_value_of("--model-path", arguments) or "")))
@@ -73,12 +81,14 @@ def main(arguments: Sequence[str]) -> None:
 
     load_plugins()
     require_installed()
+    HookRegistry.register("sglang.srt.server_args.PortArgs.init_new", partial(_tell_of_load_file, janitor), HookType.AROUND)
     if on_cpu:
         from rl_runtime.rollout import engine_attention
 
         engine_attention.install()
         HookRegistry.register("sglang.srt.entrypoints.engine._set_envs_and_config", _then_fork, HookType.AROUND)
-        HookRegistry.apply_hooks()
+    HookRegistry.apply_hooks()
+    if on_cpu:
         # The forked scheduler needs the registry; imported here, the parent pays for it once.
         importlib.import_module("sglang.srt.models.registry")
 
@@ -136,6 +146,15 @@ def die_with_parent() -> None:
     if parent is not None and os.getppid() != int(parent):
         msg = f"process {parent}, which started this server, is dead"
         raise SystemExit(msg)
+
+
+def _tell_of_load_file(janitor: Janitor, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run SGLang's choice of addresses, and have the file in which its processes report their load removed at the end."""
+    from sglang.srt.managers.load_snapshot import shm_path_for
+
+    addresses = original(*args, **kwargs)
+    janitor.remove_later(Path(shm_path_for(addresses.instance_id)))
+    return addresses
 
 
 def _then_fork(original: Any, server_args: Any) -> None:
