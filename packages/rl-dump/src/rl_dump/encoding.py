@@ -35,6 +35,9 @@ class Encoding:
     """Codec of the pages."""
 
 
+SMALL = 16 << 10
+"""Bytes of values below which trying costs more than packing can save."""
+
 PLAIN = Encoding()
 DICTIONARY = Encoding(dictionary=True, compression="zstd")
 SPLIT = Encoding(named="BYTE_STREAM_SPLIT", compression="zstd")
@@ -68,7 +71,7 @@ def writer_options(fields: Sequence[Field], encodings: Mapping[str, Encoding]) -
 
 
 def _choose(field: Field, array: pa.Array | None) -> Encoding:
-    if field.kind in {"text", "object"} or array is None or not len(array):
+    if field.kind in {"text", "object"} or array is None or array.nbytes < SMALL:
         return DICTIONARY
     kind = _value_kind(array.type)
     if kind == "bool":

@@ -2,7 +2,7 @@
 
 Layer: records. A `Column` is a field and its values in canonical form; the containers only ever see columns.
 
-Invariant, matched by a test in `tests/unit/test_fields.py`: `Field.to_document` and `header.field_of` are inverse to each other.
+Invariant, matched by a test in `tests/unit/test_contract.py`: `Field.to_document` and `header.field_of` are inverse to each other.
 """
 
 from __future__ import annotations

@@ -103,6 +103,10 @@ def _check(rollout_dump: Dump, train_dump: Dump) -> None:
         raise DumpError(msg)
 
 
+_CROWD = 10_000
+"""Most comparisons among samples of one key: a larger crowd cannot be told apart, and comparing it takes minutes."""
+
+
 class _Side:
     """Hold one dump's keys: position, index, group and tokens of every row."""
 
@@ -144,6 +148,8 @@ class _Matcher:
         theirs = _by_key(self.rollout, self.free, key)
         for value, rows in _by_key(self.train, waiting, key).items():
             candidates = theirs.get(value, [])
+            if len(rows) * len(candidates) > _CROWD:
+                continue
             for row in rows:
                 agreeing = [other for other in candidates if other in self.free and self._agrees(other, row, method)]
                 # One candidate per row, and (by index or tokens) one row per candidate: anything else would be a guess.

@@ -14,6 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 from typing_extensions import Self
 
 from rl_dump.archive.source import ArchiveSource
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from rl_dump.contract import DroppedSample, DumpHeader
@@ -154,8 +154,6 @@ class Dump:
         Raises:
             DumpError: the column is damaged.
         """
-        import numpy as np
-
         if "rollout_position" not in self.fields:
             return np.arange(self.num_samples, dtype=np.int64)
         column = self._source.column("rollout_position", stored=False)

@@ -3,7 +3,7 @@
 Layer: algorithms. A `.pt` file without our header is read as slime's: train dumps (`format_version` 2) and rollout dumps (`samples` of
 `Sample.to_dict()`).
 
-Invariant, matched by a test in `tests/unit/test_layouts.py`: fields that neither layout names are kept as they are.
+Invariant, matched by a test in `tests/golden/test_archives.py`: fields that neither layout names are kept as they are.
 """
 
 from __future__ import annotations

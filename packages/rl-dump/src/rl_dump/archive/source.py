@@ -2,7 +2,7 @@
 
 Layer: algorithms.
 
-Invariants, each matched by a test in `tests/unit/test_archive_source.py`:
+Invariants, each matched by a test in `tests/unit/test_torch_archive.py`:
 
 - a dump written as `.pt` and as `.parquet` reads the same, field by field;
 - no value is handed out whose storage does not match its checksum.
@@ -91,7 +91,7 @@ class ArchiveSource:
                 found[name] = None
                 continue
             field = self.fields[name]
-            value = self._resolved(value, nested=False)
+            value = self._resolved(value, nested=field.kind == "object")
             if field.kind == "ragged":
                 found[name] = np.asarray(value, field.numpy_dtype)
             else:

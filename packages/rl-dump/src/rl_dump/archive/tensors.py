@@ -2,7 +2,7 @@
 
 Layer: algorithms. Torch writes a tensor as a storage (bytes of one zip entry) with offset, shape and strides; several tensors may share one.
 
-Invariants, each matched by a test in `tests/unit/test_archive_tensors.py`:
+Invariants, each matched by a test in `tests/unit/test_torch_archive.py`:
 
 - no array reaches outside of its storage, whatever offset and strides the file gives;
 - bfloat16 comes as float32, exactly: its bits are the upper half.

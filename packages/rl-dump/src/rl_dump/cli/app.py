@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from rl_dump.cli.output import error_line, print_json, print_line, print_table, print_warnings
+from rl_dump.cli.output import counted, error_line, print_json, print_line, print_table, print_warnings
 from rl_dump.compare import compare
 from rl_dump.convert import convert
 from rl_dump.doctor import Thresholds, doctor
@@ -66,7 +66,7 @@ def join_command(
     if as_json:
         print_json(result)
     else:
-        print_line(f"{len(result.pairs)} samples in both")
+        print_line(f"{counted(len(result.pairs), 'sample')} in both")
         for side, missing in (("train", result.missing_in_train), ("rollout", result.missing_in_rollout)):
             if missing:
                 rows = [(entry.row, entry.rollout_position, entry.sample_index, entry.reason) for entry in missing]
@@ -135,7 +135,7 @@ def verify(path: DumpPath, as_json: AsJson = False) -> None:
         print_json({"problems": problems})
     elif problems:
         rows = [(problem.code, problem.field, problem.row, problem.message) for problem in problems]
-        print_table(f"{path}: {len(problems)} problems", ["problem", "field", "row", "what"], rows)
+        print_table(f"{path}: {counted(len(problems), 'problem')}", ["problem", "field", "row", "what"], rows)
     else:
         print_line(f"{path}: nothing wrong")
     if problems:
@@ -157,7 +157,7 @@ def doctor_command(
     if as_json:
         print_json({"alarms": alarms})
     elif alarms:
-        print_table(f"{path}: {len(alarms)} alarms", ["alarm", "row", "what"], [(alarm.code, alarm.row, alarm.message) for alarm in alarms])
+        print_table(f"{path}: {counted(len(alarms), 'alarm')}", ["alarm", "row", "what"], [(alarm.code, alarm.row, alarm.message) for alarm in alarms])
     else:
         print_line(f"{path}: no alarm")
     if alarms:

@@ -24,7 +24,7 @@ from rl_dump.ragged import RaggedArray
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["error_line", "print_json", "print_line", "print_table", "print_warnings"]
+__all__ = ["counted", "error_line", "print_json", "print_line", "print_table", "print_warnings"]
 
 
 def print_json(value: object) -> None:
@@ -54,6 +54,11 @@ def _console() -> Console:
     # Piped output is read by programs and pagers: it is not cut at 80 columns.
     console = Console()
     return console if console.is_terminal else Console(width=200)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 alarm`, `2 alarms`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def cell(value: object) -> str:

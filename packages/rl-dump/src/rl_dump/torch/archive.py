@@ -3,7 +3,7 @@
 Layer: torch. Each field is one storage, and each sample's tensor a view of it: a hundred times fewer zip entries than one storage per
 tensor, and the same samples for whoever loads the file.
 
-Invariant, matched by `tests/property/test_convert_laws.py`: a dump converted to `.pt` and back is the same dump.
+Invariant, matched by `tests/property/test_torch_convert_laws.py`: a dump converted to `.pt` and back is the same dump.
 """
 
 from __future__ import annotations

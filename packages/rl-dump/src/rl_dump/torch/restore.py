@@ -2,7 +2,7 @@
 
 Layer: torch. The geometry is the caller's: it passes the function that gathers.
 
-Invariants, each matched by a test in `tests/distributed/test_restore.py`:
+Invariants, each matched by a test in `tests/distributed/test_train_dump.py`:
 
 - every rank of the context group makes the same collective calls in the same order, whatever it keeps;
 - only a rank with `keep_restored` holds CPU copies;
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 
 from rl_dump.contract import RESPONSE_FIELDS
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from rl_dump.fields import ColumnInput
-
-import numpy as np
 
 __all__ = ["CHUNK_BYTES", "GatherTensor", "restore_context_parallel_fields_to_cpu"]
 

@@ -3,7 +3,7 @@
 Layer: torch. Every shard sender tells the writer what it holds; the writer cuts the whole batch into row groups and asks each sender for
 its part of one row group after the other.
 
-Invariants, each matched by a test in `tests/distributed/test_shards.py`:
+Invariants, each matched by a test in `tests/distributed/test_train_dump.py`:
 
 - the file does not depend on how samples are spread over ranks, except for the columns that say where a sample ran;
 - the writer never holds another rank's whole shard;
