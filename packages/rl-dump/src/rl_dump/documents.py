@@ -105,6 +105,8 @@ def _pack_dict(value: dict[Any, Any], what: str, depth: int) -> Any:
 
 
 def _pack_items(value: list[Any] | tuple[Any, ...], what: str, depth: int) -> list[Any]:
+    if set(map(type, value)) <= {int, str}:
+        return list(value)
     return [_pack(item, what, depth + 1) for item in value]
 
 
@@ -136,7 +138,8 @@ def _unpack(value: Any, what: str, depth: int) -> Any:
         msg = f"{what}: nested deeper than {MAX_DEPTH} levels"
         raise DumpError(msg)
     if isinstance(value, list):
-        return [_unpack(item, what, depth + 1) for item in value]
+        # Partitions and checksums are long lists of numbers: nothing in them needs a look.
+        return value if set(map(type, value)) <= _PLAIN else [_unpack(item, what, depth + 1) for item in value]
     if not isinstance(value, dict):
         return value
     for tag, read in _TAGS.items():
@@ -167,6 +170,8 @@ def _read_float(value: dict[str, Any], what: str, _depth: int) -> Any:
         raise DumpError(msg)
     return number
 
+
+_PLAIN = {int, float, str, bool, type(None)}
 
 # In this order: a numpy float64 is a Python float as well.
 _PACKERS: tuple[tuple[type, Callable[[Any, str, int], Any]], ...] = (

@@ -190,3 +190,21 @@ def test_a_gather_that_loses_a_sample_is_refused():
     data = {"total_lengths": [3], "response_lengths": [2], "log_probs": [torch.zeros(1)]}
     with pytest.raises(DumpError, match="gather_tensor gave 0 tensors for 1 samples"):
         restore_context_parallel_fields_to_cpu(data, lambda *_: [], keep_restored=True)
+
+
+@pytest.mark.parametrize("layout", ["one storage", "own storages", "gaps", "wide", "reversed"])
+def test_restored_fields_are_right_however_the_gathered_tensors_lie(layout):
+    lengths = [3, 0, 2, 4]
+    shape = (9, 2) if layout == "wide" else (9,)
+    flat = torch.arange(18 if layout == "wide" else 9, dtype=torch.float32).reshape(shape)
+    parts = list(flat.split(lengths))
+    given = {
+        "one storage": parts,
+        "wide": parts,
+        "own storages": [part.clone() for part in parts],
+        "gaps": [torch.repeat_interleave(part, 2)[::2] for part in parts],
+        "reversed": [part.clone() for part in reversed(parts)][::-1],
+    }[layout]
+    data = {"total_lengths": [5] * 4, "response_lengths": lengths, "log_probs": [torch.zeros((0, *shape[1:]))] * 4}
+    restored = restore_context_parallel_fields_to_cpu(data, lambda *_: given, keep_restored=True)
+    assert np.array_equal(restored.values["log_probs"].values, flat.numpy())

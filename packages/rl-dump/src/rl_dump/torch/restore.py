@@ -117,10 +117,29 @@ def _restore_field(
 
 
 def _join_into(target: torch.Tensor, parts: list[torch.Tensor]) -> None:
-    if parts[0].device.type == "cpu":
+    """Copy tensors end to end into CPU memory; on the device nothing is allocated if they lie end to end already, as after a gather."""
+    whole = _end_to_end(parts)
+    if whole is not None:
+        target.copy_(whole)
+    elif parts[0].device.type == "cpu":
         torch.cat(parts, out=target)
     else:
         target.copy_(torch.cat(parts))
+
+
+def _end_to_end(parts: list[torch.Tensor]) -> torch.Tensor | None:
+    """Return one view of parts that are consecutive in one storage, None if they are not."""
+    filled = [part for part in parts if part.numel()]
+    if not filled:
+        return None
+    first = filled[0]
+    storage, following = first.untyped_storage().data_ptr(), first.storage_offset()
+    for part in filled:
+        if part.untyped_storage().data_ptr() != storage or part.storage_offset() != following or not part.is_contiguous():
+            return None
+        following += part.numel()
+    rows = sum(part.shape[0] for part in filled)
+    return first.as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())
 
 
 def _check_restored(name: str, restored: list[torch.Tensor], responses: list[int], first: int) -> None:
