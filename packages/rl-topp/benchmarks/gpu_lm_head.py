@@ -124,7 +124,10 @@ def host_milliseconds(call: Callable[[], Any], repeats: int = 15) -> float:
     return statistics.median(times)
 
 
-def peak_gib(call: Callable[[], Any]) -> float:
+def peak_gib(call: Callable[[], Any], *operands: torch.Tensor) -> float:
+    """Return the most memory that a call takes beyond what is allocated before it; gradients of `operands` that an earlier call left do not count."""
+    for operand in operands:
+        operand.grad = None
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -180,16 +183,16 @@ def table() -> None:
         times = sorted(milliseconds(sparse) for _ in range(2))
         forward = milliseconds(head_call(hidden, weight, targets, rows, backward=False, method="sparse"))
         hosts = [host_milliseconds(head_call(hidden, weight, targets, rows, backward=both, method="sparse")) for both in (False, True)]
-        memory = peak_gib(sparse)
+        memory = peak_gib(sparse, hidden, weight)
         unfiltered = NucleusSet.unfiltered(num_rows, vocab_size=vocab_size)
         dense = head_call(hidden, weight, targets, unfiltered)
-        dense_time, dense_memory = milliseconds(dense, 5, 2), peak_gib(dense)
+        dense_time, dense_memory = milliseconds(dense, 5, 2), peak_gib(dense, hidden, weight)
         mask = mask_of(rows)
         masked = masked_call(hidden, weight, targets, mask)
-        masked_time, masked_memory = milliseconds(masked, 5, 2), peak_gib(masked)
+        masked_time, masked_memory = milliseconds(masked, 5, 2), peak_gib(masked, hidden, weight)
         plain_time, plain_memory = (
             milliseconds(unmasked_call(hidden, weight, targets), 5, 2),
-            peak_gib(unmasked_call(hidden, weight, targets)),
+            peak_gib(unmasked_call(hidden, weight, targets), hidden, weight),
         )
         hidden.grad = weight.grad = None
         del mask
@@ -226,7 +229,7 @@ def sizes() -> None:
         targets = targets_in(rows, rng)
         for method, found in times.items():
             found.append(milliseconds(head_call(hidden, weight, targets, rows, method=method), 7, 2))
-        memory = peak_gib(head_call(hidden, weight, targets, rows, method="sparse"))
+        memory = peak_gib(head_call(hidden, weight, targets, rows, method="sparse"), hidden, weight)
         entries.append(rows.ids.size)
         sparse_time, blocked_time, auto_time = (found[-1] for found in times.values())
         say(
@@ -267,7 +270,7 @@ def shards() -> None:
         middle = (count // 2) * (vocab_size // count)
         busy = milliseconds(head_call(hidden, weight, targets, rows, method="sparse", vocab_start=0))
         quiet = milliseconds(head_call(hidden, weight, targets, rows, method="sparse", vocab_start=middle))
-        memory = peak_gib(head_call(hidden, weight, targets, rows, method="sparse"))
+        memory = peak_gib(head_call(hidden, weight, targets, rows, method="sparse"), hidden, weight)
         say(f"1 of {count} shards: first (common ids) {busy:.2f} ms, middle {quiet:.2f} ms, {memory:.2f} GiB", short=True)
         FIGURES[f"shards {count}"] = [busy, quiet, memory]
 
