@@ -156,7 +156,9 @@ HEADER = ["lengths", "samples", "method", "over cap", "micro-batches / rank", "r
 def write(cells: list[str], *, markdown: bool) -> None:
     widths = (14, 9, 28, 8, 22, 17, 17, 15, 17)
     sys.stdout.write(
-        ("| " + " | ".join(cells) + " |\n") if markdown else "  ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True)).rstrip() + "\n"
+        ("| " + " | ".join(cells) + " |\n")
+        if markdown
+        else "  ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True)).rstrip() + "\n"
     )
     sys.stdout.flush()
 
@@ -176,7 +178,12 @@ def main() -> int:
     for size in (size for size in SIZES if size.samples in options.sizes):
         for name in DISTRIBUTIONS:
             ffd = [run(len(REFERENCES) - 1, request) for request in requests_of(name, size)]
-            for method in [*([] if options.only_ours else range(len(REFERENCES) - 1)), *([] if options.only_ours else ["ffd"]), "level", "auto"]:
+            for method in [
+                *([] if options.only_ours else range(len(REFERENCES) - 1)),
+                *([] if options.only_ours else ["ffd"]),
+                "level",
+                "auto",
+            ]:
                 runs = ffd if method == "ffd" else [run(method, request) for request in requests_of(name, size)]
                 write(row(name, size, runs), markdown=options.markdown)
                 if method in {"level", "auto"}:

@@ -113,7 +113,9 @@ def _read_parquet(path: Path) -> tuple[list[object], list[object] | None]:
 
 def _check_contract(path: Path, stated: object, understood: str) -> None:
     if stated != understood:
-        raise UnsupportedContractError(f"{path}: this reader understands {understood!r}, the file says {stated!r}; write it as {understood}")
+        raise UnsupportedContractError(
+            f"{path}: this reader understands {understood!r}, the file says {stated!r}; write it as {understood}"
+        )
 
 
 def _collect(path: Path, entries: Iterator[tuple[str, object]]) -> tuple[list[object], list[object] | None]:

@@ -15,7 +15,18 @@ import numpy as np
 
 from rl_schedule.arrays import FloatArray, IntArray
 
-__all__ = ["MOST_SLACK", "CostBounds", "common_level", "cost_bounds", "head_starts", "micro_batch_bound", "rank_bound", "slot_bound", "slot_targets", "useful_slack"]
+__all__ = [
+    "MOST_SLACK",
+    "CostBounds",
+    "common_level",
+    "cost_bounds",
+    "head_starts",
+    "micro_batch_bound",
+    "rank_bound",
+    "slot_bound",
+    "slot_targets",
+    "useful_slack",
+]
 
 
 MOST_SLACK = 0.05
@@ -109,11 +120,13 @@ def _floor(lengths: IntArray, costs: IntArray, cap: int, num_ranks: int, num_slo
     if not lengths.size:
         return floor
     count = np.arange(1, lengths.size + 1)
-    needed = np.maximum.reduce([
-        -(-count // np.maximum(cap // lengths, 1)),
-        np.cumsum(2 * lengths > cap),
-        -(-np.cumsum(np.minimum(lengths, cap)) // cap),
-    ])
+    needed = np.maximum.reduce(
+        [
+            -(-count // np.maximum(cap // lengths, 1)),
+            np.cumsum(2 * lengths > cap),
+            -(-np.cumsum(np.minimum(lengths, cap)) // cap),
+        ]
+    )
     least = np.minimum.accumulate(costs)
     first = np.searchsorted(np.maximum.accumulate(needed), np.arange(num_slots) * num_ranks + 1)
     reached = first < lengths.size

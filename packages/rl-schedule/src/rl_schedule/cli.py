@@ -164,9 +164,7 @@ def check(
         raise ScheduleError(f"{plan_file}: cannot be read as JSON: {error}") from error
     planned = SchedulePlan.from_document(document)
     batch = read_batch(lengths)
-    request = ScheduleRequest.from_settings(
-        planned.settings, total_lengths=batch.total_lengths, rollout_ids=batch.rollout_ids
-    )
+    request = ScheduleRequest.from_settings(planned.settings, total_lengths=batch.total_lengths, rollout_ids=batch.rollout_ids)
     problems = check_plan(planned, request)
     if as_json:
         found = [{"promise": p.promise, "message": p.message, "samples": list(p.samples), "rank": p.rank, "step": p.step} for p in problems]
@@ -227,7 +225,9 @@ def _table(title: str, columns: Sequence[str]) -> Table:
 
 def _print_steps(console: Console, planned: SchedulePlan, timings: list[StepTiming], *, seconds: bool) -> None:
     """Print one row per step, then the bounds of the whole plan."""
-    table = _table("steps: micro-batches per rank, slowest rank / mean, slots / ideal, time (x ideal without --model) and its shares", _STEP_COLUMNS)
+    table = _table(
+        "steps: micro-batches per rank, slowest rank / mean, slots / ideal, time (x ideal without --model) and its shares", _STEP_COLUMNS
+    )
     for number, (step, timing) in enumerate(zip(planned.stats.steps, timings, strict=True)):
         table.add_row(
             str(number),

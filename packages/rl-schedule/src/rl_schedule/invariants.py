@@ -110,7 +110,9 @@ def _check_structure(plan: SchedulePlan, request: ScheduleRequest) -> Iterator[P
     rows = plan.dp_size * plan.micro_batches_per_rank
     offsets = plan.micro_batch_offsets
     if offsets.size != rows + 1:
-        yield Problem(promise="P1", message=f"{offsets.size - 1} micro-batches are laid out, {plan.dp_size} ranks with equal counts have {rows}")
+        yield Problem(
+            promise="P1", message=f"{offsets.size - 1} micro-batches are laid out, {plan.dp_size} ranks with equal counts have {rows}"
+        )
     elif offsets[0] != 0 or offsets[-1] != plan.sample_positions.size or bool(np.any(np.diff(offsets) < 0)):
         yield Problem(promise="P3", message=f"micro_batch_offsets do not rise from 0 to {plan.sample_positions.size}")
     outside = plan.sample_positions[(plan.sample_positions < 0) | (plan.sample_positions >= len(request.total_lengths))]
@@ -125,7 +127,9 @@ def _check_alignment(case: _Case) -> Iterator[Problem]:
     group = case.request.alignment // case.request.dp_size
     for step, count in enumerate(case.plan.num_microbatches):
         if count < 1 or count % group:
-            yield Problem(promise="P2", message=f"step {step} has {count} micro-batches per rank, not a positive multiple of {group}", step=step)
+            yield Problem(
+                promise="P2", message=f"step {step} has {count} micro-batches per rank, not a positive multiple of {group}", step=step
+            )
 
 
 def _check_placement(case: _Case) -> Iterator[Problem]:
@@ -143,7 +147,9 @@ def _check_placement(case: _Case) -> Iterator[Problem]:
     ids = np.asarray(case.request.rollout_ids)
     gone = set(np.setdiff1d(ids, ids[placed > 0]).tolist())
     if gone != set(case.plan.dropped_rollouts):
-        yield Problem(promise="P3", message=f"dropped_rollouts lists {len(case.plan.dropped_rollouts)} ids, {len(gone)} rollouts run nowhere")
+        yield Problem(
+            promise="P3", message=f"dropped_rollouts lists {len(case.plan.dropped_rollouts)} ids, {len(gone)} rollouts run nowhere"
+        )
 
 
 def _check_local_indices(case: _Case) -> Iterator[Problem]:
@@ -202,9 +208,13 @@ def _check_fillers(case: _Case) -> Iterator[Problem]:
     empty = {divmod(row, case.per_rank) for row in np.flatnonzero(np.diff(case.plan.micro_batch_offsets) == 0).tolist()}
     listed = set(case.plan.filler_micro_batches)
     for rank, number in sorted(empty - listed):
-        yield Problem(promise="P7", message=f"micro-batch {number} of rank {rank} is empty and no listed filler", rank=rank, micro_batch=number)
+        yield Problem(
+            promise="P7", message=f"micro-batch {number} of rank {rank} is empty and no listed filler", rank=rank, micro_batch=number
+        )
     for rank, number in sorted(listed - empty):
-        yield Problem(promise="P7", message=f"({rank}, {number}) is listed as filler and is no empty micro-batch", rank=rank, micro_batch=number)
+        yield Problem(
+            promise="P7", message=f"({rank}, {number}) is listed as filler and is no empty micro-batch", rank=rank, micro_batch=number
+        )
 
 
 def _check_digest(case: _Case) -> Iterator[Problem]:
@@ -269,5 +279,3 @@ def _in_row(promise: str, message: str, case: _Case, row: int) -> Problem:
         micro_batch=number,
         step=int(case.step_of[number]),
     )
-
-

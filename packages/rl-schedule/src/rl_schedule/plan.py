@@ -158,9 +158,7 @@ class SchedulePlan:
             "sample_positions": self.sample_positions,
             "filler_micro_batches": fillers,
         }
-        return {
-            name: values[name] if name in values else np.asarray(getattr(self, name), dtype=np.int64) for name in ARRAY_NAMES
-        }
+        return {name: values[name] if name in values else np.asarray(getattr(self, name), dtype=np.int64) for name in ARRAY_NAMES}
 
     def to_document(self) -> SchedulePlanDocument:
         """Return the plan as a ``schedule-plan.v1`` document of plain JSON values."""

@@ -101,9 +101,7 @@ def _pack_in_order(request: ScheduleRequest, lengths: IntArray) -> tuple[IntArra
 
 
 def _check_fillers(request: ScheduleRequest, number: int, num_samples: int, packed: int, needed: int) -> None:
-    refuse_fillers(
-        request.on_misaligned, step=number, num_samples=num_samples, packed=packed, needed=needed, alignment=request.alignment
-    )
+    refuse_fillers(request.on_misaligned, step=number, num_samples=num_samples, packed=packed, needed=needed, alignment=request.alignment)
 
 
 def _measure(

@@ -40,7 +40,11 @@ def render_html(plan: SchedulePlan, request: ScheduleRequest, timings: Sequence[
     settings = plan.settings
     about = (
         f"{plan.sample_positions.size:,} samples on {plan.dp_size:,} data-parallel ranks"
-        + (f", up to {request.token_cap:,} tokens per micro-batch" if request.token_cap else f", {request.micro_batch_size} samples per micro-batch")
+        + (
+            f", up to {request.token_cap:,} tokens per micro-batch"
+            if request.token_cap
+            else f", {request.micro_batch_size} samples per micro-batch"
+        )
         + f"; balance {settings['balance']}; dropped {len(plan.dropped_samples):,}; digest {plan.digest[:12]}"
     )
     data = {
@@ -67,7 +71,8 @@ def _step(plan: SchedulePlan, number: int, timing: StepTiming, lengths: IntArray
             "rank": rank,
             "cost": float(sums[rank].sum()),
             "batches": [
-                _batch(plan.micro_batch_samples(rank, slot), float(sums[rank, place]), lengths, oversized) for place, slot in enumerate(slots)
+                _batch(plan.micro_batch_samples(rank, slot), float(sums[rank, place]), lengths, oversized)
+                for place, slot in enumerate(slots)
             ],
         }
         for rank in _chosen_ranks(sums.sum(axis=1))

@@ -92,7 +92,9 @@ class ScheduleRequest:
         freeze(self, "rollout_ids", integer_column(self.rollout_ids, "rollout_ids"))
         longest = int(np.max(self.total_lengths, initial=0))
         if longest > MOST_TOKENS:
-            raise ScheduleError(f"sample {int(np.argmax(self.total_lengths))} has {longest} tokens, more than {MOST_TOKENS}; is the unit right?")
+            raise ScheduleError(
+                f"sample {int(np.argmax(self.total_lengths))} has {longest} tokens, more than {MOST_TOKENS}; is the unit right?"
+            )
         if len(self.rollout_ids) != len(self.total_lengths):
             raise ScheduleError(
                 f"total_lengths has {len(self.total_lengths)} samples but rollout_ids has {len(self.rollout_ids)}; "
@@ -102,7 +104,12 @@ class ScheduleRequest:
             freeze(self, name, positive_int(getattr(self, name), name))
         self._check_limits()
         freeze(self, "global_batch_size", _checked_batch_size(self.global_batch_size, self.splitter))
-        for name, legal in (("balance", Balance), ("on_oversized", OnOversized), ("on_misaligned", OnMisaligned), ("on_trailing", OnTrailing)):
+        for name, legal in (
+            ("balance", Balance),
+            ("on_oversized", OnOversized),
+            ("on_misaligned", OnMisaligned),
+            ("on_trailing", OnTrailing),
+        ):
             if getattr(self, name) not in get_args(legal):
                 raise ScheduleError(f"{name} must be one of {', '.join(get_args(legal))}, got {getattr(self, name)!r}")
         freeze(self, "rank_slack", _checked_slack(self.rank_slack))
@@ -167,7 +174,6 @@ class ScheduleRequest:
             "on_trailing": self.on_trailing,
             "pad_to_multiple": self.pad_to_multiple,
         }
-
 
     @classmethod
     def from_settings(cls, settings: SettingsDocument, *, total_lengths: Integers, rollout_ids: Integers) -> "ScheduleRequest":

@@ -184,5 +184,3 @@ def _needs(*, backward: bool, stage: int, chunk: int, last_stage: int, last_chun
     if stage < last_stage:
         return True, stage + 1, chunk
     return (True, 0, chunk + 1) if chunk < last_chunk else (False, last_stage, last_chunk)
-
-

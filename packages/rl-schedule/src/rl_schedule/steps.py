@@ -174,7 +174,9 @@ def _apply_trailing(wanted: list[int], available: int, on_trailing: str, *, firs
             f'"{on_trailing}", so nothing would train; gather more rollouts or set on_trailing="partial_step"'
         )
     if trailing:
-        _log.warning("dropping %d of %d rollouts that do not fill a step of %s", trailing, available, _shortened(wanted[full:]) or first_step)
+        _log.warning(
+            "dropping %d of %d rollouts that do not fill a step of %s", trailing, available, _shortened(wanted[full:]) or first_step
+        )
     return _cut(sizes)
 
 

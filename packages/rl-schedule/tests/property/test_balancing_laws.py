@@ -83,9 +83,7 @@ def test_arranging_slots_changes_neither_ranks_nor_raises_the_slots(case: Packed
 
 @given(packed())
 def test_no_bin_stays_empty_while_another_holds_two(case: Packed) -> None:
-    filled = np.bincount(
-        fill_empty_bins(case.bins, case.costs, num_ranks=case.ranks, num_bins=case.num_bins), minlength=case.num_bins
-    )
+    filled = np.bincount(fill_empty_bins(case.bins, case.costs, num_ranks=case.ranks, num_bins=case.num_bins), minlength=case.num_bins)
     assert filled.min() >= 1 or filled.max() <= 1
 
 

@@ -9,9 +9,7 @@ import rl_schedule as rs
 from rl_schedule.arrays import IntArray
 
 
-def every_second_rollout(
-    *, rollout_samples: IntArray, rollout_tokens: IntArray, global_batch_size: int | None, dp_size: int
-) -> list[int]:
+def every_second_rollout(*, rollout_samples: IntArray, rollout_tokens: IntArray, global_batch_size: int | None, dp_size: int) -> list[int]:
     """A user's splitter: steps of two rollouts."""
     del rollout_tokens, global_batch_size, dp_size
     return [2] * (len(rollout_samples) // 2)

@@ -31,7 +31,12 @@ def test_packers_place_each_once_under_the_cap(packer: type, lengths: list[int],
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), CAP)
 def test_plain_mode_before_alignment_is_first_fit(lengths: list[int], cap: int) -> None:
     plan = rs.build_dp_schedule(
-        total_lengths=lengths, rollout_ids=range(len(lengths)), global_batch_size=len(lengths), dp_size=1, max_tokens_per_gpu=cap, balance="none"
+        total_lengths=lengths,
+        rollout_ids=range(len(lengths)),
+        global_batch_size=len(lengths),
+        dp_size=1,
+        max_tokens_per_gpu=cap,
+        balance="none",
     )
     bins = [plan.micro_batch_samples(0, k).tolist() for k in range(plan.micro_batches_per_rank)]
     assert bins == first_fit_reference(lengths, cap)

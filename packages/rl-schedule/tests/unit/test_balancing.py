@@ -28,7 +28,9 @@ from rl_schedule.statistics import rank_imbalance, slot_imbalance
 
 def problem(lengths: list[int], *, cap: int, ranks: int, slots: int, linear: int = 0) -> StepProblem:
     column = np.sort(np.array(lengths, dtype=np.int64))[::-1].copy()
-    return StepProblem(lengths=column, costs=linear * column + column**2, cap=cap, num_ranks=ranks, num_slots=slots, packings=PlainPackings(column, cap))
+    return StepProblem(
+        lengths=column, costs=linear * column + column**2, cap=cap, num_ranks=ranks, num_slots=slots, packings=PlainPackings(column, cap)
+    )
 
 
 def lognormal(count: int, cap: int, seed: int, mean: float = 7.6) -> list[int]:

@@ -46,7 +46,13 @@ def test_a_dropped_sample_is_placed_nowhere() -> None:
     assert plan.placement().step.tolist() == [0, 0, -1]
     assert plan.placement().data_parallel_rank.tolist() == [0, 0, -1]
     empty = rs.build_dp_schedule(
-        total_lengths=[9], rollout_ids=[0], global_batch_size=1, dp_size=1, max_tokens_per_gpu=6, on_oversized="drop", on_trailing="partial_step"
+        total_lengths=[9],
+        rollout_ids=[0],
+        global_batch_size=1,
+        dp_size=1,
+        max_tokens_per_gpu=6,
+        on_oversized="drop",
+        on_trailing="partial_step",
     )
     assert empty.placement().micro_batch.tolist() == [-1]
 

@@ -76,7 +76,9 @@ def test_a_user_splitter_decides() -> None:
 
 
 def test_a_user_splitter_is_imported_by_path(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "their_splitter.py").write_text("class Cut:\n    @staticmethod\n    def ones(**kw):\n        return [1] * len(kw['rollout_samples'])\n")
+    (tmp_path / "their_splitter.py").write_text(
+        "class Cut:\n    @staticmethod\n    def ones(**kw):\n        return [1] * len(kw['rollout_samples'])\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     found = plan(splitter="their_splitter:Cut.ones")
     assert found.global_batch_sizes == (1, 1, 1, 1)

@@ -45,9 +45,7 @@ def level_bins(bin_of: IntArray, lengths: IntArray, costs: IntArray, *, cap: int
         heavy, light = among[:half], among[::-1][:half]
         table = _members(levelled, num_bins)
         rooms = cap - tokens
-        given, taken, gain = _best_swaps(
-            table[heavy], table[light], lengths, costs, rooms[heavy], rooms[light], sums[heavy] - sums[light]
-        )
+        given, taken, gain = _best_swaps(table[heavy], table[light], lengths, costs, rooms[heavy], rooms[light], sums[heavy] - sums[light])
         chosen = np.flatnonzero(gain > 0)
         a, b, s, t = heavy[chosen], light[chosen], given[chosen], taken[chosen]
         levelled[s], levelled[t] = b, a
