@@ -69,18 +69,18 @@ def to_ragged(values: torch.Tensor, lengths: Sequence[int]) -> tuple[RaggedArray
 
 
 def _list_to_numpy(name: str, items: Sequence[torch.Tensor]) -> tuple[ColumnInput, str | None]:
-    dtypes, shapes = {item.dtype for item in items}, {item.shape[1:] for item in items}
+    dtypes, shapes = {item.dtype for item in items}, [item.shape for item in items]
     if len(dtypes) > 1:
         msg = f"{name}: tensors of different dtypes {sorted(map(str, dtypes))}; a field has one dtype"
         raise DumpError(msg)
-    dims = {item.dim() for item in items}
+    dims = set(map(len, shapes))
     with torch.no_grad():
         if dims == {0}:
             return _to_numpy(torch.stack(list(items)).to("cpu", copy=True))
-        if 0 in dims or len(shapes) > 1:
+        if len(dims) > 1 or (dims != {1} and len({shape[1:] for shape in shapes}) > 1):
             msg = f"{name}: tensors of shapes that differ after the first dimension; a field is ragged in its first dimension only"
             raise DumpError(msg)
-        return to_ragged(torch.cat(list(items)).cpu(), [item.shape[0] for item in items])
+        return to_ragged(torch.cat(list(items)).cpu(), [shape[0] for shape in shapes])
 
 
 def _to_numpy(tensor: torch.Tensor) -> tuple[np.ndarray[Any, Any], str | None]:

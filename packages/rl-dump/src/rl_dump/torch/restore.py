@@ -159,12 +159,14 @@ def _check_pieces(name: str, pieces: Any, count: int) -> None:
         found = len(pieces) if isinstance(pieces, (list, tuple)) else type(pieces).__name__
         msg = f"{name}: needs a list of {count} tensors, one per sample, got {found}"
         raise DumpError(msg)
-    for row, piece in enumerate(pieces):
-        if not isinstance(piece, torch.Tensor) or not piece.shape:
-            msg = f"{name}: sample {row} is {type(piece).__name__}, not a tensor [tokens, ...]"
-            raise DumpError(msg)
-    kinds = {(piece.dtype, piece.shape[1:]): row for row, piece in enumerate(pieces)}
-    if len(kinds) > 1:
-        described = "; ".join(f"sample {row} is {dtype} [tokens{''.join(f', {size}' for size in rest)}]" for (dtype, rest), row in kinds.items())
-        msg = f"{name}: a field has one dtype and one shape after the first dimension; {described}"
+    if not all(issubclass(kind, torch.Tensor) for kind in set(map(type, pieces))):
+        row = next(row for row, piece in enumerate(pieces) if not isinstance(piece, torch.Tensor))
+        msg = f"{name}: sample {row} is {type(pieces[row]).__name__}, not a tensor [tokens, ...]"
+        raise DumpError(msg)
+    shapes = [piece.shape for piece in pieces]
+    dims, dtypes = set(map(len, shapes)), {piece.dtype for piece in pieces}
+    trailing = {()} if dims <= {1} else {tuple(shape[1:]) for shape in shapes}
+    if 0 in dims or len(dims) > 1 or len(dtypes) > 1 or len(trailing) > 1:
+        described = f"{sorted(map(str, dtypes))} of {sorted(dims)} dimensions, then {sorted(trailing)}"
+        msg = f"{name}: a field has one dtype, at least one dimension and one shape after it; its tensors are {described}"
         raise DumpError(msg)
