@@ -20,7 +20,7 @@ from rich.console import Console
 from rl_runtime.config import Recipe, absolute_paths, load_recipe
 from rl_runtime.errors import ConfigError
 from rl_runtime.interrupts import ended_by_signals
-from rl_runtime.supervisor import go_on_supervised
+from rl_runtime.supervisor import end_at_once, go_on_supervised
 
 __all__ = ["app", "main"]
 
@@ -131,9 +131,13 @@ def doctor(json_: Annotated[bool, typer.Option("--json", help="Print one JSON ob
 
 def main() -> None:
     """Run the command line; a training run in a process of its own."""
-    if sys.argv[1:2] == ["train"]:
-        go_on_supervised(failed=_EXIT_FAILED)
-    app()
+    supervised = sys.argv[1:2] == ["train"] and go_on_supervised(failed=_EXIT_FAILED)
+    try:
+        app()
+    except SystemExit as end:
+        if not supervised:
+            raise
+        end_at_once(end.code if isinstance(end.code, int) else _EXIT_FAILED if end.code else 0)
 
 
 if __name__ == "__main__":

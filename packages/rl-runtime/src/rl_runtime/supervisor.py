@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from rl_runtime.cluster.process_tree import die_with_parent, no_process_left
 
-__all__ = ["SCRATCH_VARIABLE", "go_on_supervised"]
+__all__ = ["SCRATCH_VARIABLE", "end_at_once", "go_on_supervised"]
 
 SCRATCH_VARIABLE = "RL_RUNTIME_SCRATCH"
 """Environment variable with a folder that is removed at the end of the run."""
@@ -28,14 +28,17 @@ SCRATCH_VARIABLE = "RL_RUNTIME_SCRATCH"
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def go_on_supervised(*, failed: int) -> None:
+def go_on_supervised(*, failed: int) -> bool:
     """Fork, and return in the child only.
 
     Args:
         failed: exit code of the parent where a signal killed the child.
+
+    Returns:
+        Whether there is a parent that cleans up; not where the system is not Linux.
     """
     if sys.platform != "linux":
-        return
+        return False
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
@@ -49,10 +52,10 @@ def go_on_supervised(*, failed: int) -> None:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
             if os.getppid() != parent:
                 os._exit(failed)
-            return
+            return True
         code = _exit_code_of(child, failed)
     shutil.rmtree(scratch, ignore_errors=True)
-    _end(code)
+    return end_at_once(code)
 
 
 def _exit_code_of(child: int, failed: int) -> int:
@@ -75,7 +78,12 @@ def _exit_code_of(child: int, failed: int) -> int:
     return failed
 
 
-def _end(code: int) -> NoReturn:
+def end_at_once(code: int) -> NoReturn:
+    """End this process without what libraries do at the end of one.
+
+    Right for a process whose leftovers another one ends: native code that was interrupted while it started, Ray's for instance, aborts in its teardown,
+    and the exit code would be the abort's.
+    """
+    sys.stdout.flush()
     sys.stderr.flush()
-    # Nothing that the imports registered for the end of a process concerns this one.
     os._exit(code)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["log_driver_to_file", "log_to_file"]
+__all__ = ["errors_to_file", "log_driver_to_file", "log_to_file"]
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -28,3 +30,19 @@ def log_driver_to_file(path: Path) -> None:
     """Append log records of the driver to a file; what it prints stays on the terminal."""
     path.parent.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(level=logging.INFO, format=_FORMAT, filename=path, force=True)
+
+
+@contextlib.contextmanager
+def errors_to_file(path: Path) -> Iterator[None]:
+    """Append this process's standard error to a file for the time of a `with` block, also what native libraries write."""
+    sys.stderr.flush()
+    terminal = os.dup(2)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(terminal, 2)
+        os.close(terminal)

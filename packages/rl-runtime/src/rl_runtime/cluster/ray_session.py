@@ -18,6 +18,7 @@ import ray
 from ray._private import worker as ray_worker
 
 from rl_runtime.cluster.placement import required_cpus
+from rl_runtime.cluster.process_log import errors_to_file
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import RuntimeSetupError
 from rl_runtime.interrupts import delayed_interrupts, keeping_signal_handlers
@@ -62,7 +63,8 @@ def _init(recipe: Recipe) -> None:
     before = set(psutil.Process().children())
     for attempt in range(1, attempts + 1):
         try:
-            with keeping_signal_handlers():
+            # While it starts, Ray's native code answers signals with a stack trace, and connection errors with a line a second.
+            with keeping_signal_handlers(), errors_to_file(recipe.run.dir / "logs" / "driver.log"):
                 _join(address, environment) if address else _start(recipe, environment)
         except SystemExit:
             # What Ray's own handler of SIGTERM raises while Ray starts.
