@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from rl_runtime.training.model_shape import ModelShape, read_model_config
 __all__ = ["check_before_start"]
 
 _URL_SECONDS = 10.0
+_CONNECT_SECONDS = 10.0
 _DEVICES = Path("/dev")
 _TASK_REWARD = "rl_runtime.rollout.reward:verifier_reward"
 
@@ -39,7 +41,7 @@ def check_before_start(recipe: Recipe) -> None:
     Raises:
         ConfigError: one line per problem.
     """
-    checks = (_run_dir, _models, _gpus, _engines, _hooks, _data, _dumps, _loaded_dumps)
+    checks = (_run_dir, _cluster, _models, _gpus, _engines, _hooks, _data, _dumps, _loaded_dumps)
     problems = [" ".join(problem.split()) for check in checks for problem in check(recipe)]
     if problems:
         raise ConfigError("\n".join(problems))
@@ -60,6 +62,21 @@ def _cannot_be_created(key: str, folder: Path) -> Iterator[str]:
         yield f"{key} = {folder}: cannot be created: {parent} is no folder"
     elif not os.access(parent, os.W_OK | os.X_OK):
         yield f"{key} = {folder}: cannot be created: {parent} is not writable"
+
+
+def _cluster(recipe: Recipe) -> Iterator[str]:
+    """Ray itself tries for many minutes to reach an address where nothing listens."""
+    address = recipe.cluster.address
+    host, separator, port = address.removeprefix("ray://").rpartition(":")
+    if not address or address == "auto":
+        return
+    if not separator or not port.isdecimal():
+        yield f"cluster.address = {address}: expected host:port, ray://host:port or auto"
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        yield f"cluster.address = {address}: nothing answers there ({error}): start Ray on it (ray start --head), or leave it empty"
 
 
 def _models(recipe: Recipe) -> Iterator[str]:
