@@ -11,19 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from types import FrameType
 from typing import NoReturn
 
 from rl_runtime.cluster.process_tree import die_with_parent, no_process_left
 
-__all__ = ["SCRATCH_VARIABLE", "end_at_once", "go_on_supervised"]
-
-SCRATCH_VARIABLE = "RL_RUNTIME_SCRATCH"
-"""Environment variable with a folder that is removed at the end of the run."""
+__all__ = ["end_at_once", "go_on_supervised"]
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -42,7 +37,6 @@ def go_on_supervised(*, failed: int) -> bool:
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
-    os.environ[SCRATCH_VARIABLE] = scratch = tempfile.mkdtemp(prefix="rl_run_")
     # No signal may come between the fork and the handler that sends it on.
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     with no_process_left():
@@ -54,7 +48,6 @@ def go_on_supervised(*, failed: int) -> bool:
                 os._exit(failed)
             return True
         code = _exit_code_of(child, failed)
-    shutil.rmtree(scratch, ignore_errors=True)
     return end_at_once(code)
 
 

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -14,10 +13,10 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="orphans can be 
 
 RUN = """
 import os, subprocess, sys, time
-from rl_runtime.supervisor import SCRATCH_VARIABLE, go_on_supervised
+from rl_runtime.supervisor import go_on_supervised
 go_on_supervised(failed=1)
 lost = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-print(os.getpid(), lost.pid, os.environ[SCRATCH_VARIABLE], flush=True)
+print(os.getpid(), lost.pid, flush=True)
 try:
     {work}
 except KeyboardInterrupt:
@@ -28,8 +27,8 @@ except KeyboardInterrupt:
 class Supervised:
     def __init__(self, work):
         self.process = subprocess.Popen([sys.executable, "-c", RUN.format(work=work)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        child, lost, scratch = self.process.stdout.readline().split()
-        self.child, self.lost, self.scratch = psutil.Process(int(child)), psutil.Process(int(lost)), Path(scratch)
+        child, lost = self.process.stdout.readline().split()
+        self.child, self.lost = psutil.Process(int(child)), psutil.Process(int(lost))
 
     def end(self):
         self.output, self.errors = self.process.communicate(timeout=30)
@@ -48,7 +47,6 @@ def test_the_exit_code_is_the_childs_and_leftovers_are_ended():
     run = Supervised("sys.exit(7)")
     assert run.end() == 7
     assert run.is_gone()
-    assert not run.scratch.exists()
 
 
 def test_a_killed_child_is_told_and_leaves_nothing():

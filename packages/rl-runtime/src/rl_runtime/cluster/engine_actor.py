@@ -5,8 +5,6 @@ The actor is light: the server is a process of its own, which dies with it.
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +12,6 @@ from typing import TYPE_CHECKING
 from rl_runtime.cluster.process_log import log_to_file
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.contract_table import ContractTable, installed_contracts
-from rl_runtime.supervisor import SCRATCH_VARIABLE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,8 +27,6 @@ class EngineActor:
 
     def __init__(self, recipe: Recipe, *, index: int, run_dir: Path) -> None:
         """Remember what to start; starting is `start`'s task."""
-        # The servers' socket files go where the run's supervisor removes them, should this process have no time to.
-        tempfile.tempdir = os.environ.get(SCRATCH_VARIABLE) or tempfile.tempdir
         log_to_file(run_dir / "logs" / f"engine_actor_{index}.log")
         self._recipe = recipe
         self._index = index
