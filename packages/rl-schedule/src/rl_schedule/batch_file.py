@@ -65,18 +65,24 @@ def read_batch(path: Path) -> Batch:
 
 
 def _read_lines(path: Path) -> Iterator[tuple[str, object]]:
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                try:
-                    yield f"line {number}", json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise ScheduleError(f"{path}: line {number} is not JSON: {error.msg}") from error
+    for number, line in enumerate(_read_text(path).splitlines(), start=1):
+        if line.strip():
+            try:
+                yield f"line {number}", json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ScheduleError(f"{path}: line {number} is not JSON: {error.msg}") from error
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ScheduleError(f"{path}: byte {error.start} is not UTF-8 text: give lengths as text, JSON or Parquet") from error
 
 
 def _read_json(path: Path) -> tuple[list[object], list[object] | None]:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(_read_text(path))
     except json.JSONDecodeError as error:
         raise ScheduleError(f"{path}: line {error.lineno} is not JSON: {error.msg}") from error
     if isinstance(document, list):

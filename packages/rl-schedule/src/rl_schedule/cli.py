@@ -106,7 +106,11 @@ def plan(
     planned = plan_schedule(request)
     timings = simulate_plan(planned, request.padded_lengths, cost, timing)
     if html is not None:
-        html.write_text(render_html(planned, request, timings, title=lengths.name, seconds=model is not None), encoding="utf-8")
+        page = render_html(planned, request, timings, title=lengths.name, seconds=model is not None)
+        try:
+            html.write_text(page, encoding="utf-8")
+        except OSError as error:
+            raise ScheduleError(f"--html {html}: cannot be written: {error.strerror or error}") from error
     if as_json:
         sys.stdout.write(json.dumps(planned.to_document()) + "\n")
         return

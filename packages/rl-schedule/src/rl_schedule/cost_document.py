@@ -34,6 +34,9 @@ def read_cost(document: CostDocument) -> CostModel | None:
     Raises:
         PlanDocumentError: an unknown kind, or parameters that its model does not take.
     """
+    found: object = document
+    if not isinstance(found, dict) or not {"kind", "parameters"} <= found.keys():
+        raise PlanDocumentError([f"settings.cost: expected an object with kind and parameters, got {found!r}"])
     kind, parameters = document["kind"], document["parameters"]
     try:
         if kind == "tokens":

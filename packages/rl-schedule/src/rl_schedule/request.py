@@ -17,7 +17,7 @@ from rl_schedule.cost_document import describe_cost, read_cost
 from rl_schedule.errors import ScheduleError
 from rl_schedule.steps import StepSplitter, load_splitter
 
-__all__ = ["MOST_TOKENS", "Balance", "OnMisaligned", "OnOversized", "OnTrailing", "RankSlack", "ScheduleRequest"]
+__all__ = ["MOST_RANKS", "MOST_TOKENS", "Balance", "OnMisaligned", "OnOversized", "OnTrailing", "RankSlack", "ScheduleRequest"]
 
 Balance: TypeAlias = Literal["none", "tokens", "flops"]
 """Plain arrival-order reference mode, or what is levelled over ranks and slots."""
@@ -35,6 +35,8 @@ RankSlack: TypeAlias = float | Literal["auto"]
 """How far ranks with an unsplittable long sample may end above the mean (0.0025 = 0.25 %)."""
 
 
+MOST_RANKS = 2**20
+"""Ranks times pipeline group that a plan is made for; far above any cluster, and a mistyped number ends at once."""
 MOST_TOKENS = 2**31 - 1
 """Longest sample accepted: beyond it the square of a length no longer fits int64."""
 
@@ -102,6 +104,11 @@ class ScheduleRequest:
             )
         for name in ("dp_size", "cp_size", "vpp_size", "microbatch_group_size_per_vp_stage", "pad_to_multiple"):
             freeze(self, name, positive_int(getattr(self, name), name))
+        if self.alignment > MOST_RANKS:
+            raise ScheduleError(f"dp_size times the pipeline group is {self.alignment}, more than {MOST_RANKS}; is the number right?")
+        padded = -(-longest // self.pad_to_multiple) * self.pad_to_multiple
+        if padded > MOST_TOKENS:
+            raise ScheduleError(f"pad_to_multiple = {self.pad_to_multiple} pads a sample to {padded} tokens, more than {MOST_TOKENS}")
         self._check_limits()
         freeze(self, "global_batch_size", _checked_batch_size(self.global_batch_size, self.splitter))
         for name, legal in (

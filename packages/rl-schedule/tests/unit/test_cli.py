@@ -128,6 +128,9 @@ def test_the_picture_is_one_file_that_loads_nothing(lengths: Path, tmp_path: Pat
         (["check", "{lengths}", "{lengths}"], 2, "cannot be read as JSON"),
         (["check", "none.json", "{lengths}"], 2, "cannot be read as JSON"),
         (["plan", "{lengths}"], 2, "--dp"),
+        (["plan", "{lengths}", "--dp", "100000000", "--max-tokens-per-gpu", "9"], 2, "is the number right"),
+        (["plan", "{lengths}", "--dp", "2", "--max-tokens-per-gpu", "9", "--pad-to-multiple", "9999999999999"], 2, "pad_to_multiple"),
+        (["plan", "{lengths}", "--dp", "2", "--max-tokens-per-gpu", "2000", "--html", "/none/page.html"], 2, "--html /none/page.html"),
         (["plan", "{lengths}", "--dp", "0"], 2, "--dp"),
         (["nonsense"], 2, "nonsense"),
     ],
@@ -139,6 +142,23 @@ def test_errors_are_one_message_and_an_exit_code(
     err = capsys.readouterr().err
     assert words in err
     assert "Traceback" not in err
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "lengths.txt"
+    path.write_bytes(b"5\n\xff\xfe\n")
+    assert run("plan", str(path), "--dp", "1", "--max-tokens-per-gpu", "9") == 2
+    assert "byte 2 is not UTF-8" in capsys.readouterr().err
+
+
+def test_a_plan_whose_cost_was_cut_out_is_refused(lengths: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", str(lengths), "--dp", "2", "--max-tokens-per-gpu", "2000", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    document["settings"]["cost"] = None
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(document))
+    assert run("check", str(path), str(lengths)) == 2
+    assert "settings.cost" in capsys.readouterr().err
 
 
 def test_another_contract_is_refused(lengths: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
