@@ -200,7 +200,7 @@ def replay(
     rank: Annotated[int, typer.Option(help="Data-parallel rank.")] = 0,
     micro_batch: Annotated[int, typer.Option(help="Micro-batch within the step on that rank.")] = 0,
 ) -> None:
-    """Export one micro-batch, to run it again with `rl-runtime replay`."""
+    """Export one micro-batch as a file that stands for itself."""
     with error_line(), open_dump(path) as dump:
         export_micro_batch(dump, target, step=step, data_parallel_rank=rank, micro_batch=micro_batch)
     print_line(f"wrote {target}")
