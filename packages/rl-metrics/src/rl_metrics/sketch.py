@@ -74,8 +74,14 @@ class QuantileSketch:
     def of(
         cls, values: npt.ArrayLike, mask: npt.ArrayLike | None = None, *, relative_error: float = DEFAULT_RELATIVE_ERROR
     ) -> QuantileSketch:
-        """Sketch an array of any shape; entries where ``mask`` is zero do not enter."""
+        """Sketch an array of any shape; entries where ``mask`` is zero do not enter.
+
+        Raises:
+            MetricsError: when the shapes differ.
+        """
         array = np.asarray(values, np.float64)
+        if mask is not None and np.shape(mask) != array.shape:
+            raise MetricsError(f"values have shape {array.shape} but the mask {np.shape(mask)}")
         array = array.ravel() if mask is None else array[np.asarray(mask) != 0]
         finite = array[np.isfinite(array)]
         empty = cls(relative_error=relative_error)

@@ -99,6 +99,20 @@ def test_a_rank_that_cannot_prepare_its_metrics_does_not_hang_the_others():
     assert own_message.startswith("x: got float")
 
 
+def test_a_rank_that_fails_in_its_own_code_does_not_hang_the_others():
+    def work(rank, _):
+        def metrics():
+            yield Metric.of_sum("a", 1.0)
+            if rank:
+                raise RuntimeError("a tool broke")
+
+        with pytest.raises((RuntimeError, KeyAgreementError)) as caught:
+            all_reduce_metrics(metrics())
+        return type(caught.value).__name__
+
+    assert run_gloo_ranks(work, 2) == ["KeyAgreementError", "RuntimeError"]
+
+
 def test_the_order_of_metrics_does_not_matter_and_keys_of_a_mapping_are_names():
     def work(rank, _):
         records = {"a": Metric.of_sum("x", 1), "b": Metric.of_sum("x", 10)}

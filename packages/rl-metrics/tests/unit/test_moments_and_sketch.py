@@ -30,6 +30,12 @@ def test_the_unbiased_variance_needs_two_values():
     assert Moments.of([1, 2, 3]).variance(ddof=1) == 1
 
 
+@pytest.mark.parametrize("mask", [[1, 0], [1], [[1, 0], [1, 0], [1, 0]]])
+def test_sketches_refuse_a_mask_of_another_shape(mask):
+    with pytest.raises(MetricsError, match="but the mask"):
+        QuantileSketch.of([[1, 2], [3, 4]], mask)
+
+
 def test_moments_refuse_a_mask_of_another_shape():
     with pytest.raises(MetricsError, match=r"values have shape \(2,\) but the mask \(3,\)"):
         Moments.of([1, 2], [1, 1, 1])

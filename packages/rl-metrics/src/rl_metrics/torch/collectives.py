@@ -59,12 +59,13 @@ def all_reduce_metrics(
 def reduce_prepared_metrics(
     prepare: Callable[[], Iterable[Metric]], group: dist.ProcessGroup | None = None, *, dst: int | None = None
 ) -> dict[str, Metric]:
-    """As :func:`all_reduce_metrics`, with records made by a callable whose :class:`MetricsError` reaches all ranks instead of hanging them."""
-    failure: MetricsError | None = None
+    """As :func:`all_reduce_metrics`, with records made by a callable whose failure reaches all ranks instead of hanging them."""
+    failure: Exception | None = None
     local: list[Metric] = []
     try:
         local = sorted(merge_metrics(prepare()).values(), key=lambda metric: metric.name)
-    except MetricsError as error:
+    except Exception as error:
+        # Whatever it is: the others wait for this rank in the next collective, and must hear of it there.
         failure = error
     if is_alone(group):
         if failure is not None:
@@ -93,7 +94,7 @@ def _checked(metric: object, name: str) -> Metric:
     return metric
 
 
-def _agree(local: list[Metric], failure: MetricsError | None, group: dist.ProcessGroup | None) -> npt.NDArray[np.float64]:
+def _agree(local: list[Metric], failure: Exception | None, group: dist.ProcessGroup | None) -> npt.NDArray[np.float64]:
     """Return the extrema all ranks agree on, after checking that they report the same metrics."""
     payload = wire.extrema(local)
     key = wire.digest(local) if failure is None else _FAILED
@@ -108,7 +109,7 @@ def _agree(local: list[Metric], failure: MetricsError | None, group: dist.Proces
     return np.concatenate([head[2 : 2 + first.size], _reduce(rest, dist.ReduceOp.MAX, group) if rest.size else rest])
 
 
-def _raise_disagreement(local: list[Metric], failure: MetricsError | None, group: dist.ProcessGroup | None) -> None:
+def _raise_disagreement(local: list[Metric], failure: Exception | None, group: dist.ProcessGroup | None) -> None:
     """Exchange what every rank reports and raise on all of them. Runs on the failing path only, where one more collective costs nothing."""
     reports: list[tuple[str | None, list[str]] | None] = [None] * group_size(group)
     dist.all_gather_object(reports, (None if failure is None else str(failure), [metric.describe() for metric in local]), group=group)
