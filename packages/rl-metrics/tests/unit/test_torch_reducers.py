@@ -6,7 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rl_metrics import ContextParallel, MetricsError, rollout_denominators
-from rl_metrics.torch import get_sum_of_sample_mean, loss_reducer, megatron_num_tokens
+from rl_metrics.torch import get_sum_of_sample_mean, loss_reducer, masked_whiten, megatron_num_tokens
 
 NAN, INF = float("nan"), float("inf")
 _NO_KERNEL = {"detach", "alias", "view", "_unsafe_view", "lift_fresh", "scalar_tensor", "empty", "expand"}
@@ -186,3 +186,17 @@ def test_values_of_the_wrong_size_are_refused():
 def test_denominators_must_fit_the_aggregation(aggregation, denominators, message):
     with pytest.raises(MetricsError, match=message):
         loss_reducer(aggregation, [3], [1], [[1]], denominators=denominators)
+
+
+@pytest.mark.parametrize("values", [torch.tensor([1, 2, 2]), torch.tensor([True, False, True])], ids=["int64", "bool"])
+def test_values_that_a_mean_would_cut_are_refused(values):
+    with pytest.raises(MetricsError, match="floating-point"):
+        loss_reducer("sample_mean", [5], [3], [[1, 1, 1]])(values)
+    with pytest.raises(MetricsError, match="floating-point"):
+        masked_whiten(values, torch.ones(3))
+
+
+@pytest.mark.parametrize("denominator", [-1.0, float("nan"), float("inf")])
+def test_a_denominator_that_is_no_count_is_named(denominator):
+    with pytest.raises(MetricsError, match="sample 0: denominator"):
+        loss_reducer("rollout_mean", [3], [2], [[1, 1]], denominators=[denominator])

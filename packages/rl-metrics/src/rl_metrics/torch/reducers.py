@@ -49,8 +49,10 @@ class LossReducer:
             x: float [n], this rank's response values, sample after sample in the order of ``response_indices``.
 
         Raises:
-            MetricsError: when the shape is another one.
+            MetricsError: when the shape is another one, or the dtype is no floating one: a mean of integers would be cut.
         """
+        if not x.is_floating_point():
+            raise MetricsError(f"got values of dtype {x.dtype}; give floating-point values, such as x.float()")
         if x.shape != self._trained.shape:
             raise MetricsError(
                 f"got values of shape {tuple(x.shape)}; this rank owns {self.num_values} response tokens of the micro-batch, so give [{self.num_values}]"
@@ -240,4 +242,10 @@ def _given_denominators(sample_denoms: Any, num_samples: int) -> torch.Tensor:
     if sample_denoms.shape != (num_samples,):
         raise MetricsError(f"sample_denoms has shape {tuple(sample_denoms.shape)} for {num_samples} samples; give one per sample")
     denominators = sample_denoms.to(torch.float64)
+    if denominators.device.type == "cpu":
+        # On a device the check would wait for it; denominators come from the host.
+        values = denominators.numpy()
+        wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
+        if wrong.size:
+            raise MetricsError(f"sample {wrong[0]}: denominator {values[wrong[0]]}; give a finite number that is not negative, 0 counts as 1")
     return torch.where(denominators == 0, 1.0, denominators)

@@ -117,6 +117,8 @@ def _flat(values: torch.Tensor | Sequence[torch.Tensor], masks: torch.Tensor | S
     if len(xs) != len(ms):
         raise MetricsError(f"{len(xs)} value tensors but {len(ms)} masks; give one mask per tensor")
     for i, (x, m) in enumerate(zip(xs, ms, strict=True)):
+        if not x.is_floating_point():
+            raise MetricsError(f"sample {i}: values have dtype {x.dtype}; give floating-point values, such as x.float()")
         if x.shape != m.shape:
             raise MetricsError(f"sample {i}: values have shape {tuple(x.shape)} but the mask {tuple(m.shape)}")
     if not xs:
