@@ -5,7 +5,7 @@ Layer: algorithms (imports pyarrow).
 
 from __future__ import annotations
 
-import mmap
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,24 +14,21 @@ import pyarrow.parquet as pq
 
 from rl_dump.checks import structure_problems
 from rl_dump.errors import DumpError
-from rl_dump.fields import Column
 from rl_dump.header import field_of, open_header
 from rl_dump.parquet import CRC_KEY, HEADER_KEY, arrow_schema, checksum, decode
-from rl_dump.plain_pages import read_plain
 from rl_dump.problems import Problem
-from rl_dump.ragged import RaggedArray
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
     from rl_dump.contract import DumpHeader
-    from rl_dump.fields import Field
+    from rl_dump.fields import Column, Field
 
 __all__ = ["ParquetSource"]
 
 _MAGIC = b"PAR1"
+_THREADS = 4
+_GROUPS_PER_THREAD = 16
 _ARROW_ERRORS = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, IndexError, OverflowError, MemoryError)
 
 
@@ -47,11 +44,11 @@ class ParquetSource:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file, self._map = _open(path)
+        self._file = _open(path)
         metadata = self._file.metadata
         keys = metadata.metadata or {}
         if HEADER_KEY.encode() not in keys:
-            self.close()
+            self._file.close()
             msg = f"{path}: a Parquet file, but not a dump: it has no {HEADER_KEY!r} metadata"
             raise DumpError(msg)
         try:
@@ -61,26 +58,19 @@ class ParquetSource:
             }
             self._starts = self._check_layout()
         except BaseException:
-            self.close()
+            self._file.close()
             raise
 
     def column(self, name: str, *, stored: bool) -> Column:
         """Read one column of all samples; see `Dump.column`."""
-        field = self.fields[name]
-        lengths = self._known_lengths(field)
-        if lengths is not None:
-            values = self._read_plain(name, lengths)
-            if values is not None:
-                offsets = np.concatenate([[0], np.cumsum(lengths)])
-                return Column(field=field, values=RaggedArray(values if stored else values.astype(field.numpy_dtype, copy=False), offsets))
-        try:
-            chunks = self._file.read(columns=[name], use_threads=False).column(name)
-            whole = chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
-        except _ARROW_ERRORS as error:
-            raise self._damaged(f"field {name}", error) from error
-        for group in range(len(self.header["row_groups"])):
-            self._check(name, group, whole.slice(self._starts[group], self._starts[group + 1] - self._starts[group]))
-        return self._decode(field, whole, stored=stored)
+        groups = len(self.header["row_groups"])
+        parts = [part.tolist() for part in np.array_split(np.arange(groups), max(1, min(_THREADS, groups // _GROUPS_PER_THREAD)))]
+        if len(parts) == 1:
+            whole = self._read_part(self._file, name, parts[0])
+        else:
+            with ThreadPoolExecutor(len(parts)) as pool:
+                whole = pa.concat_arrays(pool.map(lambda part: self._read_part(self._reopened(), name, part), parts))
+        return self._decode(self.fields[name], whole, stored=stored)
 
     def sample(self, row: int) -> dict[str, Any]:
         """Read one sample; see `Dump.sample`."""
@@ -108,7 +98,6 @@ class ParquetSource:
     def close(self) -> None:
         """Release the file."""
         self._file.close()
-        self._map.close()
 
     def _decode(self, field: Field, array: pa.Array, *, stored: bool = False) -> Column:
         try:
@@ -117,19 +106,25 @@ class ParquetSource:
             msg = f"{self._path}: field {error}"
             raise DumpError(msg) from error
 
-    def _known_lengths(self, field: Field) -> NDArray[np.int64] | None:
-        """Return the lengths a field should have by the contract: int64 [N]; None if it has no such lengths."""
-        if not field.response_aligned or field.kind != "ragged" or field.trailing or field.nullable or "response_lengths" not in self.fields:
-            return None
-        lengths = self.column("response_lengths", stored=False)
-        return None if lengths.valid is not None or not isinstance(lengths.values, np.ndarray) else lengths.values
+    def _read_part(self, file: pq.ParquetFile, name: str, groups: list[int]) -> pa.Array:
+        """Read a run of row groups of one column, checked; decoding and checking leave Python's lock, so parts run side by side."""
+        try:
+            table = file.read_row_groups(groups, columns=[name], use_threads=False)
+            chunks = table.column(name)
+            part = chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
+        except _ARROW_ERRORS as error:
+            raise self._damaged(f"field {name}", error) from error
+        first = self._starts[groups[0]] if groups else 0
+        for group in groups:
+            self._check(name, group, part.slice(self._starts[group] - first, self._starts[group + 1] - self._starts[group]))
+        return part
 
-    def _read_plain(self, name: str, lengths: NDArray[np.int64]) -> NDArray[Any] | None:
-        rows, checksums = self.header["row_groups"], self.header["checksums"][name]
-        column = list(self.fields).index(name)
-        if lengths.dtype != np.int64 or (lengths < 0).any() or int(lengths.sum()) > len(self._map):
-            return None
-        return read_plain(self._map, self._file.metadata, column, np.dtype(self.fields[name].stored), lengths, rows, checksums)
+    def _reopened(self) -> pq.ParquetFile:
+        # One reader per thread: arrow does not say that one may be shared.
+        try:
+            return pq.ParquetFile(self._path, memory_map=True, metadata=self._file.metadata)
+        except _ARROW_ERRORS as error:
+            raise self._damaged("file", error) from error
 
     def _read_group(self, group: int) -> pa.Table:
         try:
@@ -174,23 +169,22 @@ class ParquetSource:
         return [0, *np.cumsum(found).tolist()]
 
 
-def _open(path: Path) -> tuple[pq.ParquetFile, mmap.mmap]:
+def _open(path: Path) -> pq.ParquetFile:
     try:
         with path.open("rb") as file:
             head = file.read(4)
             size = file.seek(0, 2)
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else None
     except OSError as error:
         msg = f"{path}: cannot be opened: {error.strerror or error}"
         raise DumpError(msg) from error
-    if mapped is None:
+    if size == 0:
         msg = f"{path}: empty file"
         raise DumpError(msg)
     if head != _MAGIC:
         msg = f"{path}: not a Parquet file (it starts with {head!r})"
         raise DumpError(msg)
     try:
-        return pq.ParquetFile(path, memory_map=True), mapped
+        return pq.ParquetFile(path, memory_map=True)
     except _ARROW_ERRORS as error:
         msg = f"{path}: damaged or cut short ({_one_line(error)})"
         raise DumpError(msg) from error
