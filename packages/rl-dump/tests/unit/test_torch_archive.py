@@ -206,6 +206,15 @@ def test_other_tools_load_our_archive(tmp_path):
     assert isinstance(root["samples"][2]["total_lengths"], int)
 
 
+def test_empty_tensors_of_several_types_can_stand_in_one_archive(tmp_path):
+    empty = {name: np.zeros(0, dtype) for name, dtype in (("a", np.float32), ("b", np.float64), ("c", np.int64))}
+    nested = {name: Tensor(array, array.dtype.name) for name, array in empty.items()}
+    columns = {**{name: RaggedArray.from_list([array, array], array.dtype) for name, array in empty.items()}, "label": [nested, None]}
+    with open_dump(write_torch_archive(tmp_path / "e.pt", contract="train-dump.v2", batch_id=0, columns=columns)) as dump:
+        assert {name: dump.column(name).dtype for name in empty} == {name: array.dtype for name, array in empty.items()}
+        assert dump.column("label") == [nested, None]
+
+
 def test_bfloat16_stays_bfloat16_through_both_containers(tmp_path):
     samples = [{"x": torch.randn(3).bfloat16()}, {"x": torch.randn(2).bfloat16()}]
     first = convert(train_file(tmp_path, samples), tmp_path / "y.parquet")

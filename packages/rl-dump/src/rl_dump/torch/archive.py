@@ -164,6 +164,9 @@ def _ragged_items(column: Column, values: RaggedArray) -> list[Any]:
 def _tensor(values: np.ndarray[Any, Any], dtype: str) -> torch.Tensor:
     whole = np.ascontiguousarray(values)
     tensor = torch.from_numpy(whole if whole.flags.writeable else whole.copy())
+    if not tensor.numel():
+        # numpy's empty arrays may share an address, which torch.save takes for one storage of several types.
+        tensor = tensor.clone()
     return tensor.to(torch.bfloat16) if dtype == "bfloat16" else tensor
 
 
