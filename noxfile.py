@@ -30,7 +30,9 @@ nox.options.download_python = "never"
 nox.options.error_on_missing_interpreters = False
 
 ROOT = Path(__file__).parent
-PROJECTS: dict[str, dict[str, Any]] = {path.parent.name: nox.project.load_toml(path) for path in sorted(ROOT.glob("packages/*/pyproject.toml"))}
+PROJECTS: dict[str, dict[str, Any]] = {
+    path.parent.name: nox.project.load_toml(path) for path in sorted(ROOT.glob("packages/*/pyproject.toml"))
+}
 PYTHONS = {name: nox.project.python_versions(project) for name, project in PROJECTS.items()}
 REQUIREMENTS = {name: [Requirement(line) for line in project["project"]["dependencies"]] for name, project in PROJECTS.items()}
 LEAVES = [name for name in PROJECTS if not {requirement.name for requirement in REQUIREMENTS[name]} & set(PROJECTS)]
@@ -147,7 +149,14 @@ def floor(session: nox.Session, package: str) -> None:
 def torch_cpu(session: nox.Session) -> None:
     """Unit, property, golden and distributed tests of all packages with torch, real gloo processes and a real SGLang server."""
     for package in PROJECTS:
-        workspace(session, "pytest", f"packages/{package}/tests", "--ignore-glob=*/tests/contracts", "--ignore-glob=*/tests/docs", *session.posargs)
+        workspace(
+            session,
+            "pytest",
+            f"packages/{package}/tests",
+            "--ignore-glob=*/tests/contracts",
+            "--ignore-glob=*/tests/docs",
+            *session.posargs,
+        )
 
 
 @nox.session(venv_backend="none")

@@ -30,7 +30,9 @@ def main():
     arguments = parser.parse_args()
     host = batch(arguments.samples)
     data = {name: [item.cuda() for item in column] if name in FLOATS else column for name, column in host.items()}
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {arguments.samples} samples, {sum(data['response_lengths'])} response tokens")
+    print(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {arguments.samples} samples, {sum(data['response_lengths'])} response tokens"
+    )
     for chunk_bytes in (1 << 20, 16 << 20, 64 << 20):
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -40,12 +42,20 @@ def main():
         seconds = time.perf_counter() - start
         extra = torch.cuda.max_memory_allocated() - before
         assert all((restored.values[name].values == torch.cat(host[name]).numpy()).all() for name in FLOATS)
-        print(f"chunk {chunk_bytes / 2**20:5.0f} MiB: extra device memory {extra / 2**20:7.2f} MiB, {seconds:.3f} s for {len(FLOATS)} fields")
+        print(
+            f"chunk {chunk_bytes / 2**20:5.0f} MiB: extra device memory {extra / 2**20:7.2f} MiB, {seconds:.3f} s for {len(FLOATS)} fields"
+        )
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(3):
             start = time.perf_counter()
             with BackgroundWriter() as writer:
-                path = save_debug_train_data(Path(folder) / "{batch_id}.parquet", batch_id=0, rollout_data=data, topology=DumpTopology(global_rank=0), background=writer)
+                path = save_debug_train_data(
+                    Path(folder) / "{batch_id}.parquet",
+                    batch_id=0,
+                    rollout_data=data,
+                    topology=DumpTopology(global_rank=0),
+                    background=writer,
+                )
                 blocked = time.perf_counter() - start
             print(f"training waits {blocked:.3f} s, the file is there after {time.perf_counter() - start:.3f} s")
         with open_dump(path) as dump:

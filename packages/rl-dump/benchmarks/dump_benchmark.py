@@ -51,7 +51,8 @@ def batch(num_samples):
 def plain_payload(data):
     names = [name for name in data if name != "partition"]
     samples = [
-        {"data_parallel_rank": 0, "rollout_position": row, **{name: data[name][row] for name in names}} for row in range(len(data["tokens"]))
+        {"data_parallel_rank": 0, "rollout_position": row, **{name: data[name][row] for name in names}}
+        for row in range(len(data["tokens"]))
     ]
     return {"format_version": 2, "rollout_id": 0, "rank": 0, "samples": samples, "dp_shards": []}
 
@@ -151,7 +152,12 @@ def main():
         ("read one sample", f"{sample_seconds * 1e3:.2f} ms median, {sample_worst * 1e3:.2f} ms worst of 100", "", "< 10 ms"),
         ("open + one field, our .pt, no torch", f"{pt_seconds * 1e3:.1f} ms", f"1/{load_seconds / pt_seconds:.1f} of torch.load", "<= 1/5"),
         ("torch.load of our .pt", f"{own_load:.3f} s", "", ""),
-        ("open + one field, plain .pt, no torch", f"{foreign_seconds * 1e3:.1f} ms", f"1/{load_seconds / foreign_seconds:.1f} of torch.load", ""),
+        (
+            "open + one field, plain .pt, no torch",
+            f"{foreign_seconds * 1e3:.1f} ms",
+            f"1/{load_seconds / foreign_seconds:.1f} of torch.load",
+            "",
+        ),
         ("file size", f"{sizes[ours] / 1e6:.1f} MB", f"{sizes[ours] / sizes[theirs]:.3f} of {sizes[theirs] / 1e6:.1f} MB", "<= 0.75"),
         ("writer's extra memory", f"{grown / 1e6:.1f} MB", "", "one shard"),
     ]

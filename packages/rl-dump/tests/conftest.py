@@ -13,7 +13,9 @@ sys.path.insert(0, str(Path(__file__).parent / "stubs"))
 
 import dump_batches
 
-settings.register_profile("rl-dump", max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+settings.register_profile(
+    "rl-dump", max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
 settings.register_profile("small", parent=settings.get_profile("rl-dump"), max_examples=15)
 settings.load_profile("rl-dump")
 

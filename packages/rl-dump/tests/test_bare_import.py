@@ -5,7 +5,20 @@ from __future__ import annotations
 import subprocess
 import sys
 
-HEAVY = ("torch", "ray", "sglang", "megatron", "transformers", "typer", "rich", "pandas", "rl_schedule", "rl_metrics", "rl_topp", "rl_runtime")
+HEAVY = (
+    "torch",
+    "ray",
+    "sglang",
+    "megatron",
+    "transformers",
+    "typer",
+    "rich",
+    "pandas",
+    "rl_schedule",
+    "rl_metrics",
+    "rl_topp",
+    "rl_runtime",
+)
 
 
 def test_importing_the_package_loads_nothing_heavy():

@@ -31,7 +31,13 @@ def _imports(path, seen):
     """Name every library that importing a file loads, through our own modules."""
     found = set()
     for node in _statements(ast.parse(path.read_text()).body):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+        names = (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module]
+            if isinstance(node, ast.ImportFrom) and node.module
+            else []
+        )
         if isinstance(node, ast.ImportFrom) and node.module:
             names += [f"{node.module}.{alias.name}" for alias in node.names]
         for name in names:
@@ -46,7 +52,14 @@ def _imports(path, seen):
     return found
 
 
-_NEEDS_ENGINES_WHILE_IT_RUNS = {"test_cli.py", "test_config.py", "test_engine.py", "test_preflight.py", "test_supervisor.py", "test_tiny_model.py"}
+_NEEDS_ENGINES_WHILE_IT_RUNS = {
+    "test_cli.py",
+    "test_config.py",
+    "test_engine.py",
+    "test_preflight.py",
+    "test_supervisor.py",
+    "test_tiny_model.py",
+}
 """Tests whose code imports an engine or its tasks while it runs, or reads the recipes of the checkout."""
 
 
@@ -58,12 +71,20 @@ def _needs_what_is_not_here(path):
 collect_ignore = []
 if _ABSENT:
     collect_ignore = ["distributed", "e2e", "contracts", "docs"]
-    collect_ignore += [str(path) for path in _HERE.rglob("test_*.py") if path.name in _NEEDS_ENGINES_WHILE_IT_RUNS or _needs_what_is_not_here(path)]
+    collect_ignore += [
+        str(path) for path in _HERE.rglob("test_*.py") if path.name in _NEEDS_ENGINES_WHILE_IT_RUNS or _needs_what_is_not_here(path)
+    ]
     collect_ignore += [str(path.parent) for path in _HERE.glob("*/**/conftest.py") if _needs_what_is_not_here(path)]
 
 
 def pytest_configure(config):
     """Register the markers, so that the tests also run outside the workspace."""
-    markers = {"slow": "starts a server", "distributed": "starts gloo processes", "fuzz": "large counts", "gpu": "needs an accelerator", "e2e": "end to end"}
+    markers = {
+        "slow": "starts a server",
+        "distributed": "starts gloo processes",
+        "fuzz": "large counts",
+        "gpu": "needs an accelerator",
+        "e2e": "end to end",
+    }
     for marker, meaning in markers.items():
         config.addinivalue_line("markers", f"{marker}: {meaning}")

@@ -44,7 +44,9 @@ def alignment_problems(columns: Mapping[str, Column]) -> list[str]:
             if shape != "[]" and column.field.kind != "object":
                 problems.append(f"{name}: must hold {shape} values per sample, got one per sample")
             continue
-        lengths_name, extra = {"[L]": ("total_lengths", 0), "[R]": ("response_lengths", 0), "[R+1]": ("response_lengths", 1)}.get(shape, ("", 0))
+        lengths_name, extra = {"[L]": ("total_lengths", 0), "[R]": ("response_lengths", 0), "[R+1]": ("response_lengths", 1)}.get(
+            shape, ("", 0)
+        )
         if lengths_name in expected:
             problems += _misaligned(column, np.asarray(expected[lengths_name]) + extra, f"{lengths_name}{' + 1' if extra else ''}")
     return problems + _kept_set_problems(columns)
@@ -59,7 +61,9 @@ def _misaligned(column: Column, lengths: NDArray[np.int64], name: str) -> list[s
     if not at.size:
         return []
     row = int(at[0])
-    return [f"{column.field.name}: sample {row} has {int(column.values.lengths[row])} values, {name} says {int(lengths[row])} ({at.size} samples differ)"]
+    return [
+        f"{column.field.name}: sample {row} has {int(column.values.lengths[row])} values, {name} says {int(lengths[row])} ({at.size} samples differ)"
+    ]
 
 
 def _kept_set_problems(columns: Mapping[str, Column]) -> list[str]:

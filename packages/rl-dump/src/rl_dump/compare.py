@@ -99,9 +99,7 @@ def compare(first: Dump, second: Dump, *, atol: float = 0.0, rtol: float = 0.0) 
     position = int(positions[place.row])
     at = "" if token is None else f", value {token}"
     message = f"sample at rollout position {position}{at}: {place.name} is {mine} in the first dump, {theirs} in the second"
-    return Difference(
-        rollout_position=position, token=token, field=place.name, first=mine, second=theirs, largest=largest, message=message
-    )
+    return Difference(rollout_position=position, token=token, field=place.name, first=mine, second=theirs, largest=largest, message=message)
 
 
 # Where a sample ran is not what it holds: two layouts of one batch must be comparable.

@@ -145,7 +145,9 @@ def field_of(name: str, document: FieldDocument, *, where: str) -> Field:
         )
         if field.kind not in get_args(Kind) or field.form not in get_args(Form):
             raise ValueError(field.kind, field.form)
-        if field.kind in {"scalar", "ragged"} and any(dtype.kind not in "iufb" or dtype.itemsize > 8 for dtype in (field.numpy_dtype, np.dtype(field.stored))):
+        if field.kind in {"scalar", "ragged"} and any(
+            dtype.kind not in "iufb" or dtype.itemsize > 8 for dtype in (field.numpy_dtype, np.dtype(field.stored))
+        ):
             raise ValueError(field.dtype, field.stored)
     except (KeyError, TypeError, ValueError) as error:
         msg = f"{where}: field {name!r} is described by {document!r}, which this rl-dump cannot read"

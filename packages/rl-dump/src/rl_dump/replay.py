@@ -48,7 +48,13 @@ def export_micro_batch(dump: Dump, target: str | os.PathLike[str], *, step: int,
     columns = {name: column.take(rows) for name, column in dump.columns().items()}
     shard = next((shard for shard in dump.dp_shards if shard.get("data_parallel_rank") == data_parallel_rank), {})
     sizes = {key: _of_step(shard.get(name), step) for key, name in (("num_microbatches",) * 2, ("global_batch_size", "global_batch_sizes"))}
-    source: dict[str, Any] = {"step": step, "data_parallel_rank": data_parallel_rank, "micro_batch": micro_batch, "file": dump.path.name, **sizes}
+    source: dict[str, Any] = {
+        "step": step,
+        "data_parallel_rank": data_parallel_rank,
+        "micro_batch": micro_batch,
+        "file": dump.path.name,
+        **sizes,
+    }
     one_shard: dict[str, Any] = {
         "rank": shard.get("rank", 0),
         "data_parallel_rank": data_parallel_rank,

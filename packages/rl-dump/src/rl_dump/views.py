@@ -41,13 +41,18 @@ def plan_columns(document: Mapping[str, Any], num_samples: int) -> dict[str, NDA
     """
     _check(document, "schedule-plan.v1")
     try:
-        arrays = {name: np.array(document["arrays"][name]["data"], np.int64) for name in ("micro_batch_offsets", "sample_positions", "num_microbatches")}
+        arrays = {
+            name: np.array(document["arrays"][name]["data"], np.int64)
+            for name in ("micro_batch_offsets", "sample_positions", "num_microbatches")
+        }
         ranks = int(document["dp_size"])
     except (KeyError, TypeError, ValueError) as error:
         raise DumpError(f"schedule-plan.v1: cannot read {error}; write the plan again with rl-schedule") from error
     per_step, positions = arrays["num_microbatches"], arrays["sample_positions"]
     if positions.size and not 0 <= int(positions.min()) <= int(positions.max()) < num_samples:
-        raise DumpError(f"schedule-plan.v1: has position {int(positions.max())}, but the batch has {num_samples} samples; is it of another batch?")
+        raise DumpError(
+            f"schedule-plan.v1: has position {int(positions.max())}, but the batch has {num_samples} samples; is it of another batch?"
+        )
     slots = np.concatenate([np.arange(count) for count in per_step.tolist()] or [np.zeros(0, np.int64)])
     sizes = np.diff(arrays["micro_batch_offsets"])
     places = {

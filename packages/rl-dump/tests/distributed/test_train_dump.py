@@ -47,12 +47,23 @@ def dp2_cp2(rank, folder, num_samples, longest, background, suffix=".parquet"):
     columns, shards = placed(batch(num_samples, longest=longest))
     gather, restored = gatherer(cp_rank, 2, cp_groups[dp_rank])
     topology = DumpTopology(
-        global_rank=rank, dp_rank=dp_rank, dp_size=2, cp_rank=cp_rank, cp_size=2, shard_group=shard_group if cp_rank == 0 else None, deadline_seconds=20
+        global_rank=rank,
+        dp_rank=dp_rank,
+        dp_size=2,
+        cp_rank=cp_rank,
+        cp_size=2,
+        shard_group=shard_group if cp_rank == 0 else None,
+        deadline_seconds=20,
     )
     received = []
     real = shards_module.receive_bytes
     shards_module.receive_bytes = lambda peer, place: received.append(real(peer, place)) or received[-1]
-    options = {"batch_id": 0, "rollout_data": trainer_shard(columns, shards[dp_rank], cp_rank, 2), "topology": topology, "gather_tensor": gather}
+    options = {
+        "batch_id": 0,
+        "rollout_data": trainer_shard(columns, shards[dp_rank], cp_rank, 2),
+        "topology": topology,
+        "gather_tensor": gather,
+    }
     if background:
         with BackgroundWriter() as writer:
             path = save_debug_train_data(folder / f"t_{{batch_id}}{suffix}", background=writer, **options)
@@ -73,7 +84,10 @@ def test_dp2_cp2_writes_one_file_equal_to_a_single_process(tmp_path, background)
             left, right = found.column(name), expected.column(name)
             assert left == right if isinstance(left, (RaggedArray, list)) else left.tobytes() == right.tobytes(), name
         assert found.header["writer_rank"] == 0
-        assert [(shard["rank"], shard["data_parallel_rank"], shard["partition"]) for shard in found.dp_shards] == [(0, 0, shards[0]["partition"]), (2, 1, shards[1]["partition"])]
+        assert [(shard["rank"], shard["data_parallel_rank"], shard["partition"]) for shard in found.dp_shards] == [
+            (0, 0, shards[0]["partition"]),
+            (2, 1, shards[1]["partition"]),
+        ]
         assert found.verify() == []
 
 
@@ -84,7 +98,9 @@ def test_restored_memory_is_one_chunk_and_collectives_are_few(tmp_path):
 
 
 def test_the_writer_holds_one_row_group_of_another_rank(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards_module, "row_group_bounds", lambda sizes: [(start, min(start + 8, len(sizes))) for start in range(0, len(sizes), 8)])
+    monkeypatch.setattr(
+        shards_module, "row_group_bounds", lambda sizes: [(start, min(start + 8, len(sizes))) for start in range(0, len(sizes), 8)]
+    )
     results = run_ranks(dp2_cp2, 4, tmp_path, 160, 200, False)
     messages = [size for size in results[0][2] if size > 100]
     assert len(messages) > 15
@@ -120,14 +136,18 @@ def restore_only(rank):
     columns = batch(16, longest=50)
     shard = {"partition": list(range(16)), "micro_batch_indices": [], "num_microbatches": [], "global_batch_sizes": []}
     gather, _ = gatherer(rank, 4, dist.group.WORLD)
-    restored = restore_context_parallel_fields_to_cpu(trainer_shard(columns, shard, rank, 4), gather, keep_restored=rank == 0, chunk_bytes=1000)
+    restored = restore_context_parallel_fields_to_cpu(
+        trainer_shard(columns, shard, rank, 4), gather, keep_restored=rank == 0, chunk_bytes=1000
+    )
     return {name: [item.tobytes() for item in column] for name, column in restored.values.items()}
 
 
 def test_cp4_fields_are_restored_bit_for_bit_on_the_writer_only():
     results = run_ranks(restore_only, 4)
     columns = batch(16, longest=50)
-    assert results[0] == {name: [item.tobytes() for item in columns[name]] for name in ("rollout_log_probs", "log_probs", "advantages", "entropy")}
+    assert results[0] == {
+        name: [item.tobytes() for item in columns[name]] for name in ("rollout_log_probs", "log_probs", "advantages", "entropy")
+    }
     assert results[1:] == [{}, {}, {}]
 
 
@@ -198,7 +218,13 @@ def training(rank, folder, dumping):
     cp_groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     shard_group = dist.new_group([0, 2])
     topology = DumpTopology(
-        global_rank=rank, dp_rank=dp_rank, dp_size=2, cp_rank=cp_rank, cp_size=2, shard_group=shard_group if cp_rank == 0 else None, deadline_seconds=20
+        global_rank=rank,
+        dp_rank=dp_rank,
+        dp_size=2,
+        cp_rank=cp_rank,
+        cp_size=2,
+        shard_group=shard_group if cp_rank == 0 else None,
+        deadline_seconds=20,
     )
     gather, _ = gatherer(cp_rank, 2, cp_groups[dp_rank])
     weight = torch.randn(46, 46, generator=torch.Generator().manual_seed(1)).requires_grad_()
@@ -227,7 +253,12 @@ def training(rank, folder, dumping):
                 if dumping:
                     data["log_probs"] = capture.collect(data["partition"])
                     save_debug_train_data(
-                        folder / "t_{batch_id}.parquet", batch_id=batch_id, rollout_data=data, topology=topology, gather_tensor=gather, background=writer
+                        folder / "t_{batch_id}.parquet",
+                        batch_id=batch_id,
+                        rollout_data=data,
+                        topology=topology,
+                        gather_tensor=gather,
+                        background=writer,
                     )
     return numbers, weight.detach().numpy().tobytes()
 

@@ -19,7 +19,11 @@ def test_our_archive_holds_what_was_written():
     with open_dump(FOLDER / "ours.pt") as dump:
         for name, column in columns.items():
             found = dump.column(name)
-            assert found == column if isinstance(column, (RaggedArray, list)) else (found.dtype == column.dtype and np.array_equal(found, column)), name
+            assert (
+                found == column
+                if isinstance(column, (RaggedArray, list))
+                else (found.dtype == column.dtype and np.array_equal(found, column))
+            ), name
         assert dump.dp_shards == shards
         assert dump.metadata == {"note": ("a", 1)}
         assert dump.verify() == []
@@ -27,7 +31,12 @@ def test_our_archive_holds_what_was_written():
 
 def test_a_slime_train_dump_has_the_contracts_names_and_keeps_what_neither_layout_names():
     with open_dump(FOLDER / "slime_train.pt") as dump:
-        assert (dump.contract, dump.batch_id, dump.header["writer_rank"], dump.header["producer"]["distribution"]) == ("train-dump.v2", 9, 1, "slime")
+        assert (dump.contract, dump.batch_id, dump.header["writer_rank"], dump.header["producer"]["distribution"]) == (
+            "train-dump.v2",
+            9,
+            1,
+            "slime",
+        )
         assert dump.column("sample_index") == [7, None, None]
         assert dump.column("log_probs")[2].tolist() == [-0.5, -1.0, -0.5]
         assert dump.fields["values"].dtype == "bfloat16"
@@ -60,4 +69,7 @@ def test_an_archive_becomes_parquet_without_torch(tmp_path, name):
         for row in range(dump.num_samples):
             mine, theirs = dump.sample(row), other.sample(row)
             assert list(mine) == list(theirs)
-            assert all(np.array_equal(mine[field], theirs[field]) if isinstance(mine[field], np.ndarray) else mine[field] == theirs[field] for field in mine)
+            assert all(
+                np.array_equal(mine[field], theirs[field]) if isinstance(mine[field], np.ndarray) else mine[field] == theirs[field]
+                for field in mine
+            )

@@ -24,7 +24,14 @@ def test_a_frozen_dump_is_whole_and_of_its_contract(path):
 
 
 def test_the_two_frozen_dumps_are_of_one_batch():
-    with open_dump(FOLDER / "rollout-dump.v1/three_samples.parquet") as rollout, open_dump(FOLDER / "train-dump.v2/three_samples.parquet") as train:
+    with (
+        open_dump(FOLDER / "rollout-dump.v1/three_samples.parquet") as rollout,
+        open_dump(FOLDER / "train-dump.v2/three_samples.parquet") as train,
+    ):
         found = join(rollout, train)
-        assert [(pair.rollout_row, pair.train_row, pair.method) for pair in found.pairs] == [(0, 0, "position"), (1, 1, "position"), (2, 2, "position")]
+        assert [(pair.rollout_row, pair.train_row, pair.method) for pair in found.pairs] == [
+            (0, 0, "position"),
+            (1, 1, "position"),
+            (2, 2, "position"),
+        ]
         assert train.column("rollout_log_probs") == rollout.column("rollout_log_probs")

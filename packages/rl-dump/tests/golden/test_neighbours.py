@@ -40,7 +40,11 @@ def test_a_plan_of_another_batch_is_refused():
 
 def test_kept_sets_and_metrics_become_columns_and_numbers():
     kept = with_arrays("nucleus-set.v1/every_status.json", views.nucleus_columns)
-    assert {name: (array.dtype.name, len(array)) for name, array in kept.items()} == {"nucleus_ids": ("int32", 5), "nucleus_offsets": ("int64", 6), "nucleus_status": ("uint8", 5)}
+    assert {name: (array.dtype.name, len(array)) for name, array in kept.items()} == {
+        "nucleus_ids": ("int32", 5),
+        "nucleus_offsets": ("int64", 6),
+        "nucleus_status": ("uint8", 5),
+    }
     values = views.metric_values(document("metric-record.v1/every_kind.json"))
     assert values["train/loss"] == 0.32
     assert values["rollout/reward"] == 3.0

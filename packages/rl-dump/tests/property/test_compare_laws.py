@@ -23,7 +23,11 @@ def test_a_batch_equals_itself_in_any_order(seed, random):
     columns = batch(7, seed=seed)
     order = list(range(7))
     random.shuffle(order)
-    with tempfile.TemporaryDirectory() as name, written(Path(name), "a", columns) as first, written(Path(name), "b", taken(columns, order)) as second:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        written(Path(name), "a", columns) as first,
+        written(Path(name), "b", taken(columns, order)) as second,
+    ):
         assert compare(first, second) is None
         assert compare(first, first) is None
 
@@ -41,7 +45,11 @@ def test_one_changed_value_is_found_where_it_is_from_either_side(seed, data):
     items = [item.copy() for item in columns[name]]
     items[row][token] += 1
     changed = {**columns, name: ragged(items, columns[name].dtype)}
-    with tempfile.TemporaryDirectory() as folder, written(Path(folder), "a", columns) as first, written(Path(folder), "b", changed) as second:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        written(Path(folder), "a", columns) as first,
+        written(Path(folder), "b", changed) as second,
+    ):
         there, back = compare(first, second), compare(second, first)
         assert (there.rollout_position, there.token, there.field) == (back.rollout_position, back.token, back.field) == (row, token, name)
         assert set(there.largest) == {name}

@@ -18,7 +18,9 @@ scalars = st.one_of(
     st.text(max_size=8),
     st.binary(max_size=8),
     st.sampled_from([np.float32(1.5), np.int64(-3), np.bool_(True), np.float64("nan"), np.uint8(7)]),
-    st.sampled_from([np.arange(6, dtype=np.int32).reshape(2, 3), np.array([np.nan, 1e-40], np.float32), np.zeros((0, 2), np.uint16), np.array([True])]),
+    st.sampled_from(
+        [np.arange(6, dtype=np.int32).reshape(2, 3), np.array([np.nan, 1e-40], np.float32), np.zeros((0, 2), np.uint16), np.array([True])]
+    ),
     st.sampled_from([Tensor(np.array([1.5], np.float32), "bfloat16"), Tensor(np.zeros((2, 0), np.int64), "int64")]),
 )
 keys = st.one_of(st.text(max_size=4), st.integers(-5, 5), st.sampled_from(["$tuple", "$map", "$float", "$"]))

@@ -46,8 +46,12 @@ def test_every_row_is_in_one_pair_or_one_missing_entry_and_pairs_have_equal_toke
         paths = dumps(Path(name), scenario)
         with open_dump(paths[0]) as rollout, open_dump(paths[1]) as train:
             result = join(rollout, train)
-            assert sorted([pair.rollout_row for pair in result.pairs] + [entry.row for entry in result.missing_in_train]) == list(range(rollout.num_samples))
-            assert sorted([pair.train_row for pair in result.pairs] + [entry.row for entry in result.missing_in_rollout]) == list(range(train.num_samples))
+            assert sorted([pair.rollout_row for pair in result.pairs] + [entry.row for entry in result.missing_in_train]) == list(
+                range(rollout.num_samples)
+            )
+            assert sorted([pair.train_row for pair in result.pairs] + [entry.row for entry in result.missing_in_rollout]) == list(
+                range(train.num_samples)
+            )
             for pair in result.pairs:
                 assert rollout.column("tokens")[pair.rollout_row].tolist() == train.column("tokens")[pair.train_row].tolist()
             assert all(entry.reason for entry in (*result.missing_in_rollout, *result.missing_in_train))

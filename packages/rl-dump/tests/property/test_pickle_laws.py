@@ -12,7 +12,9 @@ from rl_dump import DumpError
 from rl_dump.archive.pickle_machine import run_pickle
 from rl_dump.archive.tensors import archive_globals, storage_of
 
-scalars = st.one_of(st.none(), st.booleans(), st.integers(-(2**80), 2**80), st.floats(allow_nan=False), st.text(max_size=300), st.binary(max_size=300))
+scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**80), 2**80), st.floats(allow_nan=False), st.text(max_size=300), st.binary(max_size=300)
+)
 keys = st.one_of(st.text(max_size=3), st.integers(-3, 3), st.none(), st.tuples(st.integers(0, 3), st.text(max_size=2)))
 values = st.recursive(
     scalars,

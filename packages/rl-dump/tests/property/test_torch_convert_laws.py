@@ -46,7 +46,14 @@ def archives(draw):
     samples = [{name: values[row] for name, values in fields.items()} for row in range(count)]
     raw = draw(st.sampled_from([None, [0.5, float("nan")], []]))
     top = {} if raw is None else {"raw_reward": raw}
-    return {"format_version": 2, "rollout_id": draw(st.sampled_from([0, 17, "eval_2"])), "rank": 1, "samples": samples, "dp_shards": [{"rank": 1, "partition": [0, 1]}], **top}
+    return {
+        "format_version": 2,
+        "rollout_id": draw(st.sampled_from([0, 17, "eval_2"])),
+        "rank": 1,
+        "samples": samples,
+        "dp_shards": [{"rank": 1, "partition": [0, 1]}],
+        **top,
+    }
 
 
 def same(left, right):

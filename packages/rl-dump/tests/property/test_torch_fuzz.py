@@ -169,7 +169,9 @@ def slime_archive(folder):
         sample = {}
         for name, column in columns.items():
             value = column[row]
-            sample[name] = torch.from_numpy(np.array(value)) if isinstance(column, RaggedArray) else value if isinstance(value, str) else value.item()
+            sample[name] = (
+                torch.from_numpy(np.array(value)) if isinstance(column, RaggedArray) else value if isinstance(value, str) else value.item()
+            )
         samples.append({**sample, "extra": {"t": torch.ones(2), "n": [1, None, "x"]}, "floats": [0.5] * row})
     torch.save({"format_version": 2, "rollout_id": 0, "rank": 0, "samples": samples, "dp_shards": shards}, folder / "slime.pt")
     return folder / "slime.pt"
@@ -181,7 +183,12 @@ def files(tmp_path_factory):
     rollout, train = write_pair(folder, 20)
     columns, shards = placed(batch(20))
     archive = write_torch_archive(folder / "ours.pt", contract="train-dump.v2", batch_id=0, columns=columns, dp_shards=shards)
-    return {"train.parquet": train.read_bytes(), "rollout.parquet": rollout.read_bytes(), "ours.pt": archive.read_bytes(), "slime.pt": slime_archive(folder).read_bytes()}
+    return {
+        "train.parquet": train.read_bytes(),
+        "rollout.parquet": rollout.read_bytes(),
+        "ours.pt": archive.read_bytes(),
+        "slime.pt": slime_archive(folder).read_bytes(),
+    }
 
 
 CASES = [

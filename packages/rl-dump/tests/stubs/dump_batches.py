@@ -34,7 +34,13 @@ def batch(num_samples: int = 24, *, seed: int = 0, longest: int = 40) -> dict[st
     sizes = [rng.integers(1, 5, length) for length in responses]
     tokens = [rng.integers(0, len(ALPHABET), prompt + length) for prompt, length in zip(prompts, responses, strict=True)]
     kept = [
-        np.concatenate([np.r_[token, rng.integers(0, len(ALPHABET), size - 1)] for token, size in zip(ids[len(ids) - len(size_list) :], size_list, strict=True)] or [np.zeros(0)])
+        np.concatenate(
+            [
+                np.r_[token, rng.integers(0, len(ALPHABET), size - 1)]
+                for token, size in zip(ids[len(ids) - len(size_list) :], size_list, strict=True)
+            ]
+            or [np.zeros(0)]
+        )
         for ids, size_list in zip(tokens, sizes, strict=True)
     ]
     return {
@@ -89,7 +95,11 @@ def placed(columns: dict[str, Any], dp_size: int = 2, per_micro_batch: int = 3) 
 def taken(columns: dict[str, Any], rows: Any) -> dict[str, Any]:
     """Return the batch's samples at `rows`."""
     return {
-        name: [column[row] for row in rows] if isinstance(column, list) else column.take(rows) if isinstance(column, RaggedArray) else column[rows]
+        name: [column[row] for row in rows]
+        if isinstance(column, list)
+        else column.take(rows)
+        if isinstance(column, RaggedArray)
+        else column[rows]
         for name, column in columns.items()
     }
 
@@ -100,9 +110,22 @@ def text_of(ids: Any) -> str:
 
 def rollout_columns(columns: dict[str, Any]) -> dict[str, Any]:
     """Return what the rollout dump of the same batch holds."""
-    names = ["rollout_position", "sample_index", "rollout_ids", "group_ids", "tokens", "total_lengths", "response_lengths", "loss_masks", "raw_reward"]
+    names = [
+        "rollout_position",
+        "sample_index",
+        "rollout_ids",
+        "group_ids",
+        "tokens",
+        "total_lengths",
+        "response_lengths",
+        "loss_masks",
+        "raw_reward",
+    ]
     names += ["truncated", "finish_reason", "rollout_log_probs", "weight_versions", "nucleus_ids", "nucleus_offsets", "nucleus_status"]
-    split = [(ids[: len(ids) - length], ids[len(ids) - length :]) for ids, length in zip(columns["tokens"], columns["response_lengths"].tolist(), strict=True)]
+    split = [
+        (ids[: len(ids) - length], ids[len(ids) - length :])
+        for ids, length in zip(columns["tokens"], columns["response_lengths"].tolist(), strict=True)
+    ]
     texts = {
         "prompt": [text_of(prompt) for prompt, _ in split],
         "response": [text_of(response) for _, response in split],
@@ -112,7 +135,9 @@ def rollout_columns(columns: dict[str, Any]) -> dict[str, Any]:
     return {**{name: columns[name] for name in names}, **texts}
 
 
-def write_pair(folder: Path, num_samples: int = 24, *, batch_id: int = 0, seed: int = 0, longest: int = 40, suffix: str = ".parquet") -> tuple[Path, Path]:
+def write_pair(
+    folder: Path, num_samples: int = 24, *, batch_id: int = 0, seed: int = 0, longest: int = 40, suffix: str = ".parquet"
+) -> tuple[Path, Path]:
     """Write the rollout dump and the train dump of one batch."""
     columns, shards = placed(batch(num_samples, seed=seed, longest=longest))
     write = rl_dump.write_dump

@@ -16,7 +16,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DEADLINE_SECONDS = 60.0
-_FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"]
+_FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+]
 
 
 def available() -> bool:
@@ -55,7 +65,10 @@ def browser(folder: Path, *, width: int = 1400, height: int = 900) -> Iterator[B
         process = subprocess.Popen(["chromedriver", f"--port={port}", "--allowed-ips=127.0.0.1"], stdout=log, stderr=log)
     try:
         _wait(base)
-        options = {"args": [*_FLAGS, f"--window-size={width},{height}", f"--user-data-dir={folder / 'profile'}"], "binary": shutil.which("chromium")}
+        options = {
+            "args": [*_FLAGS, f"--window-size={width},{height}", f"--user-data-dir={folder / 'profile'}"],
+            "binary": shutil.which("chromium"),
+        }
         capabilities = {"alwaysMatch": {"browserName": "chrome", "goog:chromeOptions": options, "timeouts": {"script": 30000}}}
         session = Browser(base).call("/session", {"capabilities": capabilities})["sessionId"]
         try:

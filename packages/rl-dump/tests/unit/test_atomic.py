@@ -34,7 +34,10 @@ def test_success_replaces_the_old_file(tmp_path):
 
 def test_what_the_file_system_refuses_is_a_write_error_with_the_path(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(WriteError, match=r"cannot write .*file/x: Not a directory|cannot write .*file/x: File exists"), atomic_path(tmp_path / "file" / "x"):
+    with (
+        pytest.raises(WriteError, match=r"cannot write .*file/x: Not a directory|cannot write .*file/x: File exists"),
+        atomic_path(tmp_path / "file" / "x"),
+    ):
         pass
 
 

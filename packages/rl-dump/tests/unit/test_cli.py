@@ -53,7 +53,12 @@ def test_join_exits_1_when_something_is_missing(tmp_path, pair, columns):
 def test_diff_exits_1_and_names_the_place(tmp_path, pair, columns):
     assert run("diff", pair[1], pair[1]).exit_code == 0
     first = write_dump(tmp_path / "a.parquet", contract="train-dump.v2", batch_id=0, columns=columns)
-    other = write_dump(tmp_path / "b.parquet", contract="train-dump.v2", batch_id=0, columns={**columns, "advantages": ragged([item + 1 for item in columns["advantages"]], np.float32)})
+    other = write_dump(
+        tmp_path / "b.parquet",
+        contract="train-dump.v2",
+        batch_id=0,
+        columns={**columns, "advantages": ragged([item + 1 for item in columns["advantages"]], np.float32)},
+    )
     result = run("diff", first, other)
     assert result.exit_code == 1
     assert "sample at rollout position 0" in result.output
@@ -105,7 +110,18 @@ def bad_files(folder, good):
     return [folder / name for name in [*files, "missing.parquet", "missing.pt"]]
 
 
-COMMANDS = [("show",), ("stats",), ("verify",), ("doctor",), ("trend",), ("html",), ("convert", "out.parquet"), ("replay", "out.parquet"), ("join", "same"), ("diff", "same")]
+COMMANDS = [
+    ("show",),
+    ("stats",),
+    ("verify",),
+    ("doctor",),
+    ("trend",),
+    ("html",),
+    ("convert", "out.parquet"),
+    ("replay", "out.parquet"),
+    ("join", "same"),
+    ("diff", "same"),
+]
 
 
 def test_a_bad_file_is_exit_code_2_and_one_line_for_every_command(tmp_path, pair):
@@ -146,7 +162,9 @@ def test_another_parquet_file_is_no_dump(tmp_path):
 
 
 def test_the_module_runs_as_a_program_and_shows_no_traceback(tmp_path):
-    done = subprocess.run([sys.executable, "-m", "rl_dump", "show", tmp_path / "nope.parquet"], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "rl_dump", "show", tmp_path / "nope.parquet"], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.strip().splitlines() == [f"rl-dump: {tmp_path / 'nope.parquet'}: cannot be opened: No such file or directory"]

@@ -41,7 +41,10 @@ def test_nan_equals_nan_and_nothing_else(against, columns, tmp_path):
 
 
 def test_whole_numbers_beyond_double_precision_are_told_apart(tmp_path):
-    paths = [write_dump(tmp_path / f"{add}.parquet", contract="train-dump.v2", batch_id=0, columns={"x": np.array([2**60 + add])}) for add in (0, 1)]
+    paths = [
+        write_dump(tmp_path / f"{add}.parquet", contract="train-dump.v2", batch_id=0, columns={"x": np.array([2**60 + add])})
+        for add in (0, 1)
+    ]
     with open_dump(paths[0]) as first, open_dump(paths[1]) as second:
         assert compare(first, second).first == 2**60
 
@@ -59,9 +62,15 @@ def test_the_first_sample_wins_over_the_first_field(against, columns):
 def test_other_lengths_missing_values_and_words_differ(against, columns):
     words = [*columns["finish_reason"]]
     words[3] = "length"
-    assert against({**columns, "finish_reason": words}).message == "sample at rollout position 3: finish_reason is stop in the first dump, length in the second"
+    assert (
+        against({**columns, "finish_reason": words}).message
+        == "sample at rollout position 3: finish_reason is stop in the first dump, length in the second"
+    )
     assert against({**columns, "sample_index": [None, *columns["sample_index"][1:].tolist()]}).second is None
-    assert against({name: column for name, column in columns.items() if name != "entropy"}).message == "field entropy is only in the first dump (1 fields are in one of them only)"
+    assert (
+        against({name: column for name, column in columns.items() if name != "entropy"}).message
+        == "field entropy is only in the first dump (1 fields are in one of them only)"
+    )
 
 
 def test_other_samples_are_the_difference(against, columns):
@@ -72,7 +81,15 @@ def test_other_samples_are_the_difference(against, columns):
 
 def test_where_a_sample_ran_is_not_compared(tmp_path, columns):
     places = {"step": np.zeros(24, np.int64), "micro_batch": np.arange(24), "data_parallel_rank": np.zeros(24, np.int64)}
-    paths = [write_dump(tmp_path / f"{add}.parquet", contract="train-dump.v2", batch_id=0, columns={**columns, **{name: place + add for name, place in places.items()}}) for add in (0, 1)]
+    paths = [
+        write_dump(
+            tmp_path / f"{add}.parquet",
+            contract="train-dump.v2",
+            batch_id=0,
+            columns={**columns, **{name: place + add for name, place in places.items()}},
+        )
+        for add in (0, 1)
+    ]
     with open_dump(paths[0]) as first, open_dump(paths[1]) as second:
         assert compare(first, second) is None
 

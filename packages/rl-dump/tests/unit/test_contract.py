@@ -39,7 +39,10 @@ def test_written_headers_satisfy_their_schema(pair):
 
 
 def test_another_major_is_refused_naming_both_ids_and_the_fix():
-    with pytest.raises(UnsupportedContractError, match=r"x\.parquet: contract 'train-dump\.v3', but .* train-dump\.v2 and rollout-dump\.v1; .*pip install -U"):
+    with pytest.raises(
+        UnsupportedContractError,
+        match=r"x\.parquet: contract 'train-dump\.v3', but .* train-dump\.v2 and rollout-dump\.v1; .*pip install -U",
+    ):
         check_contract("train-dump.v3", 0, where="x.parquet")
 
 
@@ -56,11 +59,15 @@ def test_a_newer_minor_is_read_with_one_log_line_and_unknown_keys_ignored(pair, 
     with caplog.at_level(logging.WARNING, "rl_dump"):
         found = header_of(newer, where="x")
     assert "key_of_the_future" not in found
-    assert [record.getMessage() for record in caplog.records] == [f"x: train-dump.v2 minor {MINOR + 5} is newer than the {MINOR} known here; unknown keys are ignored"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"x: train-dump.v2 minor {MINOR + 5} is newer than the {MINOR} known here; unknown keys are ignored"
+    ]
 
 
 def test_field_documents_and_fields_are_inverse():
-    field = Field(name="x", kind="ragged", dtype="bfloat16", stored="float32", trailing=(2, 3), nullable=True, response_aligned=True, form="tensor")
+    field = Field(
+        name="x", kind="ragged", dtype="bfloat16", stored="float32", trailing=(2, 3), nullable=True, response_aligned=True, form="tensor"
+    )
     assert field_of("x", field.to_document(), where="here") == field
 
 

@@ -55,7 +55,11 @@ def test_a_log_prob_gap_names_the_worst_sample(tmp_path, healthy):
 
 
 def test_groups_that_teach_nothing_count_rollouts_once(tmp_path):
-    columns = {"group_ids": np.array([0, 0, 0, 1, 1]), "rollout_ids": np.array([0, 0, 1, 2, 3]), "raw_reward": np.array([1.0, 1.0, 0.0, 1.0, 1.0])}
+    columns = {
+        "group_ids": np.array([0, 0, 0, 1, 1]),
+        "rollout_ids": np.array([0, 0, 1, 2, 3]),
+        "raw_reward": np.array([1.0, 1.0, 0.0, 1.0, 1.0]),
+    }
     found = alarms(tmp_path, columns, Thresholds(zero_std_fraction=0.4))
     assert "in 1 of 2 prompt groups" in found["zero-std-groups"].message
     assert alarms(tmp_path, columns) == {}

@@ -77,10 +77,14 @@ def test_people_can_filter_sort_and_read(tmp_path, width):
         web.run("document.querySelector('.row').click(); await new Promise((done) => setTimeout(done, 300))")
         shown = web.run("return [...document.querySelectorAll('#detail .text')].at(-1).textContent")
         assert shown == rollout_columns(columns)["response"][first]
-        colours = web.run("return new Set([...document.querySelectorAll('#detail .text:last-child span')].map((s) => s.style.background)).size")
+        colours = web.run(
+            "return new Set([...document.querySelectorAll('#detail .text:last-child span')].map((s) => s.style.background)).size"
+        )
         assert colours > 5
         # Colour by mask, then read one token's values.
-        web.run("[...document.querySelectorAll('.colours button')].find((b) => b.textContent === 'loss masks').click(); await new Promise((done) => setTimeout(done, 300))")
+        web.run(
+            "[...document.querySelectorAll('.colours button')].find((b) => b.textContent === 'loss masks').click(); await new Promise((done) => setTimeout(done, 300))"
+        )
         tip = web.run(
             "const span = document.querySelector('#detail .text:last-child span');"
             "span.dispatchEvent(new MouseEvent('mousemove', {bubbles: true, clientX: 50, clientY: 50})); return document.getElementById('tip').textContent"
@@ -118,7 +122,9 @@ def test_thousands_of_samples_stay_responsive(tmp_path):
         assert web.run("return document.querySelectorAll('.row').length") < 80
         web.run("document.getElementById('table').scrollTop = 4000 * 26; await new Promise((done) => setTimeout(done, 200))")
         assert web.run("return [...document.querySelectorAll('.row')].some((line) => Number(line.dataset.row) > 3990)")
-        milliseconds = web.run("const start = performance.now(); for (let i = 0; i < 5; i += 1) arrange(); return (performance.now() - start) / 5")
+        milliseconds = web.run(
+            "const start = performance.now(); for (let i = 0; i < 5; i += 1) arrange(); return (performance.now() - start) / 5"
+        )
         assert milliseconds < 1000
 
 
@@ -132,5 +138,3 @@ def test_markup_in_a_response_is_shown_and_not_run(tmp_path):
         web.run("await new Promise((done) => setTimeout(done, 300))")
         assert web.run("return window.hacked === undefined")
         assert "<img src=x" in web.run("return document.getElementById('detail').textContent")
-
-

@@ -23,7 +23,9 @@ def without(columns, *names):
 def test_a_permuted_train_dump_is_joined_by_position(tmp_path, columns):
     order = np.random.default_rng(0).permutation(24)
     result = joined(tmp_path, rollout_columns(columns), taken(columns, order))
-    assert [(pair.rollout_row, pair.train_row, pair.method) for pair in result.pairs] == [(int(row), at, "position") for at, row in enumerate(order)]
+    assert [(pair.rollout_row, pair.train_row, pair.method) for pair in result.pairs] == [
+        (int(row), at, "position") for at, row in enumerate(order)
+    ]
     assert not result.missing_in_rollout
     assert not result.missing_in_train
 
@@ -37,7 +39,10 @@ def test_the_permutation_that_moved_rewards_to_other_samples_is_joined_right(tmp
 
 
 def test_dropped_samples_carry_the_noted_reason(tmp_path, columns):
-    dropped = [{"rollout_position": 5, "sample_index": None, "rollout_id": 3, "reason": "does not fill a step"}, {"rollout_position": None, "sample_index": 1007, "reason": "too long"}]
+    dropped = [
+        {"rollout_position": 5, "sample_index": None, "rollout_id": 3, "reason": "does not fill a step"},
+        {"rollout_position": None, "sample_index": 1007, "reason": "too long"},
+    ]
     keep = [row for row in range(24) if row not in {5, 7}]
     result = joined(tmp_path, rollout_columns(columns), taken(columns, keep), dropped=dropped)
     assert [(entry.row, entry.rollout_position, entry.sample_index, entry.reason) for entry in result.missing_in_train] == [

@@ -18,7 +18,10 @@ def train(pair):
 @pytest.fixture
 def expected(train):
     with open_dump(train) as dump:
-        return {name: dump.column(name) for name in ("tokens", "log_probs", "rewards", "loss_masks", "finish_reason", "truncated", "nucleus_offsets")}
+        return {
+            name: dump.column(name)
+            for name in ("tokens", "log_probs", "rewards", "loss_masks", "finish_reason", "truncated", "nucleus_offsets")
+        }
 
 
 def same(found, column):

@@ -52,7 +52,15 @@ def _refused_classes():
 def test_hostile_classes_are_refused_by_name_and_nothing_runs(value, name, protocol, tmp_path):
     target = tmp_path / "ran"
     if isinstance(value, Evil) and "{target}" in repr(value.call):
-        call = (value.call[0], tuple([part.replace("{target}", str(target)) for part in argument] if isinstance(argument, list) else argument.replace("{target}", str(target)) for argument in value.call[1]))
+        call = (
+            value.call[0],
+            tuple(
+                [part.replace("{target}", str(target)) for part in argument]
+                if isinstance(argument, list)
+                else argument.replace("{target}", str(target))
+                for argument in value.call[1]
+            ),
+        )
         value = Evil(*call)
     with pytest.raises(DumpError, match=rf"file\.pt: holds an object of {name}, which is not plain data; refused, and nothing was run"):
         machine(pickle.dumps({"samples": [value]}, protocol))

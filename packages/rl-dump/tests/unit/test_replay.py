@@ -19,9 +19,18 @@ def test_the_export_holds_the_micro_batchs_samples_and_where_they_ran(tmp_path, 
         expected = {name: dump.column(name) for name in ("tokens", "log_probs", "loss_denominators", "nucleus_ids")}
     with open_dump(path) as one:
         assert one.positions().tolist() == positions
-        assert all(np.array_equal(one.column(name)[at], column[row]) for name, column in expected.items() for at, row in enumerate(positions))
+        assert all(
+            np.array_equal(one.column(name)[at], column[row]) for name, column in expected.items() for at, row in enumerate(positions)
+        )
         source = one.metadata["replay"]
-        assert source == {"step": 0, "data_parallel_rank": 1, "micro_batch": 2, "file": pair[1].name, "num_microbatches": 4, "global_batch_size": source["global_batch_size"]}
+        assert source == {
+            "step": 0,
+            "data_parallel_rank": 1,
+            "micro_batch": 2,
+            "file": pair[1].name,
+            "num_microbatches": 4,
+            "global_batch_size": source["global_batch_size"],
+        }
         assert one.dp_shards[0]["micro_batch_indices"] == [[0, 1, 2]]
         assert one.verify() == []
 

@@ -44,7 +44,10 @@ def test_a_word_under_a_numeric_format_is_refused():
         resolve_template("{batch_id:03d}.pt", batch_id="eval")
 
 
-@pytest.mark.parametrize(("rollout", "train"), [("d/{batch_id}.pt", "d/{batch_id}.pt"), ("d/{batch_id}.pt", "d/{rollout_id}.pt"), ("d/{batch_id}.pt", "d/../d/./{batch_id}.pt")])
+@pytest.mark.parametrize(
+    ("rollout", "train"),
+    [("d/{batch_id}.pt", "d/{batch_id}.pt"), ("d/{batch_id}.pt", "d/{rollout_id}.pt"), ("d/{batch_id}.pt", "d/../d/./{batch_id}.pt")],
+)
 def test_equal_paths_for_both_dumps_are_refused_however_written(rollout, train):
     with pytest.raises(DumpError, match="both write to"):
         check_templates(rollout=rollout, train=train)

@@ -16,7 +16,12 @@ def tokens(folder, **document):
 
 
 def test_byte_level(tmp_path):
-    found = tokens(tmp_path, model={"type": "BPE", "vocab": {"Hi": 0, "\u0120you": 1, "\u010a": 2, "\u00c3": 3, "\u00a9": 4}}, decoder={"type": "ByteLevel"}, added_tokens=[{"id": 9, "content": "<|end|>"}])
+    found = tokens(
+        tmp_path,
+        model={"type": "BPE", "vocab": {"Hi": 0, "\u0120you": 1, "\u010a": 2, "\u00c3": 3, "\u00a9": 4}},
+        decoder={"type": "ByteLevel"},
+        added_tokens=[{"id": 9, "content": "<|end|>"}],
+    )
     assert found == {0: b"Hi", 1: b" you", 2: b"\n", 3: b"\xc3", 4: b"\xa9", 9: b"<|end|>"}
 
 
@@ -27,7 +32,10 @@ def test_metaspace_with_byte_fallback(tmp_path):
 
 
 def test_word_piece_and_word_level(tmp_path):
-    assert tokens(tmp_path, model={"type": "WordPiece", "vocab": {"play": 0, "##ing": 1}}, decoder={"type": "WordPiece"}) == {0: b" play", 1: b"ing"}
+    assert tokens(tmp_path, model={"type": "WordPiece", "vocab": {"play": 0, "##ing": 1}}, decoder={"type": "WordPiece"}) == {
+        0: b" play",
+        1: b"ing",
+    }
     assert tokens(tmp_path, model={"type": "WordLevel", "vocab": {"a": 0, "\n": 1}}, decoder=None) == {0: b"a", 1: b"\n"}
 
 
@@ -37,7 +45,9 @@ def test_every_byte_has_one_character(tmp_path):
     assert sorted(_byte_characters().values()) == list(range(256))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"model": {"vocab": 3}}', '{"model": {"vocab": {"a": "x"}}}', '{"model": {"vocab": [1]}}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"model": {"vocab": 3}}', '{"model": {"vocab": {"a": "x"}}}', '{"model": {"vocab": [1]}}']
+)
 def test_other_files_are_refused(tmp_path, text):
     (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(DumpError, match=r"tokenizer\.json: not a tokenizer\.json"):

@@ -74,7 +74,13 @@ def test_zero_dimensional_tensors_are_numbers(tmp_path):
 
 
 def test_nested_values_none_and_numpy_come_as_they_are(tmp_path):
-    value = {"pixels": torch.ones(2, 3, dtype=torch.bfloat16), "ids": [torch.tensor([1, 2])], "n": None, "array": np.arange(3, dtype=np.int16), "o": OrderedDict(a=1)}
+    value = {
+        "pixels": torch.ones(2, 3, dtype=torch.bfloat16),
+        "ids": [torch.tensor([1, 2])],
+        "n": None,
+        "array": np.arange(3, dtype=np.int16),
+        "o": OrderedDict(a=1),
+    }
     found = one(tmp_path, value)
     assert found["pixels"] == Tensor(np.ones((2, 3), np.float32), "bfloat16")
     assert found["ids"][0] == Tensor(np.array([1, 2]), "int64")
@@ -120,7 +126,15 @@ def test_a_slime_train_dump_reads_under_the_contracts_names(tmp_path):
         }
         for position in range(2)
     ]
-    shard = {"rank": 0, "data_parallel_rank": 0, "sample_indices": [7, None], "partition": [0, 1], "micro_batch_indices": [[0, 1]], "num_microbatches": [1], "global_batch_sizes": [2]}
+    shard = {
+        "rank": 0,
+        "data_parallel_rank": 0,
+        "sample_indices": [7, None],
+        "partition": [0, 1],
+        "micro_batch_indices": [[0, 1]],
+        "num_microbatches": [1],
+        "global_batch_sizes": [2],
+    }
     with open_dump(train_file(tmp_path, samples, dp_shards=[shard], raw_reward=[0.5, 1.0])) as dump:
         assert (dump.contract, dump.batch_id, dump.num_samples) == ("train-dump.v2", 3, 2)
         assert dump.dp_shards == [shard]
@@ -148,7 +162,10 @@ def slime_sample(**change):
 
 
 def test_a_slime_rollout_dump_reads_under_the_contracts_names(tmp_path):
-    torch.save({"rollout_id": "eval_3", "samples": [slime_sample(), slime_sample(index=5, loss_mask=None, reward=0.5, status="completed")]}, tmp_path / "r.pt")
+    torch.save(
+        {"rollout_id": "eval_3", "samples": [slime_sample(), slime_sample(index=5, loss_mask=None, reward=0.5, status="completed")]},
+        tmp_path / "r.pt",
+    )
     with open_dump(tmp_path / "r.pt") as dump:
         assert (dump.contract, dump.batch_id) == ("rollout-dump.v1", "eval_3")
         assert dump.column("sample_index").tolist() == [4, 5]
@@ -179,20 +196,30 @@ def test_float_lists_that_need_double_precision_keep_it(tmp_path):
 
 def test_our_archive_and_our_parquet_read_the_same(tmp_path):
     columns = batch(12)
-    header = {"contract": "train-dump.v2", "batch_id": 5, "dp_shards": [{"rank": 0, "partition": list(range(12))}], "raw_reward": [1.0], "metadata": {"a": (1, np.float32(2))}}
+    header = {
+        "contract": "train-dump.v2",
+        "batch_id": 5,
+        "dp_shards": [{"rank": 0, "partition": list(range(12))}],
+        "raw_reward": [1.0],
+        "metadata": {"a": (1, np.float32(2))},
+    }
     parquet = write_dump(tmp_path / "a.parquet", columns=columns, **header)
     archive = write_torch_archive(tmp_path / "a.pt", columns=columns, **header)
     with open_dump(parquet) as first, open_dump(archive) as second:
         assert list(first.fields) == list(second.fields)
         for name in columns:
             left, right = first.column(name), second.column(name)
-            assert (left == right) if isinstance(left, (RaggedArray, list)) else (left.tobytes(), left.dtype) == (right.tobytes(), right.dtype)
+            assert (
+                (left == right) if isinstance(left, (RaggedArray, list)) else (left.tobytes(), left.dtype) == (right.tobytes(), right.dtype)
+            )
         for row in (0, 11):
             one_sample, other = first.sample(row), second.sample(row)
             assert list(one_sample) == list(other)
             assert all(np.array_equal(one_sample[name], other[name]) and type(one_sample[name]) is type(other[name]) for name in one_sample)
         skipped = {"fields", "row_groups", "checksums"}
-        assert {key: value for key, value in first.header.items() if key not in skipped} == {key: value for key, value in second.header.items() if key not in skipped}
+        assert {key: value for key, value in first.header.items() if key not in skipped} == {
+            key: value for key, value in second.header.items() if key not in skipped
+        }
         assert second.verify() == []
 
 
@@ -222,7 +249,10 @@ def test_bfloat16_stays_bfloat16_through_both_containers(tmp_path):
         assert (dump.fields["x"].dtype, dump.fields["x"].stored) == ("bfloat16", "float32")
         assert dump.column("x").dtype == np.float32
     again = torch.load(convert(first, tmp_path / "z.pt"), weights_only=True)
-    assert all(torch.equal(sample["x"], other["x"]) and other["x"].dtype == torch.bfloat16 for sample, other in zip(samples, again["samples"], strict=True))
+    assert all(
+        torch.equal(sample["x"], other["x"]) and other["x"].dtype == torch.bfloat16
+        for sample, other in zip(samples, again["samples"], strict=True)
+    )
 
 
 @pytest.mark.parametrize(

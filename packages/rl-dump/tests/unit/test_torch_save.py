@@ -20,7 +20,13 @@ def trainer_batch(num_samples=12):
     for name, column in columns.items():
         if name == "rollout_position":
             continue
-        data[name] = [torch.from_numpy(item.copy()) for item in column] if isinstance(column, RaggedArray) else column if isinstance(column, list) else column.tolist()
+        data[name] = (
+            [torch.from_numpy(item.copy()) for item in column]
+            if isinstance(column, RaggedArray)
+            else column
+            if isinstance(column, list)
+            else column.tolist()
+        )
     half = num_samples // 2
     return {
         **data,
@@ -134,7 +140,9 @@ def test_a_failed_background_write_raises_at_the_next_batch_with_the_path(tmp_pa
         while writer.num_pending:
             pass
         with pytest.raises(WriteError, match=r"dump .*0\.parquet was not written: cannot write .*Is a directory"):
-            save_debug_train_data(tmp_path / "{batch_id}.parquet", batch_id=1, rollout_data=trainer_batch(), topology=ALONE, background=writer)
+            save_debug_train_data(
+                tmp_path / "{batch_id}.parquet", batch_id=1, rollout_data=trainer_batch(), topology=ALONE, background=writer
+            )
 
 
 @pytest.mark.parametrize(
@@ -173,7 +181,11 @@ def test_a_template_that_would_overwrite_itself_is_refused_before_anything_happe
 
 def test_restoring_keeps_one_chunk_at_a_time_and_copies_only_where_asked():
     lengths = [10, 20, 30, 5, 0, 8]
-    data = {"total_lengths": lengths, "response_lengths": lengths, "log_probs": [torch.arange(length, dtype=torch.float32) for length in lengths]}
+    data = {
+        "total_lengths": lengths,
+        "response_lengths": lengths,
+        "log_probs": [torch.arange(length, dtype=torch.float32) for length in lengths],
+    }
     calls = []
 
     def gather(pieces, totals, responses):

@@ -27,7 +27,10 @@ def test_every_column_comes_back_with_dtype_and_bits(tmp_path, columns):
                 assert found == column, name
 
 
-@pytest.mark.parametrize("dtype", [np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64, np.float16, np.float32, np.float64])
+@pytest.mark.parametrize(
+    "dtype",
+    [np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64, np.float16, np.float32, np.float64],
+)
 def test_every_dtype_round_trips_scalar_and_ragged(tmp_path, dtype):
     if np.dtype(dtype).kind == "f":
         extremes = [0.0, -0.0, np.finfo(dtype).tiny, np.finfo(dtype).max, np.inf, -np.inf, np.nan]
@@ -102,7 +105,13 @@ def test_everything_beside_the_samples_comes_back(tmp_path, columns):
 
 
 def test_missing_values_stay_missing(tmp_path):
-    columns = {"sample_index": [None, 3], "teacher_log_probs": [None, np.ones(2, np.float32)], "finish_reason": ["stop", None], "label": [None, {"a": 1}], "values": [None, None]}
+    columns = {
+        "sample_index": [None, 3],
+        "teacher_log_probs": [None, np.ones(2, np.float32)],
+        "finish_reason": ["stop", None],
+        "label": [None, {"a": 1}],
+        "values": [None, None],
+    }
     with open_dump(write(tmp_path, columns)) as dump:
         assert dump.column("sample_index") == [None, 3]
         assert dump.column("teacher_log_probs")[0] is None
@@ -132,7 +141,13 @@ def test_an_empty_batch_is_a_dump(tmp_path):
 
 
 def test_all_problems_of_a_batch_are_reported_at_once(tmp_path, columns):
-    broken = {**columns, "loss_masks": ragged([[1]] * 24, np.int32), "tokens": ragged([[1]] * 24, np.int64), "truncated": np.zeros(24), "a.b": np.zeros(24)}
+    broken = {
+        **columns,
+        "loss_masks": ragged([[1]] * 24, np.int32),
+        "tokens": ragged([[1]] * 24, np.int64),
+        "truncated": np.zeros(24),
+        "a.b": np.zeros(24),
+    }
     with pytest.raises(DumpError) as failure:
         write(tmp_path, broken)
     text = str(failure.value)

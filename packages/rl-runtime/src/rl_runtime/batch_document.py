@@ -54,7 +54,9 @@ def document_of_columns(columns: Mapping[str, Column], *, batch_id: int) -> tupl
             arrays |= {name: column.values, name + OFFSETS: column.offsets}
         else:
             arrays[name] = column
-    described: dict[str, ArrayDescription] = {name: {"dtype": array.dtype.name, "shape": list(array.shape)} for name, array in arrays.items()}
+    described: dict[str, ArrayDescription] = {
+        name: {"dtype": array.dtype.name, "shape": list(array.shape)} for name, array in arrays.items()
+    }
     document: RolloutBatchDocument = {
         "contract": ROLLOUT_BATCH,
         "minor": MINOR,
@@ -82,7 +84,11 @@ def columns_of_document(document: Mapping[str, Any], arrays: Mapping[str, npt.Ar
     if missing:
         raise BatchMismatchError(f"batch {document.get('batch_id')}: the arrays {missing} are missing beside the document")
     held = {name: np.asarray(arrays[name], np.dtype(about["dtype"])) for name, about in described.items()}
-    problems = [f"{name} has shape {list(held[name].shape)}, not {about['shape']}" for name, about in described.items() if list(held[name].shape) != about["shape"]]
+    problems = [
+        f"{name} has shape {list(held[name].shape)}, not {about['shape']}"
+        for name, about in described.items()
+        if list(held[name].shape) != about["shape"]
+    ]
     columns: dict[str, Column] = {}
     for name, array in held.items():
         if not name.endswith(OFFSETS):

@@ -124,7 +124,11 @@ def doctor(json_: Annotated[bool, typer.Option("--json", help="Print one JSON ob
     else:
         console = Console(highlight=False, soft_wrap=True)
         for finding in found.findings:
-            console.print(f"{finding.status:>4}  {finding.area:<10} {finding.message}", markup=False, style="bold red" if finding.status == "gap" else None)
+            console.print(
+                f"{finding.status:>4}  {finding.area:<10} {finding.message}",
+                markup=False,
+                style="bold red" if finding.status == "gap" else None,
+            )
     if found.has_gap:
         raise typer.Exit(_EXIT_FAILED)
 

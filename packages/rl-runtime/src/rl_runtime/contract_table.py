@@ -16,7 +16,16 @@ from typing import TypedDict
 
 from rl_runtime.errors import RuntimeSetupError
 
-__all__ = ["READS_GROUP", "WRITES_GROUP", "ContractTable", "differences", "gaps", "installed_contracts", "refuse_mixed_cluster", "version_differences"]
+__all__ = [
+    "READS_GROUP",
+    "WRITES_GROUP",
+    "ContractTable",
+    "differences",
+    "gaps",
+    "installed_contracts",
+    "refuse_mixed_cluster",
+    "version_differences",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -72,9 +81,13 @@ def gaps(table: ContractTable) -> list[str]:
     for contract in sorted({*table["writes"], *table["reads"]}):
         writers, readers = table["writes"].get(contract, []), table["reads"].get(contract, [])
         if not writers:
-            found.append(f"{contract} is read by {_names(readers, table)}, but nothing installed writes it{_other_majors(contract, table['writes'])}")
+            found.append(
+                f"{contract} is read by {_names(readers, table)}, but nothing installed writes it{_other_majors(contract, table['writes'])}"
+            )
         elif not readers:
-            found.append(f"{contract} is written by {_names(writers, table)}, but nothing installed reads it{_other_majors(contract, table['reads'])}")
+            found.append(
+                f"{contract} is written by {_names(writers, table)}, but nothing installed reads it{_other_majors(contract, table['reads'])}"
+            )
         if len(writers) > 1:
             found.append(f"{contract} is written by {_names(writers, table)}: a contract has one owner; uninstall the other")
     return found
@@ -124,7 +137,9 @@ def version_differences(tables: Mapping[str, ContractTable]) -> list[str]:
         return []
     (first, expected), *others = tables.items()
     return [
-        f"{rank} has {_versions(table)}, {first} has {_versions(expected)}" for rank, table in others if table["versions"] != expected["versions"]
+        f"{rank} has {_versions(table)}, {first} has {_versions(expected)}"
+        for rank, table in others
+        if table["versions"] != expected["versions"]
     ]
 
 

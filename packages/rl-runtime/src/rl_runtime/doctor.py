@@ -91,7 +91,9 @@ def _contracts(table: ContractTable) -> Iterator[Finding]:
     for gap in gaps(table):
         yield Finding(area="contracts", status="gap", message=gap)
     if not table["writes"]:
-        yield Finding(area="contracts", status="gap", message="no installed package writes a contract: install rl-runtime with pip, not by path alone")
+        yield Finding(
+            area="contracts", status="gap", message="no installed package writes a contract: install rl-runtime with pip, not by path alone"
+        )
 
 
 def _versions() -> Iterator[Finding]:
@@ -126,7 +128,9 @@ def _ports() -> Finding:
         with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), timeout=1.0):
             return Finding(area="ports", status="ok", message="a free port on 127.0.0.1 can be opened and reached")
     except OSError as error:
-        return Finding(area="ports", status="gap", message=f"no port on 127.0.0.1 can be opened and reached ({error}): engines and trainers need some")
+        return Finding(
+            area="ports", status="gap", message=f"no port on 127.0.0.1 can be opened and reached ({error}): engines and trainers need some"
+        )
 
 
 def _gpus() -> Finding:
@@ -150,15 +154,24 @@ def _ray() -> Finding:
     try:
         socket.create_connection((host, int(port)), timeout=_RAY_SECONDS).close()
     except OSError as error:
-        return Finding(area="ray", status="gap", message=f"RAY_ADDRESS = {address} does not answer ({error}): start the cluster or unset it")
+        return Finding(
+            area="ray", status="gap", message=f"RAY_ADDRESS = {address} does not answer ({error}): start the cluster or unset it"
+        )
     return Finding(area="ray", status="ok", message=f"RAY_ADDRESS = {address} answers")
 
 
 def _disk(folder: Path) -> Iterator[Finding]:
-    for path, smallest, use in ((folder.resolve(), _MIN_FREE_BYTES, "runs"), (Path("/dev/shm"), _MIN_SHARED_MEMORY_BYTES, "Ray's object store")):  # noqa: S108
+    for path, smallest, use in (
+        (folder.resolve(), _MIN_FREE_BYTES, "runs"),
+        (Path("/dev/shm"), _MIN_SHARED_MEMORY_BYTES, "Ray's object store"),
+    ):  # noqa: S108
         if not path.exists():
             continue
         free = shutil.disk_usage(path).free
         text = f"{path}: {free / 1024**3:.1f} GiB free for {use}"
         short = free < smallest
-        yield Finding(area="disk", status="gap" if short else "ok", message=text + (f", less than {smallest / 1024**3:.2f}: make room" if short else ""))
+        yield Finding(
+            area="disk",
+            status="gap" if short else "ok",
+            message=text + (f", less than {smallest / 1024**3:.2f}: make room" if short else ""),
+        )

@@ -83,9 +83,7 @@ def _actors(recipe: Recipe, waiter: Waiter, daemons: Sequence[psutil.Process]) -
 
 
 class _Loop:
-    def __init__(
-        self, recipe: Recipe, actors: ActorGroup, waiter: Waiter, tracker: Tracker, display: Display, model_folder: Path
-    ) -> None:
+    def __init__(self, recipe: Recipe, actors: ActorGroup, waiter: Waiter, tracker: Tracker, display: Display, model_folder: Path) -> None:
         self._recipe = recipe
         self._actors = actors
         self._waiter = waiter
@@ -143,7 +141,9 @@ class _Loop:
 
     def _sft_steps(self, done: int, count: int) -> None:
         lrs = [warm_start_lr(self._recipe.warm_start, step) for step in range(done, done + count)]
-        batches = self._waiter.one(self._actors.rollout.warm_start_batches.remote(count), "preparing supervised batches", timeout_seconds=120)
+        batches = self._waiter.one(
+            self._actors.rollout.warm_start_batches.remote(count), "preparing supervised batches", timeout_seconds=120
+        )
         reports = self._actors.train_sft(batches, lrs)
         self._display.update("warm-up", advance=count, phase=f"loss {reports[-1]['warm_start/loss']:.3f}" if reports else "")
 
@@ -207,7 +207,9 @@ class _Loop:
 
     def _scores(self, split: str, count: int) -> dict[str, float]:
         limit = self._recipe.rollout.rollout_deadline_seconds + 60
-        scores: dict[str, float] = self._waiter.one(self._actors.rollout.evaluate.remote(split, count), f"evaluating on {split}", timeout_seconds=limit)
+        scores: dict[str, float] = self._waiter.one(
+            self._actors.rollout.evaluate.remote(split, count), f"evaluating on {split}", timeout_seconds=limit
+        )
         return scores
 
     def _sync(self) -> None:

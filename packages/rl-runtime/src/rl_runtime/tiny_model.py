@@ -21,9 +21,7 @@ __all__ = ["EOS_TOKEN", "PAD_TOKEN", "tiny_model_config", "write_tiny_model"]
 PAD_TOKEN = "<pad>"
 EOS_TOKEN = "<eos>"
 _CHARACTERS = "\n abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-*/=().,:;>?'\"[]<_!"
-_CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ message['content'] }}{% if not loop.last %}\n{% endif %}{% endfor %}{% if add_generation_prompt %} ->{% endif %}"
-)
+_CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% if not loop.last %}\n{% endif %}{% endfor %}{% if add_generation_prompt %} ->{% endif %}"
 _INITIAL_STD = 0.02
 _ROPE_THETA = 1e4
 _RMS_NORM_EPS = 1e-6

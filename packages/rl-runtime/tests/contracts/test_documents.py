@@ -60,7 +60,9 @@ def test_the_owner_has_frozen_documents_and_a_schema(contract):
     assert schema["properties"]["contract"]["const"] == contract
 
 
-@pytest.mark.parametrize(("package", "contract"), sorted((package, contract) for package, contracts in READS.items() for contract in contracts))
+@pytest.mark.parametrize(
+    ("package", "contract"), sorted((package, contract) for package, contracts in READS.items() for contract in contracts)
+)
 def test_a_readers_copies_are_the_owners_bytes(package, contract):
     assert "byte for byte" in (golden_folder(package, contract) / "PROVENANCE.md").read_text()
     copies, originals = golden_files(package, contract), golden_files(OWNERS[contract], contract)

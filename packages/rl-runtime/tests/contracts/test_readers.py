@@ -43,7 +43,9 @@ def _lengths_of_batch(path):
     lengths, ids = (np.asarray(columns[name]) for name in ("total_lengths", "rollout_ids"))
     if not lengths.size:
         return None
-    return rl_schedule.plan_schedule(rl_schedule.ScheduleRequest(total_lengths=lengths, rollout_ids=ids, global_batch_size=2, dp_size=1, max_tokens_per_gpu=8))
+    return rl_schedule.plan_schedule(
+        rl_schedule.ScheduleRequest(total_lengths=lengths, rollout_ids=ids, global_batch_size=2, dp_size=1, max_tokens_per_gpu=8)
+    )
 
 
 def _whole_dump(path):
@@ -109,7 +111,11 @@ def test_a_reader_refuses_another_major_and_names_both(read, path, tmp_path):
         changed.write_text(path.read_text().replace(f'"{contract}"', f'"{other}"'))
     else:
         file = pq.ParquetFile(path)
-        metadata = {key: value.replace(contract.encode(), other.encode()) for key, value in file.metadata.metadata.items() if not key.startswith(b"ARROW")}
+        metadata = {
+            key: value.replace(contract.encode(), other.encode())
+            for key, value in file.metadata.metadata.items()
+            if not key.startswith(b"ARROW")
+        }
         pq.write_table(file.read().replace_schema_metadata(metadata), changed)
     with pytest.raises(ValueError, match=rf"{contract}|checksum"):
         read(changed)

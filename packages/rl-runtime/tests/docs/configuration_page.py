@@ -25,7 +25,10 @@ def _cell(text):
 
 
 def _table(section):
-    rows = [f"| `{name}` | {_cell(_type(field.annotation))} | {_cell(_default(field))} | {_cell(field.description)} |" for name, field in section.model_fields.items()]
+    rows = [
+        f"| `{name}` | {_cell(_type(field.annotation))} | {_cell(_default(field))} | {_cell(field.description)} |"
+        for name, field in section.model_fields.items()
+    ]
     return ["| key | type | default | meaning |", "| --- | --- | --- | --- |", *rows]
 
 

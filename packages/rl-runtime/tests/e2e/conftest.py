@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[4]
+
+
 @dataclass
 class Run:
     """One started command."""

@@ -46,7 +46,9 @@ def test_control_c_ends_the_run(launch):
 def test_a_killed_trainer_ends_the_run(launch):
     run = launch("trainer", *launch.short, *LONG)
     run.wait_for(lambda: in_batches(run), "a trained batch", 300)
-    trainer = next(child for child in psutil.Process(run.process.pid).children(recursive=True) if "TrainerActor" in " ".join(child.cmdline()))
+    trainer = next(
+        child for child in psutil.Process(run.process.pid).children(recursive=True) if "TrainerActor" in " ".join(child.cmdline())
+    )
     trainer.kill()
     assert_ended(run, codes={1}, mentions="trainer rank")
 

@@ -36,7 +36,9 @@ def test_held_out_scores_are_there_before_the_first_batch_and_after_the_last(sho
 
 
 def test_every_batch_was_sampled_by_the_weights_of_the_batch_before(short_run):
-    versions = [np.unique(open_dump(short_run / "dumps" / f"rollout_{number}.parquet").column("weight_versions").values) for number in (0, 1)]
+    versions = [
+        np.unique(open_dump(short_run / "dumps" / f"rollout_{number}.parquet").column("weight_versions").values) for number in (0, 1)
+    ]
     assert [version.size for version in versions] == [1, 1]
     assert versions[1][0] == versions[0][0] + 1
     assert all(line["rollout/staleness_batches"] == 0 for line in read_metrics(short_run) if "rollout/staleness_batches" in line)

@@ -21,7 +21,10 @@ def train(tmp_path, *arguments):
         ([str(Path(__file__).parent)], ["Is a directory"]),
         ([RECIPE, "--set", "optimizer.learning_rate=1"], ["unknown key optimizer.learning_rate"]),
         ([RECIPE, "--set", "train.num_batches=many"], ["train.num_batches", "'many'"]),
-        ([RECIPE, "--set", "model.path=/no/such/model", "--set", "reward.function=nonsense"], ["model.path = /no/such/model", "reward.function"]),
+        (
+            [RECIPE, "--set", "model.path=/no/such/model", "--set", "reward.function=nonsense"],
+            ["model.path = /no/such/model", "reward.function"],
+        ),
     ],
     ids=["missing recipe", "recipe is a folder", "wrong key", "wrong type", "two problems"],
 )

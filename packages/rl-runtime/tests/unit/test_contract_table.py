@@ -17,7 +17,9 @@ def _install(folder, name, version, *, writes=(), reads=()):
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     groups = (("rl.contracts.writes", writes), ("rl.contracts.reads", reads))
-    (info / "entry_points.txt").write_text("".join(f"[{group}]\n" + "".join(f"{i} = nowhere.at_all\n" for i in ids) for group, ids in groups if ids))
+    (info / "entry_points.txt").write_text(
+        "".join(f"[{group}]\n" + "".join(f"{i} = nowhere.at_all\n" for i in ids) for group, ids in groups if ids)
+    )
 
 
 @pytest.fixture
@@ -87,7 +89,9 @@ def test_equal_contracts_of_other_versions_are_no_mixed_cluster(complete, tmp_pa
 
 def test_a_mixed_cluster_is_refused_before_the_first_step(complete, newer):
     """Each rank is a process of its own that sees other dist-info folders, as on a node with another installation."""
-    code = "import json, sys; from rl_runtime.contract_table import installed_contracts; print(json.dumps(installed_contracts([sys.argv[1]])))"
+    code = (
+        "import json, sys; from rl_runtime.contract_table import installed_contracts; print(json.dumps(installed_contracts([sys.argv[1]])))"
+    )
     tables = {}
     for rank, folder in enumerate([complete, complete, newer]):
         done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, timeout=60, check=True)

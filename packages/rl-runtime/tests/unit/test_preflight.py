@@ -91,7 +91,10 @@ def test_training_from_several_dumps_needs_all_of_them(tmp_path):
         ({"data": {"options": {"no_such_option": 1}}}, ["data.options", "no_such_option"]),
         ({"data": {"prompt_template": "{wrod}"}}, ["data.prompt_template", "'wrod'", "'word'"]),
         ({"data": {"split_key": "wrod"}}, ["data.split_key = 'wrod'"]),
-        ({"data": {"kind": "jsonl", "path": "/no/such/file"}, "reward": {"function": "rl_runtime.rollout.reward:label_reward"}}, ["data.path"]),
+        (
+            {"data": {"kind": "jsonl", "path": "/no/such/file"}, "reward": {"function": "rl_runtime.rollout.reward:label_reward"}},
+            ["data.path"],
+        ),
         ({"reward": {"function": "asyncio:sleep"}}, ["reward.function", "async"]),
         ({"run": {"dir": "/dev/null/run"}}, ["run.dir = /dev/null/run", "/dev/null is no folder"]),
         ({"dump": {"train": "/dev/null/{batch_id}.parquet"}}, ["dump.train", "/dev/null is no folder"]),

@@ -26,7 +26,9 @@ except KeyboardInterrupt:
 
 class Supervised:
     def __init__(self, work):
-        self.process = subprocess.Popen([sys.executable, "-c", RUN.format(work=work)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", RUN.format(work=work)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         child, lost = self.process.stdout.readline().split()
         self.child, self.lost = psutil.Process(int(child)), psutil.Process(int(lost))
 
@@ -59,7 +61,9 @@ def test_a_killed_child_is_told_and_leaves_nothing():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_signals_reach_the_child(number):
-    run = Supervised("from rl_runtime.interrupts import ended_by_signals\n    with ended_by_signals(): print('ready', flush=True); time.sleep(60)")
+    run = Supervised(
+        "from rl_runtime.interrupts import ended_by_signals\n    with ended_by_signals(): print('ready', flush=True); time.sleep(60)"
+    )
     assert run.process.stdout.readline() == "ready\n"
     os.kill(run.process.pid, number)
     assert run.end() == 130

@@ -187,7 +187,12 @@ class _Machine(PickleStack):
         """Return the storage class that the start of a tensor names, if it is a storage and its hooks an OrderedDict's global."""
         numbers = [int.from_bytes(token, "little") for pair in _GETS.findall(known) for token in pair if token]
         _, word, kind, ordered = (self._memo.get(number) for number in numbers)
-        fits = word == "storage" and isinstance(kind, KnownGlobal) and isinstance(ordered, KnownGlobal) and ordered.name == "collections.OrderedDict"
+        fits = (
+            word == "storage"
+            and isinstance(kind, KnownGlobal)
+            and isinstance(ordered, KnownGlobal)
+            and ordered.name == "collections.OrderedDict"
+        )
         return kind if fits and isinstance(kind, KnownGlobal) else None
 
     def _numbers(self, opcode: int, at: int) -> None:

@@ -44,7 +44,13 @@ STORAGE_DTYPES = {
 }
 """Logical dtype of torch's storage classes that a dump may hold."""
 
-_TORCH_DTYPES = {**{name: name for name in STORAGE_DTYPES.values()}, "double": "float64", "float": "float32", "half": "float16", "long": "int64"}
+_TORCH_DTYPES = {
+    **{name: name for name in STORAGE_DTYPES.values()},
+    "double": "float64",
+    "float": "float32",
+    "half": "float16",
+    "long": "int64",
+}
 _MAX_EXPANDED = 1 << 27
 
 

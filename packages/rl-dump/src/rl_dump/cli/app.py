@@ -90,7 +90,9 @@ def stats(path: DumpPath, as_json: AsJson = False) -> None:
 @app.command(name="trend")
 def trend_command(
     paths: Annotated[list[Path], typer.Argument(help="Dumps of several batches.", show_default=False)],
-    field: Annotated[list[str] | None, typer.Option("--field", "-f", help="Fields to show; may be given several times.", show_default=False)] = None,
+    field: Annotated[
+        list[str] | None, typer.Option("--field", "-f", help="Fields to show; may be given several times.", show_default=False)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the means of fields over batches."""
@@ -157,7 +159,11 @@ def doctor_command(
     if as_json:
         print_json({"alarms": alarms})
     elif alarms:
-        print_table(f"{path}: {counted(len(alarms), 'alarm')}", ["alarm", "row", "what"], [(alarm.code, alarm.row, alarm.message) for alarm in alarms])
+        print_table(
+            f"{path}: {counted(len(alarms), 'alarm')}",
+            ["alarm", "row", "what"],
+            [(alarm.code, alarm.row, alarm.message) for alarm in alarms],
+        )
     else:
         print_line(f"{path}: no alarm")
     if alarms:
@@ -180,7 +186,9 @@ def html(
     path: DumpPath,
     target: Annotated[Path | None, typer.Argument(help="The page to write; default: beside the dump.", show_default=False)] = None,
     rollout: Annotated[Path | None, typer.Option(help="The rollout dump of the same batch, for its texts.", show_default=False)] = None,
-    tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer.json or its folder, for the text of tokens.", show_default=False)] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A tokenizer.json or its folder, for the text of tokens.", show_default=False)
+    ] = None,
     max_megabytes: Annotated[int, typer.Option(min=1, help="Size of the tokens' part of the page.")] = 48,
 ) -> None:
     """Write one self-contained page to look through the samples."""

@@ -247,5 +247,7 @@ def _given_denominators(sample_denoms: Any, num_samples: int) -> torch.Tensor:
         values = denominators.numpy()
         wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
         if wrong.size:
-            raise MetricsError(f"sample {wrong[0]}: denominator {values[wrong[0]]}; give a finite number that is not negative, 0 counts as 1")
+            raise MetricsError(
+                f"sample {wrong[0]}: denominator {values[wrong[0]]}; give a finite number that is not negative, 0 counts as 1"
+            )
     return torch.where(denominators == 0, 1.0, denominators)

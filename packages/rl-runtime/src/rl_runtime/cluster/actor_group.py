@@ -41,7 +41,9 @@ class ActorGroup:
         self._waiter = waiter
         self.rollout = _remote(RolloutActor, placement.manager_options()).remote(recipe, log_path=logs / "rollout.log")
         self.engines = [
-            _remote(EngineActor, placement.engine_options(index, recipe), calls=_ENGINE_CALLS).remote(recipe, index=index, run_dir=recipe.run.dir)
+            _remote(EngineActor, placement.engine_options(index, recipe), calls=_ENGINE_CALLS).remote(
+                recipe, index=index, run_dir=recipe.run.dir
+            )
             for index in range(num_engines)
         ]
         self.trainers = [
@@ -102,9 +104,7 @@ class ActorGroup:
         Returns:
             One report per optimizer step.
         """
-        refs = [
-            trainer.train_batch.remote(parts[rank], lr) for trainer, rank in zip(self.trainers, self._data_parallel_ranks, strict=True)
-        ]
+        refs = [trainer.train_batch.remote(parts[rank], lr) for trainer, rank in zip(self.trainers, self._data_parallel_ranks, strict=True)]
         reports: list[list[dict[str, float]]] = self._waiter.all(
             refs, f"training on batch {batch_id}", timeout_seconds=self._recipe.cluster.actor_timeout_seconds
         )

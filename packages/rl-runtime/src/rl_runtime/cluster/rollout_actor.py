@@ -79,9 +79,7 @@ class RolloutActor:
         """
         from rl_runtime.rollout.warm_start import warm_start_batch
 
-        return [
-            [ray.put(part) for part in warm_start_batch(self._source, self._tokenizer, self._recipe)] for _ in range(count)
-        ]
+        return [[ray.put(part) for part in warm_start_batch(self._source, self._tokenizer, self._recipe)] for _ in range(count)]
 
     async def generate_batch(self, batch_id: int, weight_version: int) -> tuple[list[Any], dict[str, float]]:
         """Generate, score, dump and plan one batch.

@@ -105,19 +105,22 @@ def _step_of_each_sample(plan: SchedulePlan, *, num_samples: int) -> npt.NDArray
     return step
 
 
-def _denominators(
-    columns: Mapping[str, Column], step: npt.NDArray[np.int64], aggregation: Aggregation
-) -> npt.NDArray[np.float32]:
+def _denominators(columns: Mapping[str, Column], step: npt.NDArray[np.int64], aggregation: Aggregation) -> npt.NDArray[np.float32]:
     # A prompt group may be spread over steps, and then counts in each of them by its part there.
     pairs = np.stack([step, _integers(columns, "group_ids")], axis=1)
     groups_of_steps = np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1)
     denominators = loss_denominators(
-        aggregation, list(_ragged(columns, "loss_masks")), rollout_ids=_integers(columns, "rollout_ids").tolist(), group_ids=groups_of_steps.tolist()
+        aggregation,
+        list(_ragged(columns, "loss_masks")),
+        rollout_ids=_integers(columns, "rollout_ids").tolist(),
+        group_ids=groups_of_steps.tolist(),
     )
     return denominators.astype(np.float32)
 
 
-def _step_units(columns: Mapping[str, Column], step: npt.NDArray[np.int64], aggregation: Aggregation, *, steps: int) -> npt.NDArray[np.float64]:
+def _step_units(
+    columns: Mapping[str, Column], step: npt.NDArray[np.int64], aggregation: Aggregation, *, steps: int
+) -> npt.NDArray[np.float64]:
     units = np.empty(steps, np.float64)
     for index in range(steps):
         part = take_columns(columns, np.flatnonzero(step == index))

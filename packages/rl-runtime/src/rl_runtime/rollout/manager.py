@@ -83,9 +83,7 @@ class RolloutManager:
     async def _play(self, prompts: Sequence[Prompt], per_prompt: int, hook: GenerateHook) -> GeneratedBatch:
         start = time.perf_counter()
         self._last_failure = ""
-        tasks = [
-            [asyncio.create_task(self._one(prompt, self._take_rollout_id(), hook)) for _ in range(per_prompt)] for prompt in prompts
-        ]
+        tasks = [[asyncio.create_task(self._one(prompt, self._take_rollout_id(), hook)) for _ in range(per_prompt)] for prompt in prompts]
         flat = [task for group in tasks for task in group]
         try:
             await asyncio.wait(flat, timeout=self._recipe.rollout.rollout_deadline_seconds, return_when=asyncio.FIRST_EXCEPTION)
@@ -114,7 +112,9 @@ class RolloutManager:
     async def _one(self, prompt: Prompt, rollout_id: int, hook: GenerateHook) -> Rollout | None:
         engine = self._engines[prompt.group_id % len(self._engines)]
         context = GenerateContext(engine=engine, rollout_id=rollout_id, decode=self._decode)
-        played = await self._tried(partial(play_rollout, hook, context, prompt, self._sampling), f"rollout {rollout_id} (group {prompt.group_id})")
+        played = await self._tried(
+            partial(play_rollout, hook, context, prompt, self._sampling), f"rollout {rollout_id} (group {prompt.group_id})"
+        )
         # What was sampled stays sampled: a response that its reward fails on must not be replaced by one that it likes better.
         return None if played is None else await self._tried(partial(self._scorer.score, played), f"scoring rollout {rollout_id}")
 

@@ -28,7 +28,9 @@ def warm_start_batch(source: DataSource, tokenizer: Tokenizer, recipe: Recipe) -
         msg = "the tokenizer has no end-of-sequence id: a warm start needs one to teach where answers end"
         raise ConfigError(msg)
     prompts = source.next_warm_start_prompts(recipe.warm_start.batch_size)
-    answers = [np.array([*tokenizer.encode(prompt.label, add_special_tokens=False), tokenizer.eos_token_id], np.int64) for prompt in prompts]
+    answers = [
+        np.array([*tokenizer.encode(prompt.label, add_special_tokens=False), tokenizer.eos_token_id], np.int64) for prompt in prompts
+    ]
     columns: dict[str, Column] = {
         "tokens": RaggedArray.from_list(
             [np.concatenate([prompt.tokens, answer]) for prompt, answer in zip(prompts, answers, strict=True)], np.int64

@@ -178,7 +178,15 @@ def _files(run_dir: Path, folder: str) -> list[tuple[str, str, int]]:
 
 
 def _step_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    names = ("rollout/reward_mean", "train/loss", "train/grad_norm", "train/clip_fraction", "train/entropy", "train/log_prob_gap", "time/batch_seconds")
+    names = (
+        "rollout/reward_mean",
+        "train/loss",
+        "train/grad_norm",
+        "train/clip_fraction",
+        "train/entropy",
+        "train/log_prob_gap",
+        "time/batch_seconds",
+    )
     rows = [["batch", "step", *names]]
     for line in lines:
         if "train/loss" in line:

@@ -32,7 +32,11 @@ def test_every_actor_has_a_bundle_of_its_own(resources):
     recipe = _recipe(data=2)
     resources(CPU=100.0)
     placement = reserve(recipe)
-    options = [placement.manager_options(), *(placement.engine_options(i, recipe) for i in range(2)), *(placement.trainer_options(i, recipe) for i in range(2))]
+    options = [
+        placement.manager_options(),
+        *(placement.engine_options(i, recipe) for i in range(2)),
+        *(placement.trainer_options(i, recipe) for i in range(2)),
+    ]
     assert [item["scheduling_strategy"].placement_group_bundle_index for item in options] == [0, 1, 2, 3, 4]
     assert len(placement.group.bundle_specs) == 5
     assert num_actors(recipe) == (2, 2)
