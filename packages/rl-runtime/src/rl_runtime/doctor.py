@@ -163,8 +163,8 @@ def _ray() -> Finding:
 def _disk(folder: Path) -> Iterator[Finding]:
     for path, smallest, use in (
         (folder.resolve(), _MIN_FREE_BYTES, "runs"),
-        (Path("/dev/shm"), _MIN_SHARED_MEMORY_BYTES, "Ray's object store"),
-    ):  # noqa: S108
+        (Path("/dev/shm"), _MIN_SHARED_MEMORY_BYTES, "Ray's object store"),  # noqa: S108
+    ):
         if not path.exists():
             continue
         free = shutil.disk_usage(path).free
