@@ -65,17 +65,17 @@ def _modules():
     return [importlib.import_module(name) for name in names if has_torch or ".torch" not in name]
 
 
-def test_the_top_level_names():
+def test_the_top_level_names() -> None:
     assert rl_metrics.__all__ == TOP
     assert all(hasattr(rl_metrics, name) for name in TOP)
 
 
-def test_the_torch_names():
+def test_the_torch_names() -> None:
     pytest.importorskip("torch")
     assert importlib.import_module("rl_metrics.torch").__all__ == TORCH
 
 
-def test_every_module_declares_its_names_and_documents_all_that_is_public():
+def test_every_module_declares_its_names_and_documents_all_that_is_public() -> None:
     for module in _modules():
         assert module.__doc__, module.__name__
         for name in module.__all__:
@@ -88,11 +88,11 @@ def test_every_module_declares_its_names_and_documents_all_that_is_public():
                         assert inspect.getdoc(getattr(thing, attribute)), f"{module.__name__}.{name}.{attribute}"
 
 
-def test_every_error_is_a_value_error():
+def test_every_error_is_a_value_error() -> None:
     errors = importlib.import_module("rl_metrics.errors")
     assert all(issubclass(getattr(errors, name), ValueError) for name in errors.__all__)
 
 
-def test_the_contract_entry_point_names_the_contract():
+def test_the_contract_entry_point_names_the_contract() -> None:
     entries = importlib.metadata.entry_points(group="rl.contracts.writes")
     assert "metric-record.v1" in {entry.name for entry in entries if entry.value == "rl_metrics.contract"}

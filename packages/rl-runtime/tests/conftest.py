@@ -77,7 +77,7 @@ if _ABSENT:
     collect_ignore += [str(path.parent) for path in _HERE.glob("*/**/conftest.py") if _needs_what_is_not_here(path)]
 
 
-def pytest_configure(config):
+def pytest_configure(config) -> None:
     """Register the markers, so that the tests also run outside the workspace."""
     markers = {
         "slow": "starts a server",

@@ -19,25 +19,25 @@ PUBLIC = {
 
 
 @pytest.mark.parametrize("module", PUBLIC)
-def test_the_public_names_are_these(module):
+def test_the_public_names_are_these(module) -> None:
     found = importlib.import_module(module)
     assert found.__all__ == PUBLIC[module]
     assert all(hasattr(found, name) for name in found.__all__)
 
 
 @pytest.mark.parametrize("module", PUBLIC)
-def test_every_public_function_and_class_is_documented(module):
+def test_every_public_function_and_class_is_documented(module) -> None:
     found = importlib.import_module(module)
     for name in found.__all__:
         if callable(getattr(found, name)):
             assert getattr(found, name).__doc__, name
 
 
-def test_the_records_of_hooks_keep_their_names():
+def test_the_records_of_hooks_keep_their_names() -> None:
     records = importlib.import_module("rl_runtime.records")
     assert {"Sample", "PromptGroup"} <= set(records.__all__)
 
 
-def test_the_commands_are_these():
+def test_the_commands_are_these() -> None:
     cli = importlib.import_module("rl_runtime.cli")
     assert sorted(command.callback.__name__ for command in cli.app.registered_commands) == ["doctor", "report", "train"]

@@ -73,7 +73,7 @@ def dp2_cp2(rank, folder, num_samples, longest, background, suffix=".parquet"):
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_dp2_cp2_writes_one_file_equal_to_a_single_process(tmp_path, background):
+def test_dp2_cp2_writes_one_file_equal_to_a_single_process(tmp_path, background) -> None:
     results = run_ranks(dp2_cp2, 4, tmp_path, 30, 60, background)
     assert [result[0] is not None for result in results] == [True, False, False, False]
     assert [path.name for path in tmp_path.iterdir()] == ["t_0.parquet"]
@@ -91,13 +91,13 @@ def test_dp2_cp2_writes_one_file_equal_to_a_single_process(tmp_path, background)
         assert found.verify() == []
 
 
-def test_restored_memory_is_one_chunk_and_collectives_are_few(tmp_path):
+def test_restored_memory_is_one_chunk_and_collectives_are_few(tmp_path) -> None:
     for _, restored, _ in run_ranks(dp2_cp2, 4, tmp_path, 60, 200, False):
         assert max(restored) <= 4096
         assert len(restored) < 60 * len(CP_FIELDS) / 3, "one collective per field and chunk, not per sample"
 
 
-def test_the_writer_holds_one_row_group_of_another_rank(tmp_path, monkeypatch):
+def test_the_writer_holds_one_row_group_of_another_rank(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(
         shards_module, "row_group_bounds", lambda sizes: [(start, min(start + 8, len(sizes))) for start in range(0, len(sizes), 8)]
     )
@@ -107,7 +107,7 @@ def test_the_writer_holds_one_row_group_of_another_rank(tmp_path, monkeypatch):
     assert max(messages[1:]) < sum(messages[1:]) / 8
 
 
-def test_an_archive_is_written_by_the_same_call(tmp_path):
+def test_an_archive_is_written_by_the_same_call(tmp_path) -> None:
     results = run_ranks(dp2_cp2, 4, tmp_path, 20, 30, False, ".pt")
     columns, shards = placed(batch(20, longest=30))
     with open_dump(results[0][0]) as found, open_dump(reference(tmp_path, columns, shards)) as expected:
@@ -123,7 +123,7 @@ def tp2_pp2(rank, folder):
     return None if path is None else str(path)
 
 
-def test_tp2_pp2_only_the_last_stages_first_rank_writes(tmp_path):
+def test_tp2_pp2_only_the_last_stages_first_rank_writes(tmp_path) -> None:
     results = run_ranks(tp2_pp2, 4, tmp_path)
     assert [result is not None for result in results] == [False, False, True, False]
     columns, shards = placed(batch(10), dp_size=1)
@@ -142,7 +142,7 @@ def restore_only(rank):
     return {name: [item.tobytes() for item in column] for name, column in restored.values.items()}
 
 
-def test_cp4_fields_are_restored_bit_for_bit_on_the_writer_only():
+def test_cp4_fields_are_restored_bit_for_bit_on_the_writer_only() -> None:
     results = run_ranks(restore_only, 4)
     columns = batch(16, longest=50)
     assert results[0] == {
@@ -189,14 +189,14 @@ def three_shards(rank, folder, fault):
         ("disk", "cannot write"),
     ],
 )
-def test_a_fault_of_one_rank_raises_on_every_rank_with_its_reason(tmp_path, fault, message):
+def test_a_fault_of_one_rank_raises_on_every_rank_with_its_reason(tmp_path, fault, message) -> None:
     (tmp_path / "file").write_text("in the way")
     for result in run_ranks(three_shards, 3, tmp_path, fault):
         assert message in result[1], result
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_rank_that_does_not_come_meets_the_deadline_and_is_named(tmp_path):
+def test_a_rank_that_does_not_come_meets_the_deadline_and_is_named(tmp_path) -> None:
     results = run_ranks(three_shards, 3, tmp_path, "absent")
     assert results[1] == "absent"
     assert results[0][0] == WriteError.__name__
@@ -205,7 +205,7 @@ def test_a_rank_that_does_not_come_meets_the_deadline_and_is_named(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_rank_without_samples_is_fine(tmp_path):
+def test_a_rank_without_samples_is_fine(tmp_path) -> None:
     assert run_ranks(three_shards, 3, tmp_path, "empty shard") == ["written"] * 3
     with open_dump(tmp_path / "t_0.parquet") as dump:
         assert dump.num_samples == 20
@@ -263,7 +263,7 @@ def training(rank, folder, dumping):
     return numbers, weight.detach().numpy().tobytes()
 
 
-def test_training_is_the_same_bits_with_the_dump_on_and_off(tmp_path):
+def test_training_is_the_same_bits_with_the_dump_on_and_off(tmp_path) -> None:
     on, off = run_ranks(training, 4, tmp_path, True), run_ranks(training, 4, tmp_path, False)
     assert on == off
     assert len({number for numbers, _ in on for number in numbers}) > 4

@@ -14,7 +14,7 @@ from rl_dump.documents import Tensor
 FOLDER = Path(__file__).parent / "archives"
 
 
-def test_our_archive_holds_what_was_written():
+def test_our_archive_holds_what_was_written() -> None:
     columns, shards = placed(batch(3, longest=8, seed=2))
     with open_dump(FOLDER / "ours.pt") as dump:
         for name, column in columns.items():
@@ -29,7 +29,7 @@ def test_our_archive_holds_what_was_written():
         assert dump.verify() == []
 
 
-def test_a_slime_train_dump_has_the_contracts_names_and_keeps_what_neither_layout_names():
+def test_a_slime_train_dump_has_the_contracts_names_and_keeps_what_neither_layout_names() -> None:
     with open_dump(FOLDER / "slime_train.pt") as dump:
         assert (dump.contract, dump.batch_id, dump.header["writer_rank"], dump.header["producer"]["distribution"]) == (
             "train-dump.v2",
@@ -50,7 +50,7 @@ def test_a_slime_train_dump_has_the_contracts_names_and_keeps_what_neither_layou
         assert dump.verify() == []
 
 
-def test_a_slime_rollout_dump_has_the_contracts_names_and_keeps_what_neither_layout_names():
+def test_a_slime_rollout_dump_has_the_contracts_names_and_keeps_what_neither_layout_names() -> None:
     with open_dump(FOLDER / "slime_rollout.pt") as dump:
         assert (dump.contract, dump.batch_id) == ("rollout-dump.v1", 9)
         assert dump.column("rollout_position").tolist() == [0, 1]
@@ -63,7 +63,7 @@ def test_a_slime_rollout_dump_has_the_contracts_names_and_keeps_what_neither_lay
 
 
 @pytest.mark.parametrize("name", ["ours.pt", "slime_train.pt", "slime_rollout.pt"])
-def test_an_archive_becomes_parquet_without_torch(tmp_path, name):
+def test_an_archive_becomes_parquet_without_torch(tmp_path, name) -> None:
     with open_dump(FOLDER / name) as dump, open_dump(convert(dump.path, tmp_path / "x.parquet")) as other:
         assert other.verify() == dump.verify() == []
         for row in range(dump.num_samples):

@@ -14,7 +14,7 @@ FILES = sorted(path for contract in ("train-dump.v2", "rollout-dump.v1") for pat
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_a_frozen_dump_is_whole_and_of_its_contract(path):
+def test_a_frozen_dump_is_whole_and_of_its_contract(path) -> None:
     with open_dump(path) as dump:
         assert dump.contract == path.parent.name
         assert dump.verify() == []
@@ -23,7 +23,7 @@ def test_a_frozen_dump_is_whole_and_of_its_contract(path):
         assert dump.column("rollout_position").tolist() == [0, 1, 2]
 
 
-def test_the_two_frozen_dumps_are_of_one_batch():
+def test_the_two_frozen_dumps_are_of_one_batch() -> None:
     with (
         open_dump(FOLDER / "rollout-dump.v1/three_samples.parquet") as rollout,
         open_dump(FOLDER / "train-dump.v2/three_samples.parquet") as train,

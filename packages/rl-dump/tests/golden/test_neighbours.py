@@ -23,7 +23,7 @@ def with_arrays(name, view):
     return view(content["document"], content["arrays"])
 
 
-def test_a_plan_says_where_each_sample_runs_and_what_it_drops():
+def test_a_plan_says_where_each_sample_runs_and_what_it_drops() -> None:
     plan = document("schedule-plan.v1/plain.json")
     columns = views.plan_columns(plan, num_samples=11)
     assert columns["data_parallel_rank"].tolist() == [0, 3, 1, 2, 1, 2, 0, 2, 0, 1, -1]
@@ -33,12 +33,12 @@ def test_a_plan_says_where_each_sample_runs_and_what_it_drops():
     assert views.plan_columns(document("schedule-plan.v1/empty.json"), num_samples=0)["step"].tolist() == []
 
 
-def test_a_plan_of_another_batch_is_refused():
+def test_a_plan_of_another_batch_is_refused() -> None:
     with pytest.raises(DumpError, match="has position 9, but the batch has 5 samples"):
         views.plan_columns(document("schedule-plan.v1/plain.json"), num_samples=5)
 
 
-def test_kept_sets_and_metrics_become_columns_and_numbers():
+def test_kept_sets_and_metrics_become_columns_and_numbers() -> None:
     kept = with_arrays("nucleus-set.v1/every_status.json", views.nucleus_columns)
     assert {name: (array.dtype.name, len(array)) for name, array in kept.items()} == {
         "nucleus_ids": ("int32", 5),
@@ -52,7 +52,7 @@ def test_kept_sets_and_metrics_become_columns_and_numbers():
     assert "rollout/response_tokens" not in values
 
 
-def test_a_batch_can_be_dumped_as_it_came(tmp_path):
+def test_a_batch_can_be_dumped_as_it_came(tmp_path) -> None:
     columns = with_arrays("rollout-batch.v1/three_samples.json", views.batch_columns)
     path = write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=4, columns=columns)
     with open_dump(path) as dump:
@@ -70,7 +70,7 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_another_major_is_refused_naming_both_and_a_newer_minor_is_read(name):
+def test_another_major_is_refused_naming_both_and_a_newer_minor_is_read(name) -> None:
     contract = name.partition("/")[0]
     content = document(name)
     inner = content.get("document", content)
@@ -81,7 +81,7 @@ def test_another_major_is_refused_naming_both_and_a_newer_minor_is_read(name):
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_a_document_that_lacks_what_is_needed_is_refused(name):
+def test_a_document_that_lacks_what_is_needed_is_refused(name) -> None:
     content = document(name)
     inner = content.get("document", content)
     content.pop("arrays", None)

@@ -46,11 +46,11 @@ def same(left, right):
 
 
 @given(values)
-def test_reading_what_was_written_gives_it_back(value):
+def test_reading_what_was_written_gives_it_back(value) -> None:
     assert same(documents.loads(documents.dumps(value)), value)
 
 
-def test_a_value_inside_itself_is_refused():
+def test_a_value_inside_itself_is_refused() -> None:
     loop = []
     loop.append(loop)
     with pytest.raises(DumpError, match="does it contain itself"):
@@ -58,7 +58,7 @@ def test_a_value_inside_itself_is_refused():
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, np.array(["a"]), np.array([None]), 1j, [lambda: 0]])
-def test_other_types_are_refused_by_name(value):
+def test_other_types_are_refused_by_name(value) -> None:
     with pytest.raises(DumpError, match="cannot write"):
         documents.dumps(value, what="metadata.x")
 
@@ -68,6 +68,6 @@ def test_other_types_are_refused_by_name(value):
     ["", "{", "[" * 100_000, '{"$array": "O", "shape": [1], "values": [1]}', '{"$array": "int64", "shape": [3], "values": [1]}', '{"$bytes": "?"}',
      '{"$float": "1.0"}', '{"$float": "x"}', '{"$scalar": "float32", "data": ""}', '{"$map": [1]}', '{"$tuple": 3}', '{"$array": "int8", "shape": [99999999999], "data": ""}'],
 )  # fmt: skip
-def test_a_document_this_package_did_not_write_is_an_error(text):
+def test_a_document_this_package_did_not_write_is_an_error(text) -> None:
     with pytest.raises(DumpError):
         documents.loads(text)

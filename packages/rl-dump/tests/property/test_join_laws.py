@@ -41,7 +41,7 @@ def dumps(folder, scenario):
 
 @settings(max_examples=40)
 @given(scenarios())
-def test_every_row_is_in_one_pair_or_one_missing_entry_and_pairs_have_equal_tokens(scenario):
+def test_every_row_is_in_one_pair_or_one_missing_entry_and_pairs_have_equal_tokens(scenario) -> None:
     with tempfile.TemporaryDirectory() as name:
         paths = dumps(Path(name), scenario)
         with open_dump(paths[0]) as rollout, open_dump(paths[1]) as train:
@@ -59,7 +59,7 @@ def test_every_row_is_in_one_pair_or_one_missing_entry_and_pairs_have_equal_toke
 
 @settings(max_examples=40)
 @given(scenarios(), st.randoms(use_true_random=False))
-def test_pairs_do_not_depend_on_the_order_of_rows(scenario, random):
+def test_pairs_do_not_depend_on_the_order_of_rows(scenario, random) -> None:
     tokens, indices, (rollout_rows, train_rows), _, with_indices = scenario
     pairs = []
     for shuffle in (False, True):
@@ -76,7 +76,7 @@ def test_pairs_do_not_depend_on_the_order_of_rows(scenario, random):
 
 @settings(max_examples=40)
 @given(scenarios())
-def test_with_positions_every_common_sample_is_found_and_no_other(scenario):
+def test_with_positions_every_common_sample_is_found_and_no_other(scenario) -> None:
     tokens, indices, sides, _, with_indices = scenario
     with tempfile.TemporaryDirectory() as name:
         paths = dumps(Path(name), (tokens, indices, sides, True, with_indices))

@@ -70,7 +70,7 @@ def same(left, right):
 
 @settings(max_examples=25)
 @given(archives())
-def test_an_archive_converted_there_and_back_holds_the_same_samples(root):
+def test_an_archive_converted_there_and_back_holds_the_same_samples(root) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         torch.save(root, folder / "a.pt")

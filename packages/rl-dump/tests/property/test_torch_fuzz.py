@@ -105,7 +105,7 @@ def resealed(data: bytes, rng: random.Random) -> bytes:
 MUTATORS = {"mutate": (mutate, True), "repacked": (repacked, False), "resealed": (resealed, False)}
 
 
-def child(pipe, data, path, mutator, seeds):
+def child(pipe, data, path, mutator, seeds) -> None:
     # A number in a file must not become memory.
     resource.setrlimit(resource.RLIMIT_AS, (24 << 30, 24 << 30))
     change, must_match = MUTATORS[mutator]
@@ -131,7 +131,7 @@ def child(pipe, data, path, mutator, seeds):
     os._exit(0)
 
 
-def run_cases(data, path, mutator, seeds):
+def run_cases(data, path, mutator, seeds) -> None:
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=child, args=(sender, data, path, mutator, seeds), daemon=True)
@@ -202,20 +202,20 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "mutator", "count"), CASES)
-def test_a_changed_file_gives_an_error_or_the_right_data(tmp_path, files, name, mutator, count):
+def test_a_changed_file_gives_an_error_or_the_right_data(tmp_path, files, name, mutator, count) -> None:
     run_cases(files[name], tmp_path / name, mutator, range(count))
 
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize(("name", "mutator", "count"), CASES)
-def test_ten_thousand_changed_files_give_an_error_or_the_right_data(tmp_path, files, name, mutator, count):
+def test_ten_thousand_changed_files_give_an_error_or_the_right_data(tmp_path, files, name, mutator, count) -> None:
     total = count * 10_000 // 300
     for start in range(1_000_000, 1_000_000 + total, 500):
         run_cases(files[name], tmp_path / name, mutator, range(start, min(start + 500, 1_000_000 + total)))
 
 
 class Evil:
-    def __init__(self, target):
+    def __init__(self, target) -> None:
         self.target = str(target)
 
     def __reduce__(self):
@@ -223,7 +223,7 @@ class Evil:
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_code_in_a_file_is_refused_by_name_and_never_runs(tmp_path, protocol):
+def test_code_in_a_file_is_refused_by_name_and_never_runs(tmp_path, protocol) -> None:
     torch.save({"rollout_id": 0, "samples": [{"x": Evil(tmp_path / "ran")}]}, tmp_path / "evil.pt", pickle_protocol=protocol)
     with pytest.raises(DumpError, match=r"holds an object of posix\.system"):
         open_dump(tmp_path / "evil.pt")

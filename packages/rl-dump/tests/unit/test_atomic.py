@@ -11,9 +11,10 @@ import pytest
 
 from rl_dump import WriteError, open_dump, write_dump
 from rl_dump.atomic import atomic_path
+from typing import Never
 
 
-def test_an_exception_leaves_the_old_file_and_no_other(tmp_path):
+def test_an_exception_leaves_the_old_file_and_no_other(tmp_path) -> Never:
     target = tmp_path / "x.parquet"
     target.write_bytes(b"old")
     with pytest.raises(RuntimeError, match="boom"), atomic_path(target) as temporary:
@@ -23,7 +24,7 @@ def test_an_exception_leaves_the_old_file_and_no_other(tmp_path):
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_success_replaces_the_old_file(tmp_path):
+def test_success_replaces_the_old_file(tmp_path) -> None:
     target = tmp_path / "deep" / "x"
     with atomic_path(target) as temporary:
         temporary.write_bytes(b"new")
@@ -32,7 +33,7 @@ def test_success_replaces_the_old_file(tmp_path):
     assert list(target.parent.iterdir()) == [target]
 
 
-def test_what_the_file_system_refuses_is_a_write_error_with_the_path(tmp_path):
+def test_what_the_file_system_refuses_is_a_write_error_with_the_path(tmp_path) -> None:
     (tmp_path / "file").write_text("in the way")
     with (
         pytest.raises(WriteError, match=r"cannot write .*file/x: Not a directory|cannot write .*file/x: File exists"),
@@ -41,7 +42,7 @@ def test_what_the_file_system_refuses_is_a_write_error_with_the_path(tmp_path):
         pass
 
 
-def test_a_directory_in_the_way_is_a_write_error(tmp_path, columns):
+def test_a_directory_in_the_way_is_a_write_error(tmp_path, columns) -> None:
     (tmp_path / "x.parquet").mkdir()
     with pytest.raises(WriteError, match=r"cannot write .*x\.parquet: Is a directory"):
         write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns)
@@ -49,7 +50,7 @@ def test_a_directory_in_the_way_is_a_write_error(tmp_path, columns):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
-def test_a_full_disk_is_a_write_error(monkeypatch, tmp_path, columns):
+def test_a_full_disk_is_a_write_error(monkeypatch, tmp_path, columns) -> None:
     import rl_dump.writer as module
 
     real = module.pq.ParquetWriter
@@ -60,7 +61,7 @@ def test_a_full_disk_is_a_write_error(monkeypatch, tmp_path, columns):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_killed_writer_leaves_the_old_dump_readable(tmp_path, columns):
+def test_a_killed_writer_leaves_the_old_dump_readable(tmp_path, columns) -> None:
     target = write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=1, columns=columns)
     code = f"""
 import os, sys

@@ -8,12 +8,13 @@ import time
 import pytest
 
 from rl_dump import BackgroundWriter, WriteError
+from typing import Never
 
 
-def test_jobs_run_in_order_in_one_thread():
+def test_jobs_run_in_order_in_one_thread() -> None:
     done, threads = [], set()
 
-    def job(number):
+    def job(number) -> None:
         threads.add(threading.current_thread().name)
         done.append(number)
 
@@ -24,7 +25,7 @@ def test_jobs_run_in_order_in_one_thread():
     assert len(threads) == 1
 
 
-def test_submit_returns_before_the_job_is_done_and_waits_when_full():
+def test_submit_returns_before_the_job_is_done_and_waits_when_full() -> None:
     gate = threading.Event()
     with BackgroundWriter(max_pending=1, deadline_seconds=30) as writer:
         writer.submit(gate.wait, path="a")
@@ -35,7 +36,7 @@ def test_submit_returns_before_the_job_is_done_and_waits_when_full():
         assert time.monotonic() - start > 0.05
 
 
-def test_a_failed_job_raises_at_the_next_submit_with_its_path_and_the_new_job_is_not_taken():
+def test_a_failed_job_raises_at_the_next_submit_with_its_path_and_the_new_job_is_not_taken() -> None:
     ran = []
     with BackgroundWriter() as writer:
         writer.submit(lambda: 1 / 0, path="bad.parquet")
@@ -46,7 +47,7 @@ def test_a_failed_job_raises_at_the_next_submit_with_its_path_and_the_new_job_is
     assert ran == [2]
 
 
-def test_a_failed_job_raises_at_close_and_only_once():
+def test_a_failed_job_raises_at_close_and_only_once() -> None:
     writer = BackgroundWriter()
     writer.submit(lambda: 1 / 0, path="bad.parquet")
     with pytest.raises(WriteError, match="bad"):
@@ -54,7 +55,7 @@ def test_a_failed_job_raises_at_close_and_only_once():
     writer.close()
 
 
-def test_check_never_waits():
+def test_check_never_waits() -> None:
     gate = threading.Event()
     with BackgroundWriter() as writer:
         writer.submit(gate.wait, path="a")
@@ -62,7 +63,7 @@ def test_check_never_waits():
         gate.set()
 
 
-def test_a_stuck_job_meets_the_deadline():
+def test_a_stuck_job_meets_the_deadline() -> None:
     gate = threading.Event()
     writer = BackgroundWriter(deadline_seconds=0.05)
     writer.submit(gate.wait, path="stuck.parquet")
@@ -73,13 +74,13 @@ def test_a_stuck_job_meets_the_deadline():
     gate.set()
 
 
-def test_an_exception_in_the_block_is_not_hidden_by_a_failed_job():
+def test_an_exception_in_the_block_is_not_hidden_by_a_failed_job() -> Never:
     with pytest.raises(KeyError, match="mine"), BackgroundWriter() as writer:
         writer.submit(lambda: 1 / 0, path="bad")
         raise KeyError("mine")
 
 
 @pytest.mark.parametrize("options", [{"max_pending": 0}, {"deadline_seconds": 0}])
-def test_impossible_options_are_refused(options):
+def test_impossible_options_are_refused(options) -> None:
     with pytest.raises(WriteError, match="needs max_pending >= 1"):
         BackgroundWriter(**options)

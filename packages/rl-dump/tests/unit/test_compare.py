@@ -21,7 +21,7 @@ def against(tmp_path, columns):
         yield run
 
 
-def test_differences_within_the_tolerances_are_none(against, columns):
+def test_differences_within_the_tolerances_are_none(against, columns) -> None:
     shifted = {**columns, "log_probs": ragged([item + np.float32(1e-4) for item in columns["log_probs"]], np.float32)}
     assert against(shifted, atol=1e-3) is None
     assert against(shifted, atol=1e-6).field == "log_probs"
@@ -30,7 +30,7 @@ def test_differences_within_the_tolerances_are_none(against, columns):
     assert against(whole, atol=100.0).field == "weight_versions", "tolerances are for floats"
 
 
-def test_nan_equals_nan_and_nothing_else(against, columns, tmp_path):
+def test_nan_equals_nan_and_nothing_else(against, columns, tmp_path) -> None:
     with_nan = {**columns, "entropy": ragged([np.full(len(item), np.nan) for item in columns["entropy"]], np.float32)}
     found = against(with_nan, atol=1e9)
     assert found.field == "entropy"
@@ -40,7 +40,7 @@ def test_nan_equals_nan_and_nothing_else(against, columns, tmp_path):
         assert compare(first, second) is None
 
 
-def test_whole_numbers_beyond_double_precision_are_told_apart(tmp_path):
+def test_whole_numbers_beyond_double_precision_are_told_apart(tmp_path) -> None:
     paths = [
         write_dump(tmp_path / f"{add}.parquet", contract="train-dump.v2", batch_id=0, columns={"x": np.array([2**60 + add])})
         for add in (0, 1)
@@ -49,7 +49,7 @@ def test_whole_numbers_beyond_double_precision_are_told_apart(tmp_path):
         assert compare(first, second).first == 2**60
 
 
-def test_the_first_sample_wins_over_the_first_field(against, columns):
+def test_the_first_sample_wins_over_the_first_field(against, columns) -> None:
     late = [item.copy() for item in columns["advantages"]]
     late[5][:] += 1
     scalar = columns["rewards"].copy()
@@ -59,7 +59,7 @@ def test_the_first_sample_wins_over_the_first_field(against, columns):
     assert set(found.largest) == {"advantages", "rewards"}
 
 
-def test_other_lengths_missing_values_and_words_differ(against, columns):
+def test_other_lengths_missing_values_and_words_differ(against, columns) -> None:
     words = [*columns["finish_reason"]]
     words[3] = "length"
     assert (
@@ -73,13 +73,13 @@ def test_other_lengths_missing_values_and_words_differ(against, columns):
     )
 
 
-def test_other_samples_are_the_difference(against, columns):
+def test_other_samples_are_the_difference(against, columns) -> None:
     found = against(taken(columns, range(23)))
     assert (found.field, found.rollout_position) == ("rollout_position", 23)
     assert "only in the first" in found.message
 
 
-def test_where_a_sample_ran_is_not_compared(tmp_path, columns):
+def test_where_a_sample_ran_is_not_compared(tmp_path, columns) -> None:
     places = {"step": np.zeros(24, np.int64), "micro_batch": np.arange(24), "data_parallel_rank": np.zeros(24, np.int64)}
     paths = [
         write_dump(
@@ -94,7 +94,7 @@ def test_where_a_sample_ran_is_not_compared(tmp_path, columns):
         assert compare(first, second) is None
 
 
-def test_dumps_of_two_kinds_and_negative_tolerances_are_refused(pair):
+def test_dumps_of_two_kinds_and_negative_tolerances_are_refused(pair) -> None:
     with open_dump(pair[0]) as rollout, open_dump(pair[1]) as train:
         with pytest.raises(DumpError, match="compare two of one kind"):
             compare(rollout, train)

@@ -21,7 +21,7 @@ def schema(contract):
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-def test_schema_and_types_name_the_same_keys(contract):
+def test_schema_and_types_name_the_same_keys(contract) -> None:
     document = schema(contract)
     assert set(document["properties"]) == set(DumpHeader.__annotations__)
     assert set(document["$defs"]["field"]["properties"]) == set(FieldDocument.__annotations__)
@@ -31,14 +31,14 @@ def test_schema_and_types_name_the_same_keys(contract):
     assert all("default" in document["properties"][key] for key in optional)
 
 
-def test_written_headers_satisfy_their_schema(pair):
+def test_written_headers_satisfy_their_schema(pair) -> None:
     for path in pair:
         with open_dump(path) as dump:
             header = json.loads(documents.dumps(dict(dump.header)))
             jsonschema.validate(header, schema(dump.contract))
 
 
-def test_another_major_is_refused_naming_both_ids_and_the_fix():
+def test_another_major_is_refused_naming_both_ids_and_the_fix() -> None:
     with pytest.raises(
         UnsupportedContractError,
         match=r"x\.parquet: contract 'train-dump\.v3', but .* train-dump\.v2 and rollout-dump\.v1; .*pip install -U",
@@ -47,12 +47,12 @@ def test_another_major_is_refused_naming_both_ids_and_the_fix():
 
 
 @pytest.mark.parametrize("minor", [None, "0", -1, True])
-def test_a_minor_that_is_no_number_is_refused(minor):
+def test_a_minor_that_is_no_number_is_refused(minor) -> None:
     with pytest.raises(UnsupportedContractError, match="minor"):
         check_contract("train-dump.v2", minor, where="x")
 
 
-def test_a_newer_minor_is_read_with_one_log_line_and_unknown_keys_ignored(pair, caplog):
+def test_a_newer_minor_is_read_with_one_log_line_and_unknown_keys_ignored(pair, caplog) -> None:
     with open_dump(pair[1]) as dump:
         header = dict(dump.header)
     newer = {**header, "minor": MINOR + 5, "key_of_the_future": [1]}
@@ -64,14 +64,14 @@ def test_a_newer_minor_is_read_with_one_log_line_and_unknown_keys_ignored(pair, 
     ]
 
 
-def test_field_documents_and_fields_are_inverse():
+def test_field_documents_and_fields_are_inverse() -> None:
     field = Field(
         name="x", kind="ragged", dtype="bfloat16", stored="float32", trailing=(2, 3), nullable=True, response_aligned=True, form="tensor"
     )
     assert field_of("x", field.to_document(), where="here") == field
 
 
-def test_every_field_of_the_contract_has_a_rule_of_a_known_shape():
+def test_every_field_of_the_contract_has_a_rule_of_a_known_shape() -> None:
     assert {rule.shape for rule in FIELD_RULES.values()} == {"[]", "[L]", "[R]", "[R+1]", "[nnz]"}
     assert FIELD_RULES["tokens"].dtype == "int64"
     assert FIELD_RULES["loss_masks"].dtype == "int32"

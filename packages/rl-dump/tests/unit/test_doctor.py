@@ -30,12 +30,12 @@ def changed(columns, name, change):
     return {**columns, name: ragged(items, columns[name].dtype)}
 
 
-def test_a_healthy_batch_raises_none(tmp_path, healthy):
+def test_a_healthy_batch_raises_none(tmp_path, healthy) -> None:
     assert alarms(tmp_path, healthy) == {}
 
 
-def test_non_finite_values(tmp_path, healthy):
-    def change(items):
+def test_non_finite_values(tmp_path, healthy) -> None:
+    def change(items) -> None:
         items[4][0] = np.nan
 
     found = alarms(tmp_path, changed(healthy, "advantages", change))["non-finite"]
@@ -43,8 +43,8 @@ def test_non_finite_values(tmp_path, healthy):
     assert "1 in advantages" in found.message
 
 
-def test_a_log_prob_gap_names_the_worst_sample(tmp_path, healthy):
-    def change(items):
+def test_a_log_prob_gap_names_the_worst_sample(tmp_path, healthy) -> None:
+    def change(items) -> None:
         items[:] = [item + np.float32(0.2) for item in items]
         items[6][0] += 3
 
@@ -54,7 +54,7 @@ def test_a_log_prob_gap_names_the_worst_sample(tmp_path, healthy):
     assert "log-prob-gap" in few, "one token with a gap no rounding explains is enough in a small batch"
 
 
-def test_groups_that_teach_nothing_count_rollouts_once(tmp_path):
+def test_groups_that_teach_nothing_count_rollouts_once(tmp_path) -> None:
     columns = {
         "group_ids": np.array([0, 0, 0, 1, 1]),
         "rollout_ids": np.array([0, 0, 1, 2, 3]),
@@ -65,12 +65,12 @@ def test_groups_that_teach_nothing_count_rollouts_once(tmp_path):
     assert alarms(tmp_path, columns) == {}
 
 
-def test_rewards_of_the_whole_batch_serve_if_samples_have_none(tmp_path):
+def test_rewards_of_the_whole_batch_serve_if_samples_have_none(tmp_path) -> None:
     columns = {"group_ids": np.array([0, 0]), "rollout_position": np.array([2, 0])}
     assert "zero-std-groups" in alarms(tmp_path, columns, raw_reward=[1.0, 5.0, 1.0])
 
 
-def test_truncation_dropping_masking_and_no_signal(tmp_path, healthy):
+def test_truncation_dropping_masking_and_no_signal(tmp_path, healthy) -> None:
     columns = {
         **healthy,
         "truncated": np.ones(len(healthy["truncated"]), bool),
@@ -83,16 +83,16 @@ def test_truncation_dropping_masking_and_no_signal(tmp_path, healthy):
     assert "2 x too long" in found["dropped"].message
 
 
-def test_a_shard_that_is_missing(tmp_path, healthy):
+def test_a_shard_that_is_missing(tmp_path, healthy) -> None:
     columns, shards = placed({**healthy, "sample_index": np.arange(len(healthy["rollout_position"]))})
     shards[1]["partition"].append(77)
     assert "the first at rollout position 77" in alarms(tmp_path, columns, dp_shards=shards)["incomplete"].message
 
 
-def test_a_sampled_id_outside_of_its_kept_set(tmp_path, healthy):
+def test_a_sampled_id_outside_of_its_kept_set(tmp_path, healthy) -> None:
     row = next(row for row, item in enumerate(healthy["nucleus_ids"]) if len(item) and row > 2)
 
-    def change(items):
+    def change(items) -> None:
         items[row][:] = 999
 
     found = alarms(tmp_path, changed(healthy, "nucleus_ids", change))["outside-kept-set"]

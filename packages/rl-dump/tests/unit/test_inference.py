@@ -37,12 +37,12 @@ from rl_dump.inference import build_columns, column_of
         ([], "object", "json", "plain"),
     ],
 )
-def test_values_become_columns(values, kind, dtype, form):
+def test_values_become_columns(values, kind, dtype, form) -> None:
     field = column_of("x", values).field
     assert (field.kind, field.dtype, field.form) == (kind, dtype, form)
 
 
-def test_a_field_of_the_contract_gets_its_dtype_exactly():
+def test_a_field_of_the_contract_gets_its_dtype_exactly() -> None:
     assert column_of("tokens", ragged([[1]], np.int16)).values.dtype == np.int64
     assert column_of("loss_masks", [[1, 0], [1]]).values.dtype == np.int32
     assert column_of("truncated", [0, 1]).values.dtype == np.bool_
@@ -51,7 +51,7 @@ def test_a_field_of_the_contract_gets_its_dtype_exactly():
     assert column_of("rewards", []).field.dtype == "float64"
 
 
-def test_log_probs_keep_an_arrays_precision_and_lists_take_the_smallest_that_loses_nothing():
+def test_log_probs_keep_an_arrays_precision_and_lists_take_the_smallest_that_loses_nothing() -> None:
     assert column_of("log_probs", ragged([[0.1]], np.float64)).field.dtype == "float64"
     assert column_of("log_probs", ragged([[0.1]], np.float16)).field.dtype == "float16"
     assert column_of("log_probs", [[0.5, -0.25], []]).field.dtype == "float32"
@@ -76,22 +76,22 @@ def test_log_probs_keep_an_arrays_precision_and_lists_take_the_smallest_that_los
         ("x", np.array(["2020-01-01"], "datetime64[D]"), "cannot be stored"),
     ],
 )
-def test_values_that_fit_no_column_are_refused(name, values, message):
+def test_values_that_fit_no_column_are_refused(name, values, message) -> None:
     with pytest.raises(DumpError, match=message):
         column_of(name, values)
 
 
-def test_without_strictness_other_types_are_kept():
+def test_without_strictness_other_types_are_kept() -> None:
     assert column_of("rewards", ["a"], strict=False).field.kind == "text"
     assert column_of("truncated", [2], strict=False).field.dtype == "int64"
 
 
-def test_fields_the_contract_holds_as_json_stay_objects():
+def test_fields_the_contract_holds_as_json_stay_objects() -> None:
     assert column_of("label", ["a", "b"]).field.kind == "object"
     assert column_of("metadata", [{}, None]).field.kind == "object"
 
 
-def test_half_precision_without_a_numpy_name_is_stated_by_the_caller():
+def test_half_precision_without_a_numpy_name_is_stated_by_the_caller() -> None:
     column = build_columns({"x": ragged([[1.5]], np.float32)}, response_fields=(), dtypes={"x": "bfloat16"})["x"]
     assert (column.field.dtype, column.field.stored) == ("bfloat16", "float32")
     assert column.field.numpy_dtype == np.float32

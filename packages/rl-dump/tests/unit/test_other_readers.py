@@ -24,20 +24,20 @@ def expected(train):
         }
 
 
-def same(found, column):
+def same(found, column) -> None:
     assert len(found) == len(column)
     for mine, theirs in zip(column, found, strict=True):
         assert np.array_equal(mine, np.asarray(theirs))
 
 
-def test_pandas_reads_it(train, expected):
+def test_pandas_reads_it(train, expected) -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.read_parquet(train)
     for name, column in expected.items():
         same(frame[name], column)
 
 
-def test_polars_reads_it(train, expected):
+def test_polars_reads_it(train, expected) -> None:
     polars = pytest.importorskip("polars")
     frame = polars.read_parquet(train)
     for name, column in expected.items():
@@ -45,7 +45,7 @@ def test_polars_reads_it(train, expected):
     assert frame.filter(polars.col("response_lengths") > 10)["log_probs"].list.mean().len() > 0
 
 
-def test_duckdb_reads_it(train, expected):
+def test_duckdb_reads_it(train, expected) -> None:
     duckdb = pytest.importorskip("duckdb")
     for name, column in expected.items():
         same([row[0] for row in duckdb.sql(f"select {name} from '{train}'").fetchall()], column)
@@ -53,7 +53,7 @@ def test_duckdb_reads_it(train, expected):
     assert total == len(expected["tokens"].values)
 
 
-def test_pyarrow_finds_the_header_in_the_files_metadata(train):
+def test_pyarrow_finds_the_header_in_the_files_metadata(train) -> None:
     import pyarrow.parquet as pq
 
     header = json.loads(pq.read_schema(train).metadata[b"rl_dump"]) if b"rl_dump" in (pq.read_schema(train).metadata or {}) else None
@@ -61,7 +61,7 @@ def test_pyarrow_finds_the_header_in_the_files_metadata(train):
     assert (header["contract"], header["batch_id"], header["num_samples"]) == ("train-dump.v2", 0, 24)
 
 
-def test_a_file_with_packed_columns_opens_everywhere(tmp_path):
+def test_a_file_with_packed_columns_opens_everywhere(tmp_path) -> None:
     """Byte-stream split, delta and dictionary pages, each chosen because it pays."""
     from dump_batches import ragged
 

@@ -19,7 +19,7 @@ def chosen(values):
     return choose_encodings([column.field], {"x": encode(column)})["x"]
 
 
-def test_what_does_not_pay_is_left_plain():
+def test_what_does_not_pay_is_left_plain() -> None:
     rng = np.random.default_rng(0)
     assert chosen(ragged([rng.normal(size=20_000)], np.float32)) is PLAIN
     assert chosen(ragged([np.full(20_000, 0.25)], np.float32)) in (DICTIONARY, SPLIT)
@@ -31,7 +31,7 @@ def test_what_does_not_pay_is_left_plain():
     assert chosen(ragged([[True] * 100], np.bool_)) is DICTIONARY
 
 
-def test_checksums_depend_on_values_and_lengths_and_on_nothing_else():
+def test_checksums_depend_on_values_and_lengths_and_on_nothing_else() -> None:
     column = column_of("x", [np.array([1.0, 2.0]), None, np.array([3.0])])
     array = encode(column)
     padded = pa.concat_arrays([array, array, array]).slice(3, 3)
@@ -45,14 +45,14 @@ def test_checksums_depend_on_values_and_lengths_and_on_nothing_else():
 
 
 @pytest.mark.parametrize("values", [["a", None, "ü"], [1, None, 3], [True, False], [0.5, float("nan")], [{"a": 1}, None]])
-def test_encode_and_decode_are_inverse_for_slices_too(values):
+def test_encode_and_decode_are_inverse_for_slices_too(values) -> None:
     column = column_of("x", values)
     array = pa.concat_arrays([encode(column), encode(column)]).slice(len(values))
     found = decode(column.field, array)
     assert repr([found.item(row) for row in range(len(values))]) == repr(values)
 
 
-def test_the_smallest_integer_is_chosen_by_range():
+def test_the_smallest_integer_is_chosen_by_range() -> None:
     assert smallest_stored("int64", 0, 255) == "uint8"
     assert smallest_stored("int64", -1, 127) == "int8"
     assert smallest_stored("int64", 0, 2**16 - 1) == "uint16"
@@ -60,13 +60,13 @@ def test_the_smallest_integer_is_chosen_by_range():
     assert smallest_stored("int32", 0, 1) == "int32"
 
 
-def test_an_array_of_another_type_is_refused():
+def test_an_array_of_another_type_is_refused() -> None:
     field = column_of("x", [1.5]).field
     with pytest.raises(DumpError, match="the header says double, the file holds int64"):
         decode(field, pa.array([1]))
 
 
-def test_a_file_that_another_program_rewrote_is_refused_not_believed(tmp_path, columns):
+def test_a_file_that_another_program_rewrote_is_refused_not_believed(tmp_path, columns) -> None:
     path = write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns)
     table, metadata = pq.read_table(path), pq.read_metadata(path).metadata
     from rl_dump import open_dump

@@ -21,7 +21,7 @@ def machine(data, **options):
 
 
 class Evil:
-    def __init__(self, *call):
+    def __init__(self, *call) -> None:
         self.call = call
 
     def __reduce__(self):
@@ -49,7 +49,7 @@ def _refused_classes():
 
 @pytest.mark.parametrize("protocol", [3, 4])
 @pytest.mark.parametrize(("value", "name"), _refused_classes())
-def test_hostile_classes_are_refused_by_name_and_nothing_runs(value, name, protocol, tmp_path):
+def test_hostile_classes_are_refused_by_name_and_nothing_runs(value, name, protocol, tmp_path) -> None:
     target = tmp_path / "ran"
     if isinstance(value, Evil) and "{target}" in repr(value.call):
         call = (
@@ -100,19 +100,19 @@ def test_hostile_classes_are_refused_by_name_and_nothing_runs(value, name, proto
         (b"\x80\x02cnumpy\ndtype\nX\x01\x00\x00\x00O\x85R.", "not a boolean, integer or float"),
     ],
 )
-def test_pickles_that_are_no_data_are_refused_in_one_line(data, message):
+def test_pickles_that_are_no_data_are_refused_in_one_line(data, message) -> None:
     with pytest.raises(DumpError, match=message) as failure:
         machine(data)
     assert "\n" not in str(failure.value)
 
 
-def test_a_memo_number_reserves_no_memory():
+def test_a_memo_number_reserves_no_memory() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert machine(b"\x80\x02Nr\xff\xff\xff\xff.") is None
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000
 
 
-def test_deep_nesting_ends_no_process():
+def test_deep_nesting_ends_no_process() -> None:
     deep = b"\x80\x02)" + b"\x85" * 200_000 + b"."
     found = machine(deep)
     assert type(found) is tuple
@@ -120,7 +120,7 @@ def test_deep_nesting_ends_no_process():
         machine(b"\x80\x02})" + b"\x85" * 200_000 + b"K\x01s.")
 
 
-def test_a_long_list_of_numbers_is_read_in_bulk():
+def test_a_long_list_of_numbers_is_read_in_bulk() -> None:
     value = [float(number) for number in range(1_000_000)]
     data = pickle.dumps(value, 2)
     start = time.process_time()
@@ -128,14 +128,14 @@ def test_a_long_list_of_numbers_is_read_in_bulk():
     assert time.process_time() - start < 5
 
 
-def test_ordered_dicts_come_as_dicts_in_order():
+def test_ordered_dicts_come_as_dicts_in_order() -> None:
     value = collections.OrderedDict([("b", 1), ("a", 2)])
     found = machine(pickle.dumps(value, 2))
     assert type(found) is dict
     assert list(found.items()) == [("b", 1), ("a", 2)]
 
 
-def test_bytes_read_in_every_protocol():
+def test_bytes_read_in_every_protocol() -> None:
     for protocol in (2, 3, 4, 5):
         for value in (b"", b"\x00\xff", b"x" * 300):
             assert machine(pickle.dumps(value, protocol)) == value

@@ -8,7 +8,7 @@ import pytest
 from rl_dump import RaggedArray, RaggedError
 
 
-def test_items_are_views_of_the_values():
+def test_items_are_views_of_the_values() -> None:
     ragged = RaggedArray(np.arange(5), np.array([0, 2, 2, 5]))
     assert [item.tolist() for item in ragged] == [[0, 1], [], [2, 3, 4]]
     ragged[2][0] = 9
@@ -16,14 +16,14 @@ def test_items_are_views_of_the_values():
     assert np.shares_memory(ragged[0], ragged.values)
 
 
-def test_negative_indices_count_from_the_end_and_outside_is_an_index_error():
+def test_negative_indices_count_from_the_end_and_outside_is_an_index_error() -> None:
     ragged = RaggedArray.from_list([[1], [2, 3]], np.int64)
     assert ragged[-1].tolist() == [2, 3]
     with pytest.raises(IndexError, match="item 2 asked of a ragged array with 2 items"):
         ragged[2]
 
 
-def test_take_copies_items_in_any_order_with_repeats():
+def test_take_copies_items_in_any_order_with_repeats() -> None:
     ragged = RaggedArray.from_list([[1, 2], [], [3]], np.int32)
     taken = ragged.take([2, 0, 1, 0])
     assert [item.tolist() for item in taken] == [[3], [1, 2], [], [1, 2]]
@@ -33,27 +33,27 @@ def test_take_copies_items_in_any_order_with_repeats():
         ragged.take([3])
 
 
-def test_trailing_dimensions_are_kept():
+def test_trailing_dimensions_are_kept() -> None:
     ragged = RaggedArray.from_list([np.zeros((2, 3)), np.ones((0, 3)), np.ones((1, 3))], np.float32)
     assert ragged.values.shape == (3, 3)
     assert ragged.take([2])[0].tolist() == [[1, 1, 1]]
 
 
-def test_concat_appends_and_promotes():
+def test_concat_appends_and_promotes() -> None:
     first, second = RaggedArray.from_list([[1]], np.int32), RaggedArray.from_list([[2.5], []], np.float64)
     both = RaggedArray.concat([first, second])
     assert both.dtype == np.float64
     assert [item.tolist() for item in both] == [[1.0], [2.5], []]
 
 
-def test_lengths_and_len():
+def test_lengths_and_len() -> None:
     ragged = RaggedArray.from_list([[1, 2], []], np.int64)
     assert ragged.lengths.tolist() == [2, 0]
     assert len(ragged) == 2
     assert len(RaggedArray.from_list([], np.int64)) == 0
 
 
-def test_equality_is_of_bits_and_dtype():
+def test_equality_is_of_bits_and_dtype() -> None:
     values = [[np.nan, 1.0]]
     assert RaggedArray.from_list(values, np.float32) == RaggedArray.from_list(values, np.float32)
     assert RaggedArray.from_list([[1]], np.int32) != RaggedArray.from_list([[1]], np.int64)
@@ -73,7 +73,7 @@ def test_equality_is_of_bits_and_dtype():
         (5, [0, 1], "at least one dimension"),
     ],
 )
-def test_offsets_that_do_not_fit_are_refused(values, offsets, message):
+def test_offsets_that_do_not_fit_are_refused(values, offsets, message) -> None:
     with pytest.raises(RaggedError, match=message):
         RaggedArray(np.array(values), np.array(offsets))
 
@@ -86,12 +86,12 @@ def test_offsets_that_do_not_fit_are_refused(values, offsets, message):
         ([np.zeros((1, 2)), np.zeros((1, 3))], np.float64, "different trailing dimensions"),
     ],
 )
-def test_lists_that_do_not_fit_are_refused(items, dtype, message):
+def test_lists_that_do_not_fit_are_refused(items, dtype, message) -> None:
     with pytest.raises(RaggedError, match=message):
         RaggedArray.from_list(items, dtype)
 
 
-def test_concat_of_nothing_or_of_other_shapes_is_refused():
+def test_concat_of_nothing_or_of_other_shapes_is_refused() -> None:
     with pytest.raises(RaggedError, match="at least one"):
         RaggedArray.concat([])
     with pytest.raises(RaggedError, match="trailing"):

@@ -10,7 +10,7 @@ from dump_batches import placed, taken
 from rl_dump import DumpError, open_dump, write_dump
 
 
-def test_samples_by_row_from_either_end(pair):
+def test_samples_by_row_from_either_end(pair) -> None:
     with open_dump(pair[1]) as dump:
         last = dump.sample(-1)
         assert last["rollout_position"] == 23
@@ -22,12 +22,12 @@ def test_samples_by_row_from_either_end(pair):
                 dump.sample(row)
 
 
-def test_an_unknown_field_is_refused_naming_those_there_are(pair):
+def test_an_unknown_field_is_refused_naming_those_there_are(pair) -> None:
     with open_dump(pair[1]) as dump, pytest.raises(DumpError, match="no field 'nope'; it has rollout_position, "):
         dump.column("nope")
 
 
-def test_a_damaged_column_leaves_the_others_readable(pair):
+def test_a_damaged_column_leaves_the_others_readable(pair) -> None:
     path = pair[1]
     group = pq.ParquetFile(path).metadata.row_group(0)
     column = next(group.column(index) for index in range(group.num_columns) if group.column(index).path_in_schema.startswith("entropy"))
@@ -43,12 +43,12 @@ def test_a_damaged_column_leaves_the_others_readable(pair):
         assert [problem.code for problem in dump.verify()] == ["damaged"]
 
 
-def test_the_name_says_what_it_is(pair):
+def test_the_name_says_what_it_is(pair) -> None:
     with open_dump(pair[1]) as dump:
         assert repr(dump) == f"Dump({str(pair[1])!r}, train-dump.v2, batch 0, 24 samples, 24 fields)"
 
 
-def test_positions_are_rows_where_the_dump_holds_none(tmp_path):
+def test_positions_are_rows_where_the_dump_holds_none(tmp_path) -> None:
     path = write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=0, columns={"rewards": np.zeros(3)})
     with open_dump(path) as dump:
         assert dump.positions().tolist() == [0, 1, 2]
@@ -60,7 +60,7 @@ def problems(folder, columns, **header):
         return {problem.code: problem for problem in dump.verify()}
 
 
-def test_verify_finds_what_is_inconsistent(tmp_path, columns):
+def test_verify_finds_what_is_inconsistent(tmp_path, columns) -> None:
     columns, shards = placed(columns)
     assert problems(tmp_path, columns, dp_shards=shards) == {}
     assert problems(tmp_path, taken(columns, [1, 0, *range(2, 24)]), dp_shards=shards)["order"].row == 1

@@ -26,19 +26,19 @@ def small(tmp_path):
         yield dump
 
 
-def test_per_token_fields_are_summarised_over_trained_tokens(small):
+def test_per_token_fields_are_summarised_over_trained_tokens(small) -> None:
     found = summary(small).field("log_probs")
     assert (found.count, found.minimum, found.maximum, found.mean, found.num_non_finite) == (3, -3.0, -1.0, -2.0, 1)
     assert summary(small).field("loss_masks").mean == 0.75
 
 
-def test_missing_values_are_counted(small):
+def test_missing_values_are_counted(small) -> None:
     assert summary(small).field("sample_index").num_missing == 1
     found = summary(small).field("teacher_log_probs")
     assert (found.num_missing, found.mean) == (1, 1.5)
 
 
-def test_the_gap_and_the_kept_sets_are_derived(small):
+def test_the_gap_and_the_kept_sets_are_derived(small) -> None:
     gap = log_prob_gap(small)
     assert gap[0].tolist() == [0.5, 0.0], "an untrained token has no gap"
     assert [item.tolist() for item in kept_set_sizes(small)] == [[3, 1], [0, 2]]
@@ -47,17 +47,17 @@ def test_the_gap_and_the_kept_sets_are_derived(small):
     assert found.field("kept_set_size").mean == pytest.approx(5 / 3)
 
 
-def test_an_empty_dump_has_no_means(tmp_path):
+def test_an_empty_dump_has_no_means(tmp_path) -> None:
     path = write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=0, columns={"rewards": np.zeros(0)})
     with open_dump(path) as dump:
         assert summary(dump).field("rewards").mean is None
 
 
-def test_trend_sorts_by_batch_numbers_first(tmp_path):
+def test_trend_sorts_by_batch_numbers_first(tmp_path) -> None:
     paths = [write_pair(tmp_path, 4, batch_id=batch)[1] for batch in (10, "eval_1", 2)]
     assert [batch.batch_id for batch in trend(paths)] == [2, 10, "eval_1"]
 
 
-def test_trend_over_two_kinds_is_refused(pair):
+def test_trend_over_two_kinds_is_refused(pair) -> None:
     with pytest.raises(DumpError, match="different contracts"):
         trend(pair)

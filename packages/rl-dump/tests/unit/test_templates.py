@@ -9,7 +9,7 @@ import pytest
 from rl_dump import DumpError, check_templates, resolve_template
 
 
-def test_both_names_of_the_batch_counter_are_filled_in():
+def test_both_names_of_the_batch_counter_are_filled_in() -> None:
     assert resolve_template("d/train_{batch_id}.parquet", batch_id=7) == Path("d/train_7.parquet")
     assert resolve_template("{rollout_id:05d}.pt", batch_id=7) == Path("00007.pt")
     assert resolve_template("{batch_id}.pt", batch_id="eval_3") == Path("eval_3.pt")
@@ -26,7 +26,7 @@ def test_both_names_of_the_batch_counter_are_filled_in():
         ("{batch_id}.json", "must end in .parquet or .pt"),
     ],
 )
-def test_templates_that_are_none_are_refused(template, message):
+def test_templates_that_are_none_are_refused(template, message) -> None:
     with pytest.raises(DumpError, match=message):
         resolve_template(template, batch_id=0)
     with pytest.raises(DumpError, match=message):
@@ -34,12 +34,12 @@ def test_templates_that_are_none_are_refused(template, message):
 
 
 @pytest.mark.parametrize("batch_id", ["", "a/b", "..\\x"])
-def test_batch_ids_that_leave_the_folder_are_refused(batch_id):
+def test_batch_ids_that_leave_the_folder_are_refused(batch_id) -> None:
     with pytest.raises(DumpError, match="cannot be part of a file name"):
         resolve_template("{batch_id}.pt", batch_id=batch_id)
 
 
-def test_a_word_under_a_numeric_format_is_refused():
+def test_a_word_under_a_numeric_format_is_refused() -> None:
     with pytest.raises(DumpError, match="does not take batch_id 'eval'"):
         resolve_template("{batch_id:03d}.pt", batch_id="eval")
 
@@ -48,23 +48,23 @@ def test_a_word_under_a_numeric_format_is_refused():
     ("rollout", "train"),
     [("d/{batch_id}.pt", "d/{batch_id}.pt"), ("d/{batch_id}.pt", "d/{rollout_id}.pt"), ("d/{batch_id}.pt", "d/../d/./{batch_id}.pt")],
 )
-def test_equal_paths_for_both_dumps_are_refused_however_written(rollout, train):
+def test_equal_paths_for_both_dumps_are_refused_however_written(rollout, train) -> None:
     with pytest.raises(DumpError, match="both write to"):
         check_templates(rollout=rollout, train=train)
 
 
-def test_links_to_one_folder_are_the_same_path(tmp_path):
+def test_links_to_one_folder_are_the_same_path(tmp_path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     with pytest.raises(DumpError, match="both write to"):
         check_templates(rollout=tmp_path / "real" / "{batch_id}.pt", train=tmp_path / "link" / "{batch_id}.pt")
 
 
-def test_a_format_that_gives_two_batches_one_path_is_refused():
+def test_a_format_that_gives_two_batches_one_path_is_refused() -> None:
     with pytest.raises(DumpError, match="gives batches 0 and 1 the same path"):
         check_templates(rollout="{batch_id!s:.0}.pt", train=None)
 
 
-def test_good_templates_pass():
+def test_good_templates_pass() -> None:
     check_templates(rollout="r_{batch_id}.parquet", train="t_{batch_id}.parquet")
     check_templates(rollout=None, train=None)

@@ -7,9 +7,10 @@ import torch
 
 from rl_dump import DumpError
 from rl_dump.torch import LogProbCapture
+from typing import Never
 
 
-def test_the_first_write_wins_and_is_a_copy():
+def test_the_first_write_wins_and_is_a_copy() -> None:
     with LogProbCapture() as capture:
         values = torch.tensor([-1.0, -2.0], requires_grad=True)
         capture.record(5, values)
@@ -21,7 +22,7 @@ def test_the_first_write_wins_and_is_a_copy():
     assert not found.requires_grad
 
 
-def test_samples_come_back_in_the_shards_order_and_are_forgotten():
+def test_samples_come_back_in_the_shards_order_and_are_forgotten() -> None:
     with LogProbCapture() as capture:
         for position in (8, 1, 3):
             capture.record(position, torch.full((position,), float(position)))
@@ -29,13 +30,13 @@ def test_samples_come_back_in_the_shards_order_and_are_forgotten():
         assert len(capture) == 0
 
 
-def test_a_sample_no_forward_recorded_is_named():
+def test_a_sample_no_forward_recorded_is_named() -> None:
     with LogProbCapture() as capture, pytest.raises(DumpError, match="for 1 samples, the first at rollout_position 4"):
         capture.record(3, torch.zeros(1))
         capture.collect([3, 4])
 
 
-def test_an_exception_leaves_nothing_behind():
+def test_an_exception_leaves_nothing_behind() -> Never:
     capture = LogProbCapture()
     with pytest.raises(RuntimeError), capture:
         capture.record(0, torch.zeros(1))
@@ -43,13 +44,13 @@ def test_an_exception_leaves_nothing_behind():
     assert len(capture) == 0
 
 
-def test_two_captures_know_nothing_of_each_other():
+def test_two_captures_know_nothing_of_each_other() -> None:
     with LogProbCapture() as first, LogProbCapture() as second:
         first.record(0, torch.zeros(1))
         assert len(second) == 0
 
 
-def test_off_it_keeps_nothing_and_gradients_are_the_same_bits():
+def test_off_it_keeps_nothing_and_gradients_are_the_same_bits() -> None:
     def step(enabled):
         weight = torch.randn(8, generator=torch.Generator().manual_seed(0)).requires_grad_()
         with LogProbCapture(enabled=enabled) as capture:
@@ -62,7 +63,7 @@ def test_off_it_keeps_nothing_and_gradients_are_the_same_bits():
     assert torch.equal(step(True), step(False))
 
 
-def test_empty_parts_of_a_context_rank_are_kept():
+def test_empty_parts_of_a_context_rank_are_kept() -> None:
     with LogProbCapture() as capture:
         capture.record(0, torch.zeros(0))
         assert capture.collect([0])[0].shape == (0,)

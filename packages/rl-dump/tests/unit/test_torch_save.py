@@ -41,7 +41,7 @@ def saved(folder, data, **options):
     return open_dump(save_debug_train_data(folder / "t_{batch_id}.parquet", batch_id=3, rollout_data=data, topology=ALONE, **options))
 
 
-def test_the_dump_holds_what_the_trainer_held_and_where_it_ran(tmp_path):
+def test_the_dump_holds_what_the_trainer_held_and_where_it_ran(tmp_path) -> None:
     data, columns = trainer_batch(), batch(12)
     with saved(tmp_path, data, raw_reward=columns["raw_reward"], metadata={"lr": 1e-6}) as dump:
         assert dump.path.name == "t_3.parquet"
@@ -67,7 +67,7 @@ def test_the_dump_holds_what_the_trainer_held_and_where_it_ran(tmp_path):
         assert dump.verify() == []
 
 
-def test_samples_stand_in_rollout_order_whatever_the_shards_order(tmp_path):
+def test_samples_stand_in_rollout_order_whatever_the_shards_order(tmp_path) -> None:
     data = trainer_batch()
     data["partition"] = list(range(11, -1, -1))
     with saved(tmp_path, data) as dump:
@@ -75,7 +75,7 @@ def test_samples_stand_in_rollout_order_whatever_the_shards_order(tmp_path):
         assert dump.column("sample_index").tolist() == list(range(1011, 999, -1))
 
 
-def test_without_positions_the_index_orders_and_without_both_there_is_a_warning(tmp_path, caplog):
+def test_without_positions_the_index_orders_and_without_both_there_is_a_warning(tmp_path, caplog) -> None:
     data = trainer_batch()
     del data["partition"]
     data["sample_index"] = list(range(12, 0, -1))
@@ -86,7 +86,7 @@ def test_without_positions_the_index_orders_and_without_both_there_is_a_warning(
         assert "not every sample has a rollout_position or a sample_index" in caplog.text
 
 
-def test_nothing_is_told_apart_by_its_length(tmp_path):
+def test_nothing_is_told_apart_by_its_length(tmp_path) -> None:
     data = {**trainer_batch(), "learning_rates": [0.1] * 12, "source_names": ["math"] * 12, "custom": [torch.ones(2)] * 12}
     with saved(tmp_path, data, sample_fields=("source_names",)) as dump:
         assert dump.dp_shards[0]["learning_rates"] == [0.1] * 12
@@ -95,7 +95,7 @@ def test_nothing_is_told_apart_by_its_length(tmp_path):
         assert dump.column("custom")[3].tolist() == [1, 1]
 
 
-def test_custom_response_fields_and_half_precision_are_kept(tmp_path):
+def test_custom_response_fields_and_half_precision_are_kept(tmp_path) -> None:
     data = trainer_batch()
     data["mine"] = [torch.randn(len(item)).bfloat16() for item in data["log_probs"]]
     with saved(tmp_path, data, response_fields=("log_probs", "mine")) as dump:
@@ -104,7 +104,7 @@ def test_custom_response_fields_and_half_precision_are_kept(tmp_path):
         assert all(np.array_equal(found, item.float().numpy()) for found, item in zip(dump.column("mine"), data["mine"], strict=True))
 
 
-def test_training_may_change_its_tensors_as_soon_as_the_call_returns(tmp_path):
+def test_training_may_change_its_tensors_as_soon_as_the_call_returns(tmp_path) -> None:
     data = trainer_batch()
     expected = [item.clone() for item in data["advantages"]]
     with BackgroundWriter() as writer:
@@ -119,21 +119,21 @@ def test_training_may_change_its_tensors_as_soon_as_the_call_returns(tmp_path):
         assert dump.dp_shards[0]["micro_batch_indices"][0]
 
 
-def test_tensors_that_require_grad_are_dumped_detached(tmp_path):
+def test_tensors_that_require_grad_are_dumped_detached(tmp_path) -> None:
     data = trainer_batch()
     data["log_probs"] = [item.requires_grad_() for item in data["log_probs"]]
     with saved(tmp_path, data) as dump:
         assert dump.column("log_probs").dtype == np.float32
 
 
-def test_the_suffix_chooses_the_container(tmp_path):
+def test_the_suffix_chooses_the_container(tmp_path) -> None:
     path = save_debug_train_data(tmp_path / "{batch_id}.pt", batch_id=1, rollout_data=trainer_batch(), topology=ALONE)
     assert len(torch.load(path, weights_only=True)["samples"]) == 12
     with open_dump(path) as dump, saved(tmp_path, trainer_batch()) as other:
         assert dump.column("log_probs") == other.column("log_probs")
 
 
-def test_a_failed_background_write_raises_at_the_next_batch_with_the_path(tmp_path):
+def test_a_failed_background_write_raises_at_the_next_batch_with_the_path(tmp_path) -> None:
     (tmp_path / "0.parquet").mkdir()
     with BackgroundWriter() as writer:
         save_debug_train_data(tmp_path / "{batch_id}.parquet", batch_id=0, rollout_data=trainer_batch(), topology=ALONE, background=writer)
@@ -162,24 +162,24 @@ def test_a_failed_background_write_raises_at_the_next_batch_with_the_path(tmp_pa
         ({"partition": [0] * 12}, "rollout_position 0 is in more than one place"),
     ],
 )
-def test_a_batch_that_makes_no_dump_is_refused(tmp_path, change, message):
+def test_a_batch_that_makes_no_dump_is_refused(tmp_path, change, message) -> None:
     with pytest.raises(DumpError, match=message):
         saved(tmp_path, {**trainer_batch(), **change})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_context_parallel_pieces_need_something_that_joins_them(tmp_path):
+def test_context_parallel_pieces_need_something_that_joins_them(tmp_path) -> None:
     topology = DumpTopology(global_rank=0, cp_size=2)
     with pytest.raises(DumpError, match="gather_tensor must join"):
         save_debug_train_data(tmp_path / "{batch_id}.parquet", batch_id=0, rollout_data=trainer_batch(), topology=topology)
 
 
-def test_a_template_that_would_overwrite_itself_is_refused_before_anything_happens(tmp_path):
+def test_a_template_that_would_overwrite_itself_is_refused_before_anything_happens(tmp_path) -> None:
     with pytest.raises(DumpError, match="every batch would overwrite"):
         save_debug_train_data(tmp_path / "x.parquet", batch_id=0, rollout_data={}, topology=ALONE)
 
 
-def test_restoring_keeps_one_chunk_at_a_time_and_copies_only_where_asked():
+def test_restoring_keeps_one_chunk_at_a_time_and_copies_only_where_asked() -> None:
     lengths = [10, 20, 30, 5, 0, 8]
     data = {
         "total_lengths": lengths,
@@ -202,14 +202,14 @@ def test_restoring_keeps_one_chunk_at_a_time_and_copies_only_where_asked():
     assert discarded.values == {}
 
 
-def test_a_gather_that_loses_a_sample_is_refused():
+def test_a_gather_that_loses_a_sample_is_refused() -> None:
     data = {"total_lengths": [3], "response_lengths": [2], "log_probs": [torch.zeros(1)]}
     with pytest.raises(DumpError, match="gather_tensor gave 0 tensors for 1 samples"):
         restore_context_parallel_fields_to_cpu(data, lambda *_: [], keep_restored=True)
 
 
 @pytest.mark.parametrize("layout", ["one storage", "own storages", "gaps", "wide", "reversed"])
-def test_restored_fields_are_right_however_the_gathered_tensors_lie(layout):
+def test_restored_fields_are_right_however_the_gathered_tensors_lie(layout) -> None:
     lengths = [3, 0, 2, 4]
     shape = (9, 2) if layout == "wide" else (9,)
     flat = torch.arange(18 if layout == "wide" else 9, dtype=torch.float32).reshape(shape)

@@ -10,14 +10,14 @@ from rl_dump import DumpError
 from rl_dump.torch import DumpTopology
 
 
-def test_one_process_does_everything():
+def test_one_process_does_everything() -> None:
     topology = DumpTopology(global_rank=0)
     assert topology.takes_part
     assert topology.is_shard_sender
     assert topology.is_writer
 
 
-def test_of_all_ranks_exactly_one_writes_and_it_is_the_last_stages_first():
+def test_of_all_ranks_exactly_one_writes_and_it_is_the_last_stages_first() -> None:
     found = []
     for pp, tp, cp in itertools.product(range(2), range(2), range(2)):
         topology = DumpTopology(global_rank=0, pp_rank=pp, pp_size=2, tp_rank=tp, tp_size=2, cp_rank=cp, cp_size=2)
@@ -36,10 +36,10 @@ def test_of_all_ranks_exactly_one_writes_and_it_is_the_last_stages_first():
         ({"deadline_seconds": 0}, "deadline_seconds must be positive"),
     ],
 )
-def test_places_that_do_not_fit_are_refused(places, message):
+def test_places_that_do_not_fit_are_refused(places, message) -> None:
     with pytest.raises(DumpError, match=message):
         DumpTopology(global_rank=0, **places)
 
 
-def test_a_rank_that_sends_no_shard_needs_no_group():
+def test_a_rank_that_sends_no_shard_needs_no_group() -> None:
     assert not DumpTopology(global_rank=1, dp_size=2, cp_rank=1, cp_size=2).is_shard_sender

@@ -12,16 +12,16 @@ from rl_dump.archive import tree
 from rl_dump.archive.tree import check_tree
 
 
-def test_plain_data_passes():
+def test_plain_data_passes() -> None:
     check_tree({"samples": [{"a": 1, "b": [1.5, None, "x", (True, b"y")], "c": np.float32(1)}]}, "f")
 
 
-def test_shared_containers_pass():
+def test_shared_containers_pass() -> None:
     shared = {"x": [1, 2, 3]}
     check_tree([shared] * 100_000, "f")
 
 
-def test_doubling_is_refused_without_being_walked():
+def test_doubling_is_refused_without_being_walked() -> None:
     node = [0]
     for _ in range(60):
         node = [node, node]
@@ -31,7 +31,7 @@ def test_doubling_is_refused_without_being_walked():
     assert time.process_time() - start < 1
 
 
-def test_cycles_and_depth_are_refused():
+def test_cycles_and_depth_are_refused() -> None:
     loop = []
     loop.append({"x": (loop,)})
     with pytest.raises(DumpError, match="a container inside itself"):
@@ -44,6 +44,6 @@ def test_cycles_and_depth_are_refused():
 
 
 @pytest.mark.parametrize("leaf", [object(), {1}, 1j, np.dtype("f4"), print])
-def test_other_leaves_are_refused_by_type(leaf):
+def test_other_leaves_are_refused_by_type(leaf) -> None:
     with pytest.raises(DumpError, match="where data should be"):
         check_tree({"x": [leaf]}, "f")

@@ -16,7 +16,7 @@ def write(path, columns, **header):
     return write_dump(path / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns, **header)
 
 
-def test_every_column_comes_back_with_dtype_and_bits(tmp_path, columns):
+def test_every_column_comes_back_with_dtype_and_bits(tmp_path, columns) -> None:
     with open_dump(write(tmp_path, columns)) as dump:
         for name, column in columns.items():
             found = dump.column(name)
@@ -31,7 +31,7 @@ def test_every_column_comes_back_with_dtype_and_bits(tmp_path, columns):
     "dtype",
     [np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64, np.float16, np.float32, np.float64],
 )
-def test_every_dtype_round_trips_scalar_and_ragged(tmp_path, dtype):
+def test_every_dtype_round_trips_scalar_and_ragged(tmp_path, dtype) -> None:
     if np.dtype(dtype).kind == "f":
         extremes = [0.0, -0.0, np.finfo(dtype).tiny, np.finfo(dtype).max, np.inf, -np.inf, np.nan]
     else:
@@ -45,7 +45,7 @@ def test_every_dtype_round_trips_scalar_and_ragged(tmp_path, dtype):
         assert dump.sample(0)["many"].dtype == dtype
 
 
-def test_token_ids_are_stored_in_the_smallest_integer_that_fits(tmp_path):
+def test_token_ids_are_stored_in_the_smallest_integer_that_fits(tmp_path) -> None:
     for highest, stored in ((255, "uint8"), (256, "uint16"), (151_935, "int32"), (2**31, "uint32"), (2**40, "int64")):
         columns = {"tokens": ragged([[0, highest]], np.int64)}
         with open_dump(write(tmp_path, columns)) as dump:
@@ -56,7 +56,7 @@ def test_token_ids_are_stored_in_the_smallest_integer_that_fits(tmp_path):
             assert dump.column("tokens")[0].tolist() == [0, highest]
 
 
-def test_row_groups_are_bounded(tmp_path):
+def test_row_groups_are_bounded(tmp_path) -> None:
     rng = np.random.default_rng(0)
     lengths = rng.integers(0, 60_000, 100)
     columns = {"response_lengths": lengths, "log_probs": ragged([rng.normal(size=length) for length in lengths], np.float32)}
@@ -69,13 +69,13 @@ def test_row_groups_are_bounded(tmp_path):
         assert all(sizes[end - count : end].sum() <= ROW_GROUP_BYTES for end, count in zip(ends, dump.header["row_groups"], strict=True))
 
 
-def test_a_sample_larger_than_a_row_group_stands_alone():
+def test_a_sample_larger_than_a_row_group_stands_alone() -> None:
     assert row_group_bounds(np.array([3, 3, 9, 1]), limit=6) == [(0, 2), (2, 3), (3, 4)]
     assert row_group_bounds(np.array([], np.int64)) == []
     assert row_group_bounds(np.array([100, 100]), limit=6) == [(0, 1), (1, 2)]
 
 
-def test_page_checksums_are_written(tmp_path, columns):
+def test_page_checksums_are_written(tmp_path, columns) -> None:
     path = write(tmp_path, columns)
     data = bytearray(path.read_bytes())
     at = pq.ParquetFile(path).metadata.row_group(0).column(list(columns).index("log_probs")).data_page_offset + 60
@@ -85,7 +85,7 @@ def test_page_checksums_are_written(tmp_path, columns):
         pq.read_table(path, page_checksum_verification=True)
 
 
-def test_everything_beside_the_samples_comes_back(tmp_path, columns):
+def test_everything_beside_the_samples_comes_back(tmp_path, columns) -> None:
     header = {
         "dp_shards": [{"rank": 4, "data_parallel_rank": 0, "partition": list(range(24)), "num_microbatches": [2, 1]}],
         "schedule": {"contract": "schedule-plan.v1", "partitions": np.arange(4), "digest": "ab"},
@@ -104,7 +104,7 @@ def test_everything_beside_the_samples_comes_back(tmp_path, columns):
         assert dump.header["producer"]["distribution"] == "rl-dump"
 
 
-def test_missing_values_stay_missing(tmp_path):
+def test_missing_values_stay_missing(tmp_path) -> None:
     columns = {
         "sample_index": [None, 3],
         "teacher_log_probs": [None, np.ones(2, np.float32)],
@@ -122,7 +122,7 @@ def test_missing_values_stay_missing(tmp_path):
         assert dump.sample(0)["teacher_log_probs"] is None
 
 
-def test_trailing_dimensions_round_trip(tmp_path):
+def test_trailing_dimensions_round_trip(tmp_path) -> None:
     columns = {"top_log_probs": ragged([np.arange(6).reshape(3, 2), np.zeros((0, 2))], np.float32), "pair": np.arange(4).reshape(2, 2)}
     with open_dump(write(tmp_path, columns)) as dump:
         assert dump.column("top_log_probs") == columns["top_log_probs"]
@@ -130,7 +130,7 @@ def test_trailing_dimensions_round_trip(tmp_path):
         assert dump.sample(0)["top_log_probs"].shape == (3, 2)
 
 
-def test_an_empty_batch_is_a_dump(tmp_path):
+def test_an_empty_batch_is_a_dump(tmp_path) -> None:
     with open_dump(write(tmp_path, batch(0))) as dump:
         assert dump.num_samples == 0
         assert len(dump.column("tokens")) == 0
@@ -140,7 +140,7 @@ def test_an_empty_batch_is_a_dump(tmp_path):
         assert dump.num_samples == 0
 
 
-def test_all_problems_of_a_batch_are_reported_at_once(tmp_path, columns):
+def test_all_problems_of_a_batch_are_reported_at_once(tmp_path, columns) -> None:
     broken = {
         **columns,
         "loss_masks": ragged([[1]] * 24, np.int32),
@@ -172,7 +172,7 @@ def test_all_problems_of_a_batch_are_reported_at_once(tmp_path, columns):
         ({"label": [object()] * 24}, "label of sample 0: cannot write a builtins.object"),
     ],
 )
-def test_columns_that_do_not_fit_are_refused(tmp_path, columns, change, message):
+def test_columns_that_do_not_fit_are_refused(tmp_path, columns, change, message) -> None:
     with pytest.raises(DumpError, match=message):
         write(tmp_path, {**columns, **change})
     assert list(tmp_path.iterdir()) == []
@@ -188,13 +188,13 @@ def test_columns_that_do_not_fit_are_refused(tmp_path, columns, change, message)
         ({"path": "x.pt"}, DumpError, "makes .parquet files"),
     ],
 )
-def test_headers_that_do_not_fit_are_refused(tmp_path, columns, header, error, message):
+def test_headers_that_do_not_fit_are_refused(tmp_path, columns, header, error, message) -> None:
     options = {"contract": "train-dump.v2", "batch_id": 0, "path": "x.parquet", **header}
     with pytest.raises(error, match=message):
         write_dump(tmp_path / options.pop("path"), columns=columns, **options)
 
 
-def test_the_streaming_writer_checks_its_pieces(tmp_path, pair):
+def test_the_streaming_writer_checks_its_pieces(tmp_path, pair) -> None:
     with open_dump(pair[1]) as dump:
         columns, fields = dump.columns(), list(dump.fields.values())
         writer = rl_dump.DumpWriter(tmp_path / "y.parquet", fields=fields, contract="train-dump.v2", batch_id=0, writer_rank=0)
@@ -205,7 +205,7 @@ def test_the_streaming_writer_checks_its_pieces(tmp_path, pair):
         assert not (tmp_path / "y.parquet").exists()
 
 
-def test_custom_fields_can_be_registered_as_response_aligned(tmp_path, columns):
+def test_custom_fields_can_be_registered_as_response_aligned(tmp_path, columns) -> None:
     mine = ragged([np.ones(length) for length in columns["response_lengths"]], np.float32)
     with open_dump(write(tmp_path, {**columns, "mine": mine}, response_fields=(*rl_dump.RESPONSE_FIELDS, "mine"))) as dump:
         assert dump.fields["mine"].response_aligned

@@ -23,13 +23,13 @@ def archive(entries, **options):
 ENTRIES = {"a/data.pkl": b"pickle", "a/data/0": b"\x00" * 64, "a/data/1": b""}
 
 
-def test_entries_are_found_and_read():
+def test_entries_are_found_and_read() -> None:
     index = ZipIndex(archive(ENTRIES), "f")
     assert list(index.entries) == list(ENTRIES)
     assert {name: bytes(index.read(entry)) for name, entry in index.entries.items()} == ENTRIES
 
 
-def test_it_agrees_with_pythons_zipfile_on_many_entries():
+def test_it_agrees_with_pythons_zipfile_on_many_entries() -> None:
     entries = {f"a/data/{number}": bytes([number % 256]) * (number % 7) for number in range(70_000)}
     data = archive(entries)
     index = ZipIndex(data, "f")
@@ -37,7 +37,7 @@ def test_it_agrees_with_pythons_zipfile_on_many_entries():
     assert bytes(index.read(index.entries["a/data/69999"])) == entries["a/data/69999"]
 
 
-def test_a_changed_byte_anywhere_is_noticed_or_changes_nothing():
+def test_a_changed_byte_anywhere_is_noticed_or_changes_nothing() -> None:
     data = archive(ENTRIES)
     for at in range(len(data)):
         for bit in (0x01, 0x80):
@@ -52,12 +52,12 @@ def test_a_changed_byte_anywhere_is_noticed_or_changes_nothing():
 
 
 @pytest.mark.parametrize("cut", [0, 1, 21, 22, 60, 100])
-def test_a_file_cut_short_is_refused(cut):
+def test_a_file_cut_short_is_refused(cut) -> None:
     with pytest.raises(DumpError, match="damaged torch archive"):
         ZipIndex(archive(ENTRIES)[:cut], "f")
 
 
-def test_compressed_entries_and_double_names_are_refused():
+def test_compressed_entries_and_double_names_are_refused() -> None:
     index = ZipIndex(archive({"a": b"x" * 100}, compress_type=zipfile.ZIP_DEFLATED), "f")
     with pytest.raises(DumpError, match="compressed or encrypted"):
         index.read(index.entries["a"])
@@ -66,7 +66,7 @@ def test_compressed_entries_and_double_names_are_refused():
         ZipIndex(data, "f")
 
 
-def test_sizes_beyond_the_file_are_refused():
+def test_sizes_beyond_the_file_are_refused() -> None:
     data = archive({"a": b"1234"})
     end = data.rindex(b"PK\x01\x02")
     for offset in (20, 24, 42):

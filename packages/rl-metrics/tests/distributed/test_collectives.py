@@ -32,7 +32,7 @@ def _metrics(rank):
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_every_rank_gets_what_one_process_would_merge(size):
+def test_every_rank_gets_what_one_process_would_merge(size) -> None:
     expected = report(merge_metrics(metric for rank in range(size) for metric in _metrics(rank)).values())
     results = run_gloo_ranks(lambda rank, _: report(all_reduce_metrics(_metrics(rank)).values()), size)
     assert all(repr(result) == repr(results[0]) for result in results)
@@ -44,7 +44,7 @@ def test_every_rank_gets_what_one_process_would_merge(size):
     assert result == {name: pytest.approx(value, rel=1e-9) for name, value in expected.items()}
 
 
-def test_the_number_of_collectives_does_not_depend_on_the_number_of_metrics(counting_collectives):
+def test_the_number_of_collectives_does_not_depend_on_the_number_of_metrics(counting_collectives) -> None:
     def count(rank, _):
         counts = {}
         for n in (1, 10, 1000):
@@ -64,7 +64,7 @@ def test_the_number_of_collectives_does_not_depend_on_the_number_of_metrics(coun
             assert logged == ["all_reduce", "reduce"]
 
 
-def test_a_metric_of_one_rank_raises_on_all_and_names_it():
+def test_a_metric_of_one_rank_raises_on_all_and_names_it() -> None:
     def work(rank, _):
         mine = [Metric.of_sum("shared", 1), *([Metric.of_sum("only_here", 1)] if rank == 1 else [])]
         try:
@@ -77,8 +77,8 @@ def test_a_metric_of_one_rank_raises_on_all_and_names_it():
         assert "rank 1 lacks [] and adds ['only_here (sum)'] compared with rank 0" in message
 
 
-def test_kinds_that_differ_raise_on_all():
-    def work(rank, _):
+def test_kinds_that_differ_raise_on_all() -> None:
+    def work(rank, _) -> bool:
         with pytest.raises(KeyAgreementError, match=r"rank 1 lacks \['x \(sum\)'\] and adds \['x \(mean\)'\]"):
             all_reduce_metrics([Metric.of_sum("x", 1) if rank == 0 else Metric.of_mean("x", 1, 1)])
         return True
@@ -86,7 +86,7 @@ def test_kinds_that_differ_raise_on_all():
     assert run_gloo_ranks(work, 2) == [True, True]
 
 
-def test_a_rank_that_cannot_prepare_its_metrics_does_not_hang_the_others():
+def test_a_rank_that_cannot_prepare_its_metrics_does_not_hang_the_others() -> None:
     def work(rank, _):
         mine = {"x": 3.0 if rank == 1 else Metric.of_sum("x", 1)}
         with pytest.raises(MetricsError) as caught:
@@ -99,7 +99,7 @@ def test_a_rank_that_cannot_prepare_its_metrics_does_not_hang_the_others():
     assert own_message.startswith("x: got float")
 
 
-def test_a_rank_that_fails_in_its_own_code_does_not_hang_the_others():
+def test_a_rank_that_fails_in_its_own_code_does_not_hang_the_others() -> None:
     def work(rank, _):
         def metrics():
             yield Metric.of_sum("a", 1.0)
@@ -113,7 +113,7 @@ def test_a_rank_that_fails_in_its_own_code_does_not_hang_the_others():
     assert run_gloo_ranks(work, 2) == ["KeyAgreementError", "RuntimeError"]
 
 
-def test_the_order_of_metrics_does_not_matter_and_keys_of_a_mapping_are_names():
+def test_the_order_of_metrics_does_not_matter_and_keys_of_a_mapping_are_names() -> None:
     def work(rank, _):
         records = {"a": Metric.of_sum("x", 1), "b": Metric.of_sum("x", 10)}
         return report(all_reduce_metrics(records if rank else dict(reversed(records.items()))).values())
@@ -121,7 +121,7 @@ def test_the_order_of_metrics_does_not_matter_and_keys_of_a_mapping_are_names():
     assert run_gloo_ranks(work, 2) == [{"a": 2, "b": 20}] * 2
 
 
-def test_only_the_logging_rank_gets_the_log():
+def test_only_the_logging_rank_gets_the_log() -> None:
     assert run_gloo_ranks(lambda rank, _: gather_and_reduce_log_dict({"x": Metric.of_sum("x", rank)}, group=None, dst=1), 3) == [
         None,
         {"x": 3.0},
@@ -129,7 +129,7 @@ def test_only_the_logging_rank_gets_the_log():
     ]
 
 
-def test_a_subgroup_reduces_by_itself():
+def test_a_subgroup_reduces_by_itself() -> None:
     def work(rank, _):
         groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
         mine = groups[rank // 2]
@@ -139,7 +139,7 @@ def test_a_subgroup_reduces_by_itself():
     assert run_gloo_ranks(work, 4) == [(1, None), (1, {"x": 1}), (5, None), (5, {"x": 5})]
 
 
-def test_a_filler_rank_reports_zeros_and_micro_batches_may_differ_in_number():
+def test_a_filler_rank_reports_zeros_and_micro_batches_may_differ_in_number() -> None:
     def work(rank, _):
         batches = [MicroBatchMetrics(sums={"loss": torch.tensor(3.0)}, num_tokens=torch.tensor(2))] * (2 if rank == 0 else 0)
         batches += [MicroBatchMetrics(sums={"loss": 0.0}, num_tokens=0)]
@@ -148,8 +148,8 @@ def test_a_filler_rank_reports_zeros_and_micro_batches_may_differ_in_number():
     assert run_gloo_ranks(work, 2) == [{"loss": 3.0}] * 2
 
 
-def test_micro_batches_that_disagree_raise_on_all_ranks():
-    def work(rank, _):
+def test_micro_batches_that_disagree_raise_on_all_ranks() -> None:
+    def work(rank, _) -> bool:
         batches = [
             MicroBatchMetrics(sums={"loss": 1.0}, num_tokens=1),
             MicroBatchMetrics(sums={"loss" if rank else "kl": 1.0}, num_tokens=1),
@@ -161,7 +161,7 @@ def test_micro_batches_that_disagree_raise_on_all_ranks():
     assert run_gloo_ranks(work, 2) == [True, True]
 
 
-def test_a_single_process_needs_no_group():
+def test_a_single_process_needs_no_group() -> None:
     assert all_reduce_metrics([Metric.of_sum("x", 1), Metric.of_sum("x", 2)])["x"].value == 3
     assert gather_and_reduce_log_dict([Metric.of_sum("x", 1)], group=None, dst=0) == {"x": 1}
     with pytest.raises(MetricsError, match="got float"):

@@ -22,7 +22,7 @@ def _pieces(full, cp):
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_full_responses_come_back_bit_for_bit(size):
+def test_full_responses_come_back_bit_for_bit(size) -> None:
     def work(rank, _):
         cp = ContextParallel(size, rank)
         for full in (_full(), _full(torch.bfloat16), _full(torch.float64, (2, 3))):
@@ -35,7 +35,7 @@ def test_full_responses_come_back_bit_for_bit(size):
     assert [sum(column) for column in zip(*counts, strict=True)] == RESPONSES
 
 
-def test_nan_stays_in_its_place():
+def test_nan_stays_in_its_place() -> None:
     def work(rank, _):
         cp = ContextParallel(2, rank)
         full = _full()
@@ -46,7 +46,7 @@ def test_nan_stays_in_its_place():
     assert run_gloo_ranks(work, 2) == [([0, 1, 0, 0, 0], True)] * 2
 
 
-def test_one_collective_forward_and_one_backward_whatever_the_number_of_samples(counting_collectives):
+def test_one_collective_forward_and_one_backward_whatever_the_number_of_samples(counting_collectives) -> None:
     def work(rank, _):
         cp, counts = ContextParallel(2, rank), []
         for n in (1, 64):
@@ -62,8 +62,8 @@ def test_one_collective_forward_and_one_backward_whatever_the_number_of_samples(
     assert run_gloo_ranks(work, 2) == [[["all_reduce"]] * 4] * 2
 
 
-def test_the_gradient_of_a_piece_is_the_sum_over_all_ranks_losses():
-    def work(rank, _):
+def test_the_gradient_of_a_piece_is_the_sum_over_all_ranks_losses() -> None:
+    def work(rank, _) -> bool:
         cp = ContextParallel(3, rank)
         pieces = [piece.requires_grad_() for piece in _pieces(_full(torch.float64), cp)]
         restored = gather_responses(pieces, TOTALS, RESPONSES, cp, group=None)
@@ -75,7 +75,7 @@ def test_the_gradient_of_a_piece_is_the_sum_over_all_ranks_losses():
     assert run_gloo_ranks(work, 3) == [True] * 3
 
 
-def test_a_terminal_reward_is_added_at_its_owner():
+def test_a_terminal_reward_is_added_at_its_owner() -> None:
     def work(rank, _):
         cp = ContextParallel(2, rank)
         local = _pieces([torch.zeros(length) for length in RESPONSES], cp)
@@ -90,7 +90,7 @@ def test_a_terminal_reward_is_added_at_its_owner():
     assert run_gloo_ranks(work, 2) == [expected] * 2
 
 
-def test_contiguous_pieces_come_back():
+def test_contiguous_pieces_come_back() -> None:
     def work(rank, _):
         cp, stream = ContextParallel(2, rank, "contiguous"), 260
         full = _full()
@@ -105,18 +105,18 @@ def test_contiguous_pieces_come_back():
     assert run_gloo_ranks(work, 2) == [True, True]
 
 
-def test_no_samples_need_no_collective():
+def test_no_samples_need_no_collective() -> None:
     assert run_gloo_ranks(lambda rank, _: gather_responses([], [], [], ContextParallel(2, rank), group=None), 2) == [[], []]
 
 
-def test_one_rank_gets_its_pieces_back():
+def test_one_rank_gets_its_pieces_back() -> None:
     full = _full()
     restored = gather_responses(full, TOTALS, RESPONSES, ContextParallel(), group=None)
     assert all(torch.equal(a, b) for a, b in zip(restored, full, strict=True))
 
 
-def test_what_does_not_fit_is_refused_before_the_collective():
-    def work(rank, _):
+def test_what_does_not_fit_is_refused_before_the_collective() -> None:
+    def work(rank, _) -> bool:
         cp = ContextParallel(2, rank)
         with pytest.raises(MetricsError, match=r"sample 1: the piece has shape \(2,\), but rank \d of 2 owns"):
             gather_responses([*_pieces(_full(), cp)[:1], torch.ones(2), *_pieces(_full(), cp)[2:]], TOTALS, RESPONSES, cp, group=None)

@@ -13,22 +13,22 @@ from rl_metrics.torch.processes import RanksFailedError, run_gloo_ranks
 pytestmark = pytest.mark.distributed
 
 
-def test_results_come_in_rank_order():
+def test_results_come_in_rank_order() -> None:
     assert run_gloo_ranks(lambda rank, size: (rank, size), 3) == [(0, 3), (1, 3), (2, 3)]
 
 
-def test_tensors_in_a_result_outlive_their_rank():
+def test_tensors_in_a_result_outlive_their_rank() -> None:
     results = run_gloo_ranks(lambda rank, _: [torch.full((100,), float(rank)), *(torch.arange(k) for k in range(60))], 3)
     assert [result[0][99].item() for result in results] == [0.0, 1.0, 2.0]
     assert all(torch.equal(tensor, torch.arange(k)) for result in results for k, tensor in enumerate(result[1:]))
 
 
-def test_a_result_that_does_not_pickle_is_reported():
+def test_a_result_that_does_not_pickle_is_reported() -> None:
     with pytest.raises(RanksFailedError, match=r"(?s)rank 0 of 1: Traceback.*pickle"):
         run_gloo_ranks(lambda rank, _: lambda: rank, 1, deadline_seconds=20)
 
 
-def test_a_failing_rank_is_named_with_its_traceback():
+def test_a_failing_rank_is_named_with_its_traceback() -> None:
     def work(rank, _):
         if rank == 1:
             raise KeyError("lost")
@@ -39,8 +39,8 @@ def test_a_failing_rank_is_named_with_its_traceback():
     assert not multiprocessing.active_children()
 
 
-def test_a_failing_rank_ends_the_collective_that_others_wait_in():
-    def work(rank, _):
+def test_a_failing_rank_ends_the_collective_that_others_wait_in() -> None:
+    def work(rank, _) -> None:
         if rank == 1:
             raise KeyError("lost")
         dist.all_reduce(torch.ones(3))
@@ -52,7 +52,7 @@ def test_a_failing_rank_ends_the_collective_that_others_wait_in():
     assert not multiprocessing.active_children()
 
 
-def test_a_dead_rank_is_noticed():
+def test_a_dead_rank_is_noticed() -> None:
     def work(rank, _):
         if rank == 0:
             os._exit(3)
@@ -63,7 +63,7 @@ def test_a_dead_rank_is_noticed():
     assert not multiprocessing.active_children()
 
 
-def test_a_deadline_ends_a_rank_that_hangs():
+def test_a_deadline_ends_a_rank_that_hangs() -> None:
     started = time.monotonic()
     with pytest.raises(RanksFailedError, match="rank 1 of 2: no result after 3 s"):
         run_gloo_ranks(lambda rank, _: time.sleep(600 * rank), 2, deadline_seconds=3)

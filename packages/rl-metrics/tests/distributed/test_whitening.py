@@ -12,21 +12,21 @@ from rl_metrics.torch.whitening import masked_moments
 pytestmark = pytest.mark.distributed
 
 
-def test_worked_numbers():
+def test_worked_numbers() -> None:
     assert masked_whiten(torch.tensor([1.0, 2.0, 3.0]), torch.ones(3)).tolist() == pytest.approx([-1, 0, 1], abs=1e-6)
     assert masked_whiten(torch.tensor([1.0, 2.0, 3.0]), torch.ones(3), shift_mean=False).tolist() == pytest.approx([1, 2, 3], abs=1e-6)
 
 
-def test_masked_entries_neither_count_nor_show():
+def test_masked_entries_neither_count_nor_show() -> None:
     whitened = masked_whiten(torch.tensor([1.0, float("nan"), 2.0, 3.0]), torch.tensor([1, 0, 1, 1]))
     assert whitened.tolist() == pytest.approx([-1, 0, 0, 1], abs=1e-6)
 
 
-def test_one_entry_becomes_zero():
+def test_one_entry_becomes_zero() -> None:
     assert masked_whiten(torch.tensor([7.0]), torch.ones(1)).tolist() == [0.0]
 
 
-def test_a_list_gives_a_list_of_the_same_shapes():
+def test_a_list_gives_a_list_of_the_same_shapes() -> None:
     values = [torch.tensor([[1.0], [2.0]]), torch.empty(0), torch.tensor([3.0])]
     whitened = masked_whiten(values, [torch.ones_like(value) for value in values])
     assert [piece.shape for piece in whitened] == [piece.shape for piece in values]
@@ -34,7 +34,7 @@ def test_a_list_gives_a_list_of_the_same_shapes():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_every_split_gives_the_moments_of_everything(dtype):
+def test_every_split_gives_the_moments_of_everything(dtype) -> None:
     rng = np.random.default_rng(0)
     values = rng.normal(30, 0.01, 5000)
     mask = rng.random(5000) < 0.6
@@ -61,7 +61,7 @@ def test_every_split_gives_the_moments_of_everything(dtype):
         np.testing.assert_allclose(whitened, expected, atol=1e-6)
 
 
-def test_one_collective_a_call(counting_collectives):
+def test_one_collective_a_call(counting_collectives) -> None:
     def work(rank, _):
         with counting_collectives() as names:
             masked_whiten([torch.ones(2) * rank] * 50, [torch.ones(2)] * 50)
@@ -70,8 +70,8 @@ def test_one_collective_a_call(counting_collectives):
     assert run_gloo_ranks(work, 2) == [["all_gather"]] * 2
 
 
-def test_nothing_to_whiten_raises_on_every_rank():
-    def work(rank, _):
+def test_nothing_to_whiten_raises_on_every_rank() -> None:
+    def work(rank, _) -> bool:
         with pytest.raises(MetricsError, match=f"rank {rank}: nothing to whiten, all 2 ranks have only masked entries"):
             masked_whiten(torch.ones(3), torch.zeros(3))
         return True
@@ -79,7 +79,7 @@ def test_nothing_to_whiten_raises_on_every_rank():
     assert run_gloo_ranks(work, 2) == [True, True]
 
 
-def test_shapes_must_agree():
+def test_shapes_must_agree() -> None:
     with pytest.raises(MetricsError, match=r"sample 0: values have shape \(3,\) but the mask \(2,\)"):
         masked_whiten(torch.ones(3), torch.ones(2))
     with pytest.raises(MetricsError, match="1 value tensors but 2 masks"):

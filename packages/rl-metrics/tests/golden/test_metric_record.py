@@ -15,19 +15,19 @@ FILES = sorted((Path(__file__).parent / "metric-record.v1").glob("*.json"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_examples_are_valid_by_schema_and_by_code(path):
+def test_examples_are_valid_by_schema_and_by_code(path) -> None:
     document = json.loads(path.read_text())
     jsonschema.validate(document, load_schema())
     assert validate_document(document) == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_examples_are_written_back_as_they_are(path):
+def test_examples_are_written_back_as_they_are(path) -> None:
     document = json.loads(path.read_text())
     assert to_document(parse_document(document))["records"] == document["records"]
 
 
-def test_every_kind_reads_to_its_value():
+def test_every_kind_reads_to_its_value() -> None:
     (path,) = (path for path in FILES if path.stem == "every_kind")
     values = {metric.name: metric.value for metric in parse_document(json.loads(path.read_text()))}
     assert math.isnan(values.pop("train/grad_norm"))

@@ -49,21 +49,21 @@ def close(a: Metric, b: Metric) -> None:
 
 
 @given(st.sampled_from(KINDS), lists, lists, lists)
-def test_merge_is_associative_and_commutative(kind, x, y, z):
+def test_merge_is_associative_and_commutative(kind, x, y, z) -> None:
     a, b, c = (record(kind, values) for values in (x, y, z))
     close(a.merge(b).merge(c), a.merge(b.merge(c)))
     close(a.merge(b), b.merge(a))
 
 
 @given(st.sampled_from(KINDS), lists)
-def test_a_record_without_data_is_neutral(kind, x):
+def test_a_record_without_data_is_neutral(kind, x) -> None:
     a = record(kind, x)
     close(a.merge(Metric.empty("x", kind)), a)
     close(Metric.empty("x", kind).merge(a), a)
 
 
 @given(st.sampled_from(KINDS), st.lists(lists, min_size=1, max_size=5))
-def test_two_all_reduces_merge_like_one_process(kind, per_rank):
+def test_two_all_reduces_merge_like_one_process(kind, per_rank) -> None:
     ranks = [[record(kind, values)] for values in per_rank]
     agreed = np.max([wire.extrema(records) for records in ranks], axis=0)
     summed = np.sum([wire.sums(records, agreed) for records in ranks], axis=0)
@@ -74,7 +74,7 @@ def test_two_all_reduces_merge_like_one_process(kind, per_rank):
 
 
 @given(st.lists(st.tuples(st.floats(20, 40), st.floats(1e-3, 1e-2)), min_size=2, max_size=6), st.integers(0, 2**32 - 1))
-def test_moments_over_the_wire_do_not_cancel(parts, seed):
+def test_moments_over_the_wire_do_not_cancel(parts, seed) -> None:
     rng = np.random.default_rng(seed)
     data = [rng.normal(mean, deviation, int(rng.integers(1, 60))) for mean, deviation in parts]
     records = [[Metric.of_moments("x", values)] for values in data]
@@ -87,7 +87,7 @@ def test_moments_over_the_wire_do_not_cancel(parts, seed):
 
 
 @given(st.lists(numbers, min_size=1, max_size=50), st.integers(0, 2**32 - 1))
-def test_moments_do_not_depend_on_the_split(values, seed):
+def test_moments_do_not_depend_on_the_split(values, seed) -> None:
     rng = np.random.default_rng(seed)
     part = rng.integers(0, 4, len(values))
     merged = merge_moments(Moments.of(np.array(values)[part == k]) for k in range(4))
@@ -101,14 +101,14 @@ def test_moments_do_not_depend_on_the_split(values, seed):
     st.floats(0, 1),
     st.sampled_from([0.001, 0.01, 0.2]),
 )
-def test_a_quantile_is_within_the_stated_relative_error(values, q, bound):
+def test_a_quantile_is_within_the_stated_relative_error(values, q, bound) -> None:
     exact = np.sort(values)[math.floor(q * (len(values) - 1) + 1e-9 * len(values))]
     estimate = QuantileSketch.of(values, relative_error=bound).quantile(q)
     assert abs(estimate - exact) <= bound * abs(exact) * (1 + 1e-6)
 
 
 @given(st.lists(st.lists(numbers, max_size=20), min_size=1, max_size=5), st.floats(0, 1))
-def test_merged_sketches_equal_the_sketch_of_everything(parts, q):
+def test_merged_sketches_equal_the_sketch_of_everything(parts, q) -> None:
     merged = QuantileSketch()
     for part in parts:
         merged = merged.merge(QuantileSketch.of(part))
@@ -116,7 +116,7 @@ def test_merged_sketches_equal_the_sketch_of_everything(parts, q):
 
 
 @given(st.sampled_from(KINDS), st.lists(st.floats(), max_size=8))
-def test_a_document_gives_the_same_records_back(kind, values):
+def test_a_document_gives_the_same_records_back(kind, values) -> None:
     metric = record(kind, values)
     (parsed,) = parse_document(json.loads(json.dumps(to_document([metric]), allow_nan=False)))
     for name in ("name", "kind", "numerator", "weight", "unit", "m2", "stamp"):

@@ -6,23 +6,23 @@ import pytest
 from rl_metrics import ContextParallel, GeometryError, chunk_ranges, response_owner, response_slice
 
 
-def test_zigzag_ranges_of_13_tokens_on_2_ranks():
+def test_zigzag_ranges_of_13_tokens_on_2_ranks() -> None:
     # chunk = ceil(13 / 4) = 4
     assert chunk_ranges(13, ContextParallel(2, 0)) == ((0, 4), (12, 16))
     assert chunk_ranges(13, ContextParallel(2, 1)) == ((4, 8), (8, 12))
 
 
-def test_a_wider_padding_makes_wider_chunks():
+def test_a_wider_padding_makes_wider_chunks() -> None:
     assert chunk_ranges(13, ContextParallel(2, 1), padded_length=32) == ((8, 16), (16, 24))
 
 
-def test_contiguous_ranges_are_clipped_to_the_sequence():
+def test_contiguous_ranges_are_clipped_to_the_sequence() -> None:
     # A stream of 20 tokens on 4 ranks has parts of 5; the sequence takes stream positions 3..12.
     ranges = [chunk_ranges(10, ContextParallel(4, rank, "contiguous"), stream_offset=3, stream_length=20) for rank in range(4)]
     assert ranges == [((0, 2),), ((2, 7),), ((7, 10),), ((0, 0),)]
 
 
-def test_response_logits_of_13_tokens_lie_on_rank_1():
+def test_response_logits_of_13_tokens_lie_on_rank_1() -> None:
     owned = response_slice(13, 5, ContextParallel(2, 1))
     assert owned.response_indices.tolist() == [0, 1, 2, 3, 4]
     assert owned.logit_rows.tolist() == [3, 4, 5, 6, 7]
@@ -30,42 +30,42 @@ def test_response_logits_of_13_tokens_lie_on_rank_1():
     assert len(response_slice(13, 5, ContextParallel(2, 0))) == 0
 
 
-def test_contiguous_rows_count_from_the_start_of_the_part():
+def test_contiguous_rows_count_from_the_start_of_the_part() -> None:
     # L = 10, R = 4: logits at sequence positions 5..8, stream positions 8..11; parts [5, 10) and [10, 15).
     owned = [response_slice(10, 4, ContextParallel(4, rank, "contiguous"), stream_offset=3, stream_length=20) for rank in range(4)]
     assert [piece.response_indices.tolist() for piece in owned] == [[], [0, 1], [2, 3], []]
     assert [piece.logit_rows.tolist() for piece in owned] == [[], [3, 4], [0, 1], []]
 
 
-def test_contiguous_owner_uses_the_stream():
+def test_contiguous_owner_uses_the_stream() -> None:
     assert response_owner(10, 4, 3, 4, layout="contiguous", stream_offset=3, stream_length=20) == (2, 1)
 
 
-def test_one_rank_owns_everything():
+def test_one_rank_owns_everything() -> None:
     owned = response_slice(7, 3, ContextParallel())
     assert owned.response_indices.tolist() == [0, 1, 2]
     assert owned.logit_rows.tolist() == [3, 4, 5]
 
 
-def test_an_empty_response_has_no_owner():
+def test_an_empty_response_has_no_owner() -> None:
     assert len(response_slice(4, 0, ContextParallel(2, 1))) == 0
     with pytest.raises(GeometryError, match="response token 0 does not exist"):
         response_owner(4, 0, 0, 2)
 
 
 @pytest.mark.parametrize("j", [-1, 5])
-def test_a_token_outside_the_response_is_refused(j):
+def test_a_token_outside_the_response_is_refused(j) -> None:
     with pytest.raises(GeometryError, match=r"j must lie in \[0, 5\)"):
         response_owner(13, 5, j, 2)
 
 
-def test_an_empty_prompt_is_an_error_that_says_so():
+def test_an_empty_prompt_is_an_error_that_says_so() -> None:
     with pytest.raises(GeometryError, match=r"prompt length is 0.*at least one prompt token"):
         response_slice(5, 5, ContextParallel(2, 0))
 
 
 @pytest.mark.parametrize(("total", "response"), [(4, 5), (4, -1), (0, 1)])
-def test_lengths_that_do_not_fit_are_refused(total, response):
+def test_lengths_that_do_not_fit_are_refused(total, response) -> None:
     with pytest.raises(GeometryError, match="need 0 <= response_length < total_length"):
         response_slice(total, response, ContextParallel())
 
@@ -79,7 +79,7 @@ def test_lengths_that_do_not_fit_are_refused(total, response):
         ({"size": 2, "layout": "ring"}, "use 'zigzag' or 'contiguous'"),
     ],
 )
-def test_an_impossible_place_is_refused(fields, message):
+def test_an_impossible_place_is_refused(fields, message) -> None:
     with pytest.raises(GeometryError, match=message):
         ContextParallel(**fields)
 
@@ -93,17 +93,17 @@ def test_an_impossible_place_is_refused(fields, message):
         ({"stream_length": 20, "stream_offset": -1}, "do not fit into a stream"),
     ],
 )
-def test_contiguous_refuses_a_stream_that_cannot_hold_the_sequence(arguments, message):
+def test_contiguous_refuses_a_stream_that_cannot_hold_the_sequence(arguments, message) -> None:
     with pytest.raises(GeometryError, match=message):
         response_slice(10, 4, ContextParallel(2, 0, "contiguous"), **arguments)
 
 
 @pytest.mark.parametrize("padded", [12, 18])
-def test_zigzag_refuses_a_padding_it_cannot_cut(padded):
+def test_zigzag_refuses_a_padding_it_cannot_cut(padded) -> None:
     with pytest.raises(GeometryError, match="needs a multiple of 4"):
         chunk_ranges(13, ContextParallel(2, 0), padded_length=padded)
 
 
-def test_records_are_frozen():
+def test_records_are_frozen() -> None:
     with pytest.raises(AttributeError):
         ContextParallel().size = 2

@@ -15,7 +15,7 @@ def _document(**changes):
     return json.loads(json.dumps(to_document([Metric.of_histogram("h", [1.0, -2.0]), Metric.of_sum("s", 1)]))) | changes
 
 
-def test_the_schema_and_the_types_have_the_same_keys():
+def test_the_schema_and_the_types_have_the_same_keys() -> None:
     schema = contract.load_schema()
     definitions = schema["$defs"]
     for typed, described in (
@@ -30,20 +30,20 @@ def test_the_schema_and_the_types_have_the_same_keys():
     assert schema["properties"]["contract"]["const"] == contract.CONTRACT_ID == schema["$id"]
 
 
-def test_the_header_names_the_writer():
+def test_the_header_names_the_writer() -> None:
     document = to_document([])
     assert (document["contract"], document["minor"]) == ("metric-record.v1", 0)
     assert document["producer"]["distribution"] == "rl-metrics"
     assert contract.is_document(document)
 
 
-def test_another_contract_is_refused_with_both_ids_and_the_fix():
+def test_another_contract_is_refused_with_both_ids_and_the_fix() -> None:
     with pytest.raises(UnsupportedContractError, match=r"'metric-record.v2', this reader knows 'metric-record.v1': write it"):
         parse_document(_document(contract="metric-record.v2"))
     assert not contract.is_document(_document(contract="metric-record.v2"))
 
 
-def test_a_newer_minor_is_read_and_logged_once(caplog):
+def test_a_newer_minor_is_read_and_logged_once(caplog) -> None:
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             assert len(parse_document(_document(minor=77, unheard_of=1))) == 2
@@ -62,7 +62,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("changes", "message"), BROKEN)
-def test_code_and_schema_refuse_the_same_records(changes, message):
+def test_code_and_schema_refuse_the_same_records(changes, message) -> None:
     document = _document()
     document["records"][1] |= changes
     (problem,) = contract.validate_document(document)
@@ -81,14 +81,14 @@ def test_code_and_schema_refuse_the_same_records(changes, message):
         ({"negative_counts": [-1.0]}, "must be weights"),
     ],
 )
-def test_broken_sketches_are_named(changes, message):
+def test_broken_sketches_are_named(changes, message) -> None:
     document = _document()
     document["records"][0]["sketch"] |= changes
     (problem,) = contract.validate_document(document)
     assert message in problem
 
 
-def test_all_problems_are_reported_at_once():
+def test_all_problems_are_reported_at_once() -> None:
     document = _document(minor=-1, producer={"distribution": "x"})
     document["records"] = [{"name": "a"}, 3, *document["records"], document["records"][0]]
     with pytest.raises(MetricsError) as caught:
@@ -97,6 +97,6 @@ def test_all_problems_are_reported_at_once():
         assert part in str(caught.value)
 
 
-def test_a_document_holds_each_name_once():
+def test_a_document_holds_each_name_once() -> None:
     with pytest.raises(MetricsError, match=r"more than once: \['s'\]"):
         to_document([Metric.of_sum("s", 1), Metric.of_sum("s", 2)])

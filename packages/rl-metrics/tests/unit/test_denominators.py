@@ -10,11 +10,11 @@ ROLLOUTS = [7, 3, 7, 5]
 GROUPS = [0, 1, 0, 1]
 
 
-def test_siblings_share_the_sum_of_their_masks_and_zero_counts_as_one():
+def test_siblings_share_the_sum_of_their_masks_and_zero_counts_as_one() -> None:
     assert rollout_denominators(MASKS, ROLLOUTS).tolist() == [5, 1, 5, 1]
 
 
-def test_a_prompt_group_shares_the_sum_of_its_masks():
+def test_a_prompt_group_shares_the_sum_of_its_masks() -> None:
     assert prompt_denominators(MASKS, GROUPS).tolist() == [5, 1, 5, 1]
     assert prompt_denominators(MASKS, [0, 0, 0, 0]).tolist() == [6, 6, 6, 6]
 
@@ -29,22 +29,22 @@ def test_a_prompt_group_shares_the_sum_of_its_masks():
         ("constant", [1, 1, 1, 1]),
     ],
 )
-def test_every_aggregation_has_its_denominators(aggregation, expected):
+def test_every_aggregation_has_its_denominators(aggregation, expected) -> None:
     assert loss_denominators(aggregation, MASKS, rollout_ids=ROLLOUTS, group_ids=GROUPS).tolist() == expected
 
 
 @pytest.mark.parametrize(
     ("aggregation", "expected"), [("token_mean", 6), ("sample_mean", 4), ("rollout_mean", 3), ("prompt_mean", 2), ("constant", 9)]
 )
-def test_every_aggregation_has_its_units_and_fully_masked_ones_count(aggregation, expected):
+def test_every_aggregation_has_its_units_and_fully_masked_ones_count(aggregation, expected) -> None:
     assert count_step_units(aggregation, MASKS, rollout_ids=ROLLOUTS, group_ids=GROUPS, constant=9) == expected
 
 
-def test_an_empty_step_has_no_denominators():
+def test_an_empty_step_has_no_denominators() -> None:
     assert rollout_denominators([], []).size == 0
 
 
-def test_masks_may_be_arrays_of_bools():
+def test_masks_may_be_arrays_of_bools() -> None:
     assert rollout_denominators([np.array([True, False])], [0]).tolist() == [1]
 
 
@@ -61,6 +61,6 @@ def test_masks_may_be_arrays_of_bools():
         (lambda: loss_denominators("sample_mean", [[[1]]]), "sample 0: loss mask has shape"),
     ],
 )
-def test_what_is_missing_is_named(call, message):
+def test_what_is_missing_is_named(call, message) -> None:
     with pytest.raises(MetricsError, match=message):
         call()

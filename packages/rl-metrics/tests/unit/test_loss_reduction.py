@@ -7,17 +7,17 @@ from rl_metrics import ContextParallel, MetricsError
 from rl_metrics.loss_reduction import aggregate, get_sum_of_sample_mean, loss_reducer
 
 
-def test_sample_means_are_summed():
+def test_sample_means_are_summed() -> None:
     assert get_sum_of_sample_mean([4, 3], [2, 1], [[1, 1], [1]])([1, 3, 5]) == 7.0
 
 
-def test_two_ranks_add_up_to_one():
+def test_two_ranks_add_up_to_one() -> None:
     # 7 tokens on 2 ranks: chunks of 2, logits 3, 4, 5; rank 1 owns positions 2..5, hence all of them, divided by the full mask's 2.
     parts = [get_sum_of_sample_mean([7], [3], [[1, 0, 1]], cp=ContextParallel(2, rank)) for rank in range(2)]
     assert parts[0](np.empty(0)) + parts[1]([1.0, np.nan, 5.0]) == 3.0
 
 
-def test_a_step_without_trained_tokens_has_no_mean():
+def test_a_step_without_trained_tokens_has_no_mean() -> None:
     assert aggregate("sample_mean", [[1.0]], [[0]]) is None
 
 
@@ -33,6 +33,6 @@ def test_a_step_without_trained_tokens_has_no_mean():
         (lambda: aggregate("token_mean", [[1.0, 2.0]], [[1]]), "sample 0: values of shape"),
     ],
 )
-def test_what_does_not_fit_is_refused(call, message):
+def test_what_does_not_fit_is_refused(call, message) -> None:
     with pytest.raises(MetricsError, match=message):
         call()

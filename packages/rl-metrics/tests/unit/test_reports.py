@@ -12,40 +12,40 @@ def _report(sums, tokens, extra=(), **settings):
     return finish_step_report(merge_metrics(contributions), set(sums[0]), **given)
 
 
-def test_a_unit_mean_divides_by_the_steps_units():
+def test_a_unit_mean_divides_by_the_steps_units() -> None:
     assert _report([{"loss": 2.0}, {"loss": 4.0}], [4, 2]) == {"loss": 3.0}
 
 
-def test_a_token_mean_divides_by_tokens_counted_on_every_context_parallel_rank():
+def test_a_token_mean_divides_by_tokens_counted_on_every_context_parallel_rank() -> None:
     assert _report([{"loss": 10.0}, {"loss": 6.0}], [4, 4], aggregation="token_mean", step_units=None, cp_size=2) == {"loss": 4.0}
 
 
-def test_a_step_without_trained_tokens_has_no_data():
+def test_a_step_without_trained_tokens_has_no_data() -> None:
     assert _report([{"loss": 0.0, "kl": 0.0}], [0]) == {"loss": None, "kl": None}
 
 
-def test_further_metrics_report_by_their_own_kind():
+def test_further_metrics_report_by_their_own_kind() -> None:
     extra = [Metric.of_max("ratio_max", 7.0), Metric.of_sum("tokens", 5.0)]
     assert _report([{"loss": 2.0}], [4], extra) == {"loss": 1.0, "ratio_max": 7.0, "tokens": 5.0}
 
 
-def test_micro_batches_must_report_the_same_names():
+def test_micro_batches_must_report_the_same_names() -> None:
     with pytest.raises(KeyAgreementError, match=r"micro-batch 1 .*lacks \['loss'\], adds \['kl'\]"):
         step_contributions([{"loss": 1.0}, {"kl": 1.0}], [1, 1], [(), ()])
 
 
-def test_a_name_is_used_once_in_a_step():
+def test_a_name_is_used_once_in_a_step() -> None:
     with pytest.raises(MetricsError, match="'loss' is used twice"):
         step_contributions([{"loss": 1.0}], [1], [[Metric.of_max("loss", 1.0)]])
 
 
 @pytest.mark.parametrize("settings", [{"step_units": None}, {"step_units": 0}, {"cp_size": 0}, {"aggregation": "mean"}])
-def test_settings_that_make_no_mean_are_refused(settings):
+def test_settings_that_make_no_mean_are_refused(settings) -> None:
     with pytest.raises(MetricsError):
         _report([{"loss": 1.0}], [1], **settings)
 
 
-def test_rollout_contributions_add_up_to_the_units():
+def test_rollout_contributions_add_up_to_the_units() -> None:
     records = [
         rollout_log_metric_contribution("kl", value, aggregation="rollout_mean", step_tokens=9, step_units=8, group_size=4)
         for value in (4.0, 0.0, 10.0, 2.0)
@@ -54,18 +54,18 @@ def test_rollout_contributions_add_up_to_the_units():
     assert (merged.value, merged.weight, merged.unit) == (2.0, 8.0, "rollout")
 
 
-def test_rollout_tokens_are_counted_once():
+def test_rollout_tokens_are_counted_once() -> None:
     record = rollout_log_metric_contribution("kl", 18.0, aggregation="token_mean", step_tokens=9, group_size=1)
     assert record.value == 2.0
 
 
-def test_a_batch_without_trained_tokens_has_no_rollout_metric():
+def test_a_batch_without_trained_tokens_has_no_rollout_metric() -> None:
     record = rollout_log_metric_contribution("kl", 0.0, aggregation="rollout_mean", step_tokens=0, step_units=4, group_size=2)
     assert record.value is None
 
 
 @pytest.mark.parametrize("settings", [{"group_size": 0}, {"step_units": None}, {"aggregation": "mean"}])
-def test_rollout_settings_that_make_no_mean_are_refused(settings):
+def test_rollout_settings_that_make_no_mean_are_refused(settings) -> None:
     given = {"aggregation": "rollout_mean", "step_tokens": 1, "step_units": 1, "group_size": 1} | settings
     with pytest.raises(MetricsError):
         rollout_log_metric_contribution("kl", 1.0, **given)

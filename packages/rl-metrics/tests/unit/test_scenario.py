@@ -10,7 +10,7 @@ from rl_metrics.scenario import make_scenario
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_step_contains_what_usually_goes_wrong(seed):
+def test_a_step_contains_what_usually_goes_wrong(seed) -> None:
     step = make_scenario(seed)
     assert 1 in step.response_lengths
     counts = np.unique(step.rollout_ids, return_counts=True)[1]
@@ -23,13 +23,13 @@ def test_a_step_contains_what_usually_goes_wrong(seed):
     assert any(not len(response_slice(*shape, ContextParallel(2, rank))) for shape in shapes for rank in range(2)), "empty slices"
 
 
-def test_random_starts_give_different_steps_and_the_same_start_the_same():
+def test_random_starts_give_different_steps_and_the_same_start_the_same() -> None:
     assert make_scenario(0).expected_value("token_mean") != make_scenario(1).expected_value("token_mean")
     assert make_scenario(3).expected_value("token_mean") == make_scenario(3).expected_value("token_mean")
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-def test_the_closed_form_gradient_is_the_slope_of_the_value(aggregation):
+def test_the_closed_form_gradient_is_the_slope_of_the_value(aggregation) -> None:
     step = make_scenario(5)
     for k in range(2):
         nudged = []
@@ -40,6 +40,6 @@ def test_the_closed_form_gradient_is_the_slope_of_the_value(aggregation):
         assert (nudged[0] - nudged[1]) / 2e-6 == pytest.approx(step.expected_gradient(aggregation)[k], rel=1e-6)
 
 
-def test_too_small_a_step_is_refused():
+def test_too_small_a_step_is_refused() -> None:
     with pytest.raises(MetricsError, match="give at least 4"):
         make_scenario(0, num_rollouts=3)

@@ -15,7 +15,7 @@ _NO_KERNEL = {"detach", "alias", "view", "_unsafe_view", "lift_fresh", "scalar_t
 class LaunchCounter(TorchDispatchMode):
     """Counts operations that launch a kernel on a device: all but those that only make a view, allocate, or hold a Python number."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.names = []
 
@@ -30,12 +30,12 @@ def _masks(*rows):
     return [torch.tensor(row, dtype=torch.int32) for row in rows]
 
 
-def test_sample_means_are_summed():
+def test_sample_means_are_summed() -> None:
     reduce = get_sum_of_sample_mean([4, 3], [2, 1], _masks([1, 1], [1]))
     assert reduce(torch.tensor([1.0, 3.0, 5.0])).item() == 7.0
 
 
-def test_given_denominators_replace_the_own_mask_sums():
+def test_given_denominators_replace_the_own_mask_sums() -> None:
     # Rollout 0: (3 + 5) / 4 = 2, rollout 1: 4.
     masks = _masks([1, 1, 1], [1], [1, 1])
     denominators = rollout_denominators(masks, [0, 0, 1])
@@ -43,13 +43,13 @@ def test_given_denominators_replace_the_own_mask_sums():
     assert reduce(torch.tensor([1.0, 1.0, 1.0, 5.0, 4.0, 4.0])).item() == 6.0
 
 
-def test_per_token_loss_sums():
+def test_per_token_loss_sums() -> None:
     reduce = get_sum_of_sample_mean([4, 3], [2, 1], _masks([1, 0], [1]), None, True)
     assert reduce(torch.tensor([1.0, 3.0, 5.0])).item() == 6.0
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
-def test_a_masked_value_reaches_neither_result_nor_gradient(bad):
+def test_a_masked_value_reaches_neither_result_nor_gradient(bad) -> None:
     x = torch.tensor([1.0, bad, 3.0], requires_grad=True)
     loss = get_sum_of_sample_mean([4, 2], [2, 1], _masks([1, 0], [1]))(x)
     loss.backward()
@@ -57,11 +57,11 @@ def test_a_masked_value_reaches_neither_result_nor_gradient(bad):
     assert x.grad.tolist() == [1.0, 0.0, 1.0]
 
 
-def test_an_unmasked_nan_is_not_hidden():
+def test_an_unmasked_nan_is_not_hidden() -> None:
     assert get_sum_of_sample_mean([3], [2], _masks([1, 1]))(torch.tensor([1.0, NAN])).isnan()
 
 
-def test_an_all_masked_micro_batch_gives_zero_loss_and_zero_gradient():
+def test_an_all_masked_micro_batch_gives_zero_loss_and_zero_gradient() -> None:
     x = torch.tensor([1.0, NAN], requires_grad=True)
     loss = get_sum_of_sample_mean([3], [2], _masks([0, 0]))(x)
     loss.backward()
@@ -69,7 +69,7 @@ def test_an_all_masked_micro_batch_gives_zero_loss_and_zero_gradient():
     assert x.grad.tolist() == [0.0, 0.0]
 
 
-def test_an_empty_slice_stays_in_the_graph():
+def test_an_empty_slice_stays_in_the_graph() -> None:
     # 13 tokens, 5 of them response: rank 0 of 2 owns none of it.
     logits = torch.ones(8, 3, requires_grad=True)
     loss = get_sum_of_sample_mean([13], [5], _masks([1] * 5), cp=ContextParallel(2, 0))(logits[torch.empty(0, dtype=torch.int64), 0])
@@ -78,7 +78,7 @@ def test_an_empty_slice_stays_in_the_graph():
     assert logits.grad.abs().sum() == 0
 
 
-def test_a_filler_gives_zero_with_a_graph():
+def test_a_filler_gives_zero_with_a_graph() -> None:
     x = torch.empty(0, requires_grad=True)
     for aggregation in ("token_mean", "sample_mean", "constant"):
         loss = loss_reducer(aggregation, [], [], [])(x)
@@ -86,16 +86,16 @@ def test_a_filler_gives_zero_with_a_graph():
         assert loss.requires_grad
 
 
-def test_the_result_has_the_dtype_of_the_values():
+def test_the_result_has_the_dtype_of_the_values() -> None:
     for dtype in (torch.float32, torch.float64):
         assert get_sum_of_sample_mean([3], [2], _masks([1, 1]))(torch.ones(2, dtype=dtype)).dtype == dtype
 
 
-def test_a_zero_denominator_counts_as_one():
+def test_a_zero_denominator_counts_as_one() -> None:
     assert get_sum_of_sample_mean([3], [2], _masks([1, 1]), [0.0])(torch.tensor([1.0, 2.0])).item() == 3.0
 
 
-def test_sums_are_accumulated_in_float64():
+def test_sums_are_accumulated_in_float64() -> None:
     # 2^24 + 1 + 1 + ... loses every 1 in float32.
     x = torch.ones(1001)
     x[0] = 2.0**24
@@ -103,7 +103,7 @@ def test_sums_are_accumulated_in_float64():
 
 
 @pytest.mark.parametrize("form", ["tensors", "lists", "arrays", "one tensor", "bools"])
-def test_masks_come_in_any_form(form):
+def test_masks_come_in_any_form(form) -> None:
     rows = [[1, 0], [1]]
     masks = {
         "tensors": _masks(*rows),
@@ -116,14 +116,14 @@ def test_masks_come_in_any_form(form):
     assert megatron_num_tokens("token_mean", masks).item() == 2
 
 
-def test_num_tokens_counts_full_masks_without_fake_tokens():
+def test_num_tokens_counts_full_masks_without_fake_tokens() -> None:
     count = megatron_num_tokens("token_mean", _masks([1, 0, 1], [0, 0]))
     assert (count.item(), count.dtype) == (2, torch.int32)
     assert megatron_num_tokens("rollout_mean", _masks([1, 0, 1])).item() == 1
     assert megatron_num_tokens("token_mean", []).item() == 0
 
 
-def test_a_wider_padding_moves_ownership():
+def test_a_wider_padding_moves_ownership() -> None:
     # Padded to 16 instead of 8: chunks of 4, so rank 0 owns positions [0, 4) and [12, 16) and logit 3 of the logits 3..5.
     reduce = get_sum_of_sample_mean([7], [3], _masks([1, 1, 1]), cp=ContextParallel(2, 0), pad_multiple=16)
     assert reduce.num_values == 1
@@ -132,7 +132,7 @@ def test_a_wider_padding_moves_ownership():
 
 @pytest.mark.parametrize("cp", [None, ContextParallel(4, 1)])
 @pytest.mark.parametrize("denominators", [None, "given"])
-def test_the_number_of_operations_does_not_depend_on_the_number_of_samples(cp, denominators):
+def test_the_number_of_operations_does_not_depend_on_the_number_of_samples(cp, denominators) -> None:
     counts = {}
     for n in (8, 512, 4096):
         totals, responses = [40] * n, [30] * n
@@ -162,12 +162,12 @@ def test_the_number_of_operations_does_not_depend_on_the_number_of_samples(cp, d
         (([4], [2], [[1, 1]], [1.0, 2.0]), r"sample_denoms has shape \(2,\) for 1 samples"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(arguments, message):
+def test_sizes_that_do_not_fit_are_refused(arguments, message) -> None:
     with pytest.raises(MetricsError, match=message):
         get_sum_of_sample_mean(*arguments)
 
 
-def test_values_of_the_wrong_size_are_refused():
+def test_values_of_the_wrong_size_are_refused() -> None:
     reduce = get_sum_of_sample_mean([13], [5], _masks([1] * 5), cp=ContextParallel(2, 1))
     with pytest.raises(MetricsError, match=r"got values of shape \(3,\); this rank owns 5"):
         reduce(torch.ones(3))
@@ -183,13 +183,13 @@ def test_values_of_the_wrong_size_are_refused():
         ("median", None, "unknown loss aggregation"),
     ],
 )
-def test_denominators_must_fit_the_aggregation(aggregation, denominators, message):
+def test_denominators_must_fit_the_aggregation(aggregation, denominators, message) -> None:
     with pytest.raises(MetricsError, match=message):
         loss_reducer(aggregation, [3], [1], [[1]], denominators=denominators)
 
 
 @pytest.mark.parametrize("values", [torch.tensor([1, 2, 2]), torch.tensor([True, False, True])], ids=["int64", "bool"])
-def test_values_that_a_mean_would_cut_are_refused(values):
+def test_values_that_a_mean_would_cut_are_refused(values) -> None:
     with pytest.raises(MetricsError, match="floating-point"):
         loss_reducer("sample_mean", [5], [3], [[1, 1, 1]])(values)
     with pytest.raises(MetricsError, match="floating-point"):
@@ -197,6 +197,6 @@ def test_values_that_a_mean_would_cut_are_refused(values):
 
 
 @pytest.mark.parametrize("denominator", [-1.0, float("nan"), float("inf")])
-def test_a_denominator_that_is_no_count_is_named(denominator):
+def test_a_denominator_that_is_no_count_is_named(denominator) -> None:
     with pytest.raises(MetricsError, match="sample 0: denominator"):
         loss_reducer("rollout_mean", [3], [2], [[1, 1]], denominators=[denominator])

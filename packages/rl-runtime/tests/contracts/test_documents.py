@@ -35,13 +35,13 @@ def golden_files(package, contract):
     return {path.name: path for path in sorted(golden_folder(package, contract).glob("*")) if path.name != "PROVENANCE.md"}
 
 
-def test_every_contract_has_one_owner_and_readers():
+def test_every_contract_has_one_owner_and_readers() -> None:
     assert set(OWNERS) == CONTRACTS
     assert sum(map(len, WRITES.values())) == len(CONTRACTS)
     assert set().union(*READS.values()) == CONTRACTS
 
 
-def test_the_installed_metadata_is_that_of_the_tree_and_has_no_gap():
+def test_the_installed_metadata_is_that_of_the_tree_and_has_no_gap() -> None:
     table = installed_contracts()
     assert table["writes"] == {contract: [owner] for contract, owner in OWNERS.items()}
     assert {contract: set(readers) for contract, readers in table["reads"].items()} == {
@@ -51,7 +51,7 @@ def test_the_installed_metadata_is_that_of_the_tree_and_has_no_gap():
 
 
 @pytest.mark.parametrize("contract", sorted(CONTRACTS))
-def test_the_owner_has_frozen_documents_and_a_schema(contract):
+def test_the_owner_has_frozen_documents_and_a_schema(contract) -> None:
     assert golden_files(OWNERS[contract], contract)
     module = import_module(OWNERS[contract].replace("-", "_"))
     (folder,) = module.__path__
@@ -63,24 +63,24 @@ def test_the_owner_has_frozen_documents_and_a_schema(contract):
 @pytest.mark.parametrize(
     ("package", "contract"), sorted((package, contract) for package, contracts in READS.items() for contract in contracts)
 )
-def test_a_readers_copies_are_the_owners_bytes(package, contract):
+def test_a_readers_copies_are_the_owners_bytes(package, contract) -> None:
     assert "byte for byte" in (golden_folder(package, contract) / "PROVENANCE.md").read_text()
     copies, originals = golden_files(package, contract), golden_files(OWNERS[contract], contract)
     assert {name: path.read_bytes() for name, path in copies.items()} == {name: path.read_bytes() for name, path in originals.items()}
 
 
-def test_every_folder_of_documents_belongs_to_an_entry_point():
+def test_every_folder_of_documents_belongs_to_an_entry_point() -> None:
     found = {(path.parents[2].name, path.name) for path in PACKAGES.glob("*/tests/golden/*.v[0-9]*") if path.is_dir()}
     assert found == {(package, contract) for table in (WRITES, READS) for package, contracts in table.items() for contract in contracts}
 
 
-def test_every_entry_point_can_be_loaded():
+def test_every_entry_point_can_be_loaded() -> None:
     for group in ("rl.contracts.writes", "rl.contracts.reads"):
         for entry in metadata.entry_points(group=group):
             assert entry.load().__name__ == entry.value
 
 
-def test_the_schema_of_the_rollout_batch_names_the_keys_of_its_typed_dict():
+def test_the_schema_of_the_rollout_batch_names_the_keys_of_its_typed_dict() -> None:
     schema = rollout_batch.load_schema()
     assert set(schema["properties"]) == set(schema["required"]) == set(rollout_batch.RolloutBatchDocument.__annotations__)
     assert set(WRITES["rl-runtime"]) == set(rollout_batch.WRITES)

@@ -91,19 +91,19 @@ def _cases():
             yield pytest.param(read, path, id=f"{package}-{contract}-{name}")
 
 
-def test_the_readers_here_are_those_of_the_metadata():
+def test_the_readers_here_are_those_of_the_metadata() -> None:
     projects = {path.parent.name: tomllib.loads(path.read_text())["project"] for path in PACKAGES.glob("*/pyproject.toml")}
     named = {(name, contract) for name, project in projects.items() for contract in project["entry-points"].get("rl.contracts.reads", {})}
     assert set(READERS) == named
 
 
 @pytest.mark.parametrize(("read", "path"), list(_cases()))
-def test_a_reader_reads_every_frozen_document(read, path):
+def test_a_reader_reads_every_frozen_document(read, path) -> None:
     read(path)
 
 
 @pytest.mark.parametrize(("read", "path"), list(_cases()))
-def test_a_reader_refuses_another_major_and_names_both(read, path, tmp_path):
+def test_a_reader_refuses_another_major_and_names_both(read, path, tmp_path) -> None:
     contract = path.parent.name
     other = f"{contract.rpartition('.v')[0]}.v9"
     changed = tmp_path / path.name
@@ -121,7 +121,7 @@ def test_a_reader_refuses_another_major_and_names_both(read, path, tmp_path):
         read(changed)
 
 
-def test_the_dump_and_the_owner_see_the_same_batch():
+def test_the_dump_and_the_owner_see_the_same_batch() -> None:
     content = _json(PACKAGES / "rl-runtime/tests/golden/rollout-batch.v1/three_samples.json")
     ours, theirs = columns_of_document(content["document"], content["arrays"]), views.batch_columns(content["document"], content["arrays"])
     assert list(ours) == list(theirs)
@@ -130,7 +130,7 @@ def test_the_dump_and_the_owner_see_the_same_batch():
     ]
 
 
-def test_the_dump_places_samples_where_the_plan_runs_them():
+def test_the_dump_places_samples_where_the_plan_runs_them() -> None:
     document = _json(PACKAGES / "rl-schedule/tests/golden/schedule-plan.v1/plain.json")
     plan = rl_schedule.SchedulePlan.from_document(document)
     columns = views.plan_columns(document, num_samples=64)

@@ -23,7 +23,7 @@ def _free_port():
         return listener.getsockname()[1]
 
 
-def _rank_main(connection, function, rank, rendezvous):
+def _rank_main(connection, function, rank, rendezvous) -> None:
     warnings.resetwarnings()
     torch.set_num_threads(1)
     try:

@@ -107,7 +107,7 @@ def _items(column, dtype=None):
 class _Rank:
     """One rank's model and place."""
 
-    def __init__(self, rank, rendezvous, *, size, mesh, folder):
+    def __init__(self, rank, rendezvous, *, size, mesh, folder) -> None:
         install_device_shim()
         recipe = _recipe(size, mesh, "rollout_mean")
         self.size, self.mesh, self.folder = size, mesh, folder
@@ -248,7 +248,7 @@ def _of_writer(results):
     return gradient, value
 
 
-def _size_for(mesh):
+def _size_for(mesh) -> int:
     return 3 if 3 in mesh[2:] else 4
 
 
@@ -268,7 +268,7 @@ def one_process(run_ranks, model_folders, step):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_gradient_of_one_process_is_that_of_the_formula(run_ranks, model_folders, step, one_process, size):
+def test_the_gradient_of_one_process_is_that_of_the_formula(run_ranks, model_folders, step, one_process, size) -> None:
     (formula,) = run_ranks(1, lambda rank, rendezvous: _formula(rank, rendezvous, size=size, folder=model_folders[size], step=step))
     for aggregation, (gradient, value) in formula.items():
         ours, reported = one_process[size][torch.float64, aggregation, "right"]
@@ -277,7 +277,7 @@ def test_the_gradient_of_one_process_is_that_of_the_formula(run_ranks, model_fol
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=_mesh_name)
-def test_gradients_are_those_of_one_process(run_ranks, model_folders, step, one_process, mesh):
+def test_gradients_are_those_of_one_process(run_ranks, model_folders, step, one_process, mesh) -> None:
     size = _size_for(mesh)
     ranks = run_ranks(
         int(np.prod(mesh)),
@@ -293,7 +293,7 @@ def test_gradients_are_those_of_one_process(run_ranks, model_folders, step, one_
         assert value == pytest.approx(expected, rel=BOUNDS[dtype])
 
 
-def test_one_wrong_factor_is_found(run_ranks, model_folders, step, one_process):
+def test_one_wrong_factor_is_found(run_ranks, model_folders, step, one_process) -> None:
     mesh = (2, 2, 1, 1)
     ranks = run_ranks(
         4,

@@ -184,7 +184,7 @@ def single(run_ranks, model_folder, columns, tmp_path_factory):
     return _train(run_ranks, _recipe(tmp_path_factory.mktemp("single") / "run", {"data": 1}), model_folder, columns)
 
 
-def _assert_same(result, expected):
+def _assert_same(result, expected) -> None:
     for name in ("rollout_position", "response_lengths"):
         assert np.array_equal(result.dump.column(name), expected.dump.column(name))
     for name in ("log_probs", "entropy", "rollout_log_probs", "advantages", "returns"):
@@ -200,11 +200,11 @@ def _assert_same(result, expected):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_gives_the_log_probs_gradient_norms_and_weights_of_one_process(
     layout, single, run_ranks, model_folder, columns, tmp_path
-):
+) -> None:
     _assert_same(_train(run_ranks, _recipe(tmp_path / "run", LAYOUTS[layout]), model_folder, columns), single)
 
 
-def test_sequence_parallelism_and_recomputation_change_nothing(single, run_ranks, model_folder, columns, tmp_path):
+def test_sequence_parallelism_and_recomputation_change_nothing(single, run_ranks, model_folder, columns, tmp_path) -> None:
     megatron = {"sequence_parallel": True, "recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     recipe = _recipe(tmp_path / "run", {"data": 1, "tensor": 2, "context": 2}, megatron=megatron)
     _assert_same(_train(run_ranks, recipe, model_folder, columns), single)
@@ -219,7 +219,7 @@ def test_sequence_parallelism_and_recomputation_change_nothing(single, run_ranks
     ],
     ids=["kl and entropy", "token mean", "engine's log-probs as old"],
 )
-def test_every_loss_is_the_same_in_all_layouts(sections, run_ranks, model_folder, columns, tmp_path):
+def test_every_loss_is_the_same_in_all_layouts(sections, run_ranks, model_folder, columns, tmp_path) -> None:
     if "loss_aggregation" in sections["algorithm"]:
         columns = {name: column for name, column in columns.items() if name != "loss_denominators"}
     one = _train(run_ranks, _recipe(tmp_path / "one", {"data": 1}, **sections), model_folder, columns)
@@ -228,14 +228,14 @@ def test_every_loss_is_the_same_in_all_layouts(sections, run_ranks, model_folder
         assert _without_speed(step) == pytest.approx(_without_speed(expected), rel=FIRST_STEP_TOLERANCE, abs=1e-6)
 
 
-def test_the_ratio_starts_at_one_and_the_second_step_has_moved(single):
+def test_the_ratio_starts_at_one_and_the_second_step_has_moved(single) -> None:
     first, second = single.steps
     assert first["train/ratio"] == pytest.approx(1, abs=1e-6)
     assert first["train/clip_fraction"] == 0
     assert abs(second["train/ratio"] - 1) > 1e-5
 
 
-def test_dumped_log_probs_have_full_length_and_are_kept_set_log_probs(single, columns):
+def test_dumped_log_probs_have_full_length_and_are_kept_set_log_probs(single, columns) -> None:
     dump = single.dump
     lengths = dump.column("response_lengths")
     for name in ("log_probs", "entropy", "advantages"):
@@ -247,7 +247,7 @@ def test_dumped_log_probs_have_full_length_and_are_kept_set_log_probs(single, co
     assert not dump.column("log_probs").values[dump.column("nucleus_status").values == 2].any()
 
 
-def test_the_reported_gap_is_the_mean_difference_over_trained_tokens(single):
+def test_the_reported_gap_is_the_mean_difference_over_trained_tokens(single) -> None:
     dump = single.dump
     gaps = np.abs(dump.column("log_probs").values - dump.column("rollout_log_probs").values)
     step_of_token = np.repeat(dump.column("step"), dump.column("response_lengths"))
@@ -257,7 +257,7 @@ def test_the_reported_gap_is_the_mean_difference_over_trained_tokens(single):
 
 
 @pytest.mark.parametrize("layout", ["dp2", "tp2", "pp2", "tp2pp2"])
-def test_loading_then_exporting_returns_the_same_bits(layout, run_ranks, model_folder, columns, tmp_path):
+def test_loading_then_exporting_returns_the_same_bits(layout, run_ranks, model_folder, columns, tmp_path) -> None:
     result = _train(run_ranks, _recipe(tmp_path / "run", LAYOUTS[layout]), model_folder, columns)
     original = load_file(model_folder / "model.safetensors")
     assert result.before.keys() == original.keys()
@@ -324,7 +324,7 @@ def transformers_logits(run_ranks, columns, tmp_path_factory):
 
 @pytest.mark.parametrize("layout", ["tp2", "pp2"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_log_probs_are_those_of_transformers(family, layout, transformers_logits, run_ranks, columns, tmp_path):
+def test_log_probs_are_those_of_transformers(family, layout, transformers_logits, run_ranks, columns, tmp_path) -> None:
     folder, logits = transformers_logits[family]
     result = _train(run_ranks, _recipe(tmp_path / "run", LAYOUTS[layout]), folder, columns, warm_start=False)
     for row, position in enumerate(result.dump.column("rollout_position")):
@@ -335,7 +335,7 @@ def test_log_probs_are_those_of_transformers(family, layout, transformers_logits
         np.testing.assert_allclose(result.dump.column("entropy")[row], expected.entropy, rtol=0, atol=1e-4)
 
 
-def test_reuse_takes_the_training_forward_as_old_log_probs(run_ranks, model_folder, columns, tmp_path):
+def test_reuse_takes_the_training_forward_as_old_log_probs(run_ranks, model_folder, columns, tmp_path) -> None:
     """With one step per batch, reuse and recompute are the same update, and the dump holds the same log-probs."""
     sections = {"train": {"global_batch_size": NUM_ROLLOUTS}, "rollout": {"prompts_per_batch": NUM_ROLLOUTS, "rollouts_per_prompt": 1}}
     reuse = {**sections, "algorithm": {"old_log_probs": "reuse"}}
@@ -348,18 +348,18 @@ def test_reuse_takes_the_training_forward_as_old_log_probs(run_ranks, model_fold
     assert reused.steps[0]["train/grad_norm"] == pytest.approx(recomputed.steps[0]["train/grad_norm"], rel=1e-6)
 
 
-def test_without_replay_the_gap_is_that_of_the_whole_vocabulary(single, run_ranks, model_folder, columns, tmp_path):
+def test_without_replay_the_gap_is_that_of_the_whole_vocabulary(single, run_ranks, model_folder, columns, tmp_path) -> None:
     recipe = _recipe(tmp_path / "run", {"data": 1}, rollout={"replay": False})
     result = _train(run_ranks, recipe, model_folder, columns)
     assert (result.dump.column("log_probs").values <= single.dump.column("log_probs").values + 1e-5).all()
     assert result.steps[0]["train/log_prob_gap"] > single.steps[0]["train/log_prob_gap"] + 0.5
 
 
-def test_reuse_refuses_a_plan_of_several_steps(run_ranks, model_folder, columns, tmp_path):
+def test_reuse_refuses_a_plan_of_several_steps(run_ranks, model_folder, columns, tmp_path) -> None:
     sections = {"train": {"global_batch_size": NUM_ROLLOUTS}, "rollout": {"prompts_per_batch": NUM_ROLLOUTS, "rollouts_per_prompt": 1}}
     recipe = _recipe(tmp_path / "run", {"data": 1}, algorithm={"old_log_probs": "reuse"}, **sections)
 
-    def rank_main(rank, rendezvous):
+    def rank_main(rank, rendezvous) -> None:
         trainer = Trainer(recipe, rank=rank, world_size=1, rendezvous=rendezvous, model_folder=model_folder)
         trainer.start_reinforcement()
         with pytest.raises(TrainerError, match="2 steps"):
@@ -369,7 +369,7 @@ def test_reuse_refuses_a_plan_of_several_steps(run_ranks, model_folder, columns,
     run_ranks(1, rank_main)
 
 
-def test_ranks_with_different_plans_all_raise(run_ranks, model_folder, columns, tmp_path):
+def test_ranks_with_different_plans_all_raise(run_ranks, model_folder, columns, tmp_path) -> None:
     recipe = _recipe(tmp_path / "run", {"data": 2})
 
     def rank_main(rank, rendezvous):
@@ -389,10 +389,10 @@ def test_ranks_with_different_plans_all_raise(run_ranks, model_folder, columns, 
     assert second in message
 
 
-def test_tensor_ranks_with_different_columns_all_raise(run_ranks, model_folder, columns, tmp_path):
+def test_tensor_ranks_with_different_columns_all_raise(run_ranks, model_folder, columns, tmp_path) -> None:
     recipe = _recipe(tmp_path / "run", {"data": 1, "tensor": 2})
 
-    def rank_main(rank, rendezvous):
+    def rank_main(rank, rendezvous) -> None:
         trainer = Trainer(recipe, rank=rank, world_size=2, rendezvous=rendezvous, model_folder=model_folder)
         trainer.start_reinforcement()
         given = {**columns, "rewards": columns["rewards"] + rank}
@@ -403,10 +403,10 @@ def test_tensor_ranks_with_different_columns_all_raise(run_ranks, model_folder, 
     run_ranks(2, rank_main)
 
 
-def test_methods_out_of_order_are_refused(run_ranks, model_folder, columns, tmp_path):
+def test_methods_out_of_order_are_refused(run_ranks, model_folder, columns, tmp_path) -> None:
     recipe = _recipe(tmp_path / "run", {"data": 1})
 
-    def rank_main(rank, rendezvous):
+    def rank_main(rank, rendezvous) -> None:
         trainer = Trainer(recipe, rank=rank, world_size=1, rendezvous=rendezvous, model_folder=model_folder)
         with pytest.raises(TrainerError, match="before start_reinforcement"):
             trainer.train_batch(_rank_batch(columns, {"data": 1}, 0), 1e-3)
@@ -422,7 +422,7 @@ def test_methods_out_of_order_are_refused(run_ranks, model_folder, columns, tmp_
     run_ranks(1, rank_main)
 
 
-def test_a_gradient_that_is_no_number_leaves_the_weights_alone(run_ranks, model_folder, columns, tmp_path):
+def test_a_gradient_that_is_no_number_leaves_the_weights_alone(run_ranks, model_folder, columns, tmp_path) -> None:
     recipe = _recipe(tmp_path / "run", {"data": 1})
 
     def rank_main(rank, rendezvous):
@@ -449,13 +449,13 @@ def test_a_gradient_that_is_no_number_leaves_the_weights_alone(run_ranks, model_
         ({"megatron": {"sequence_parallel": True}}, "needs parallel.tensor > 1"),
     ],
 )
-def test_settings_that_cannot_be_honoured_are_refused(sections, words, model_folder, tmp_path):
+def test_settings_that_cannot_be_honoured_are_refused(sections, words, model_folder, tmp_path) -> None:
     recipe = _recipe(tmp_path, **({"parallel": {"data": 1}} | sections))
     with pytest.raises(ConfigError, match=words):
         Trainer(recipe, rank=0, world_size=1, rendezvous="127.0.0.1:1", model_folder=model_folder)
 
 
-def test_a_folder_that_lacks_a_tensor_is_named(run_ranks, model_folder, tmp_path):
+def test_a_folder_that_lacks_a_tensor_is_named(run_ranks, model_folder, tmp_path) -> None:
     recipe = _recipe(tmp_path / "run", {"data": 1})
     folder = tmp_path / "model"
     folder.mkdir()
@@ -464,7 +464,7 @@ def test_a_folder_that_lacks_a_tensor_is_named(run_ranks, model_folder, tmp_path
     del weights["model.norm.weight"]
     save_file(weights, folder / "model.safetensors")
 
-    def rank_main(rank, rendezvous):
+    def rank_main(rank, rendezvous) -> None:
         with pytest.raises(RuntimeSetupError, match=r"no tensor named model\.norm\.weight"):
             Trainer(recipe, rank=rank, world_size=1, rendezvous=rendezvous, model_folder=folder)
 

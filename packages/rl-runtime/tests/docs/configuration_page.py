@@ -15,7 +15,7 @@ def _type(annotation):
     return str(text).replace("typing.", "").replace("pathlib.", "").replace("rl_runtime.config.", "").replace("|", "or")
 
 
-def _default(field):
+def _default(field) -> str:
     value = field.get_default(call_default_factory=True)
     return "required" if value is PydanticUndefined else f"`{value!r}`" if not isinstance(value, Path) else f"`{str(value)!r}`"
 

@@ -19,7 +19,7 @@ def in_batches(run):
     return metrics.is_file() and '"train/loss"' in metrics.read_text()
 
 
-def assert_ended(run, *, codes, mentions):
+def assert_ended(run, *, codes, mentions) -> None:
     started = time.monotonic()
     assert run.wait(30) in codes, run.text()[-2000:]
     run.wait_until_nothing_is_left(30 - (time.monotonic() - started))
@@ -27,7 +27,7 @@ def assert_ended(run, *, codes, mentions):
     assert "Traceback" not in run.text()
 
 
-def test_a_killed_server_ends_the_run(launch):
+def test_a_killed_server_ends_the_run(launch) -> None:
     run = launch("killed", *launch.short, *LONG)
     run.wait_for(lambda: in_batches(run), "a trained batch", 300)
     server = next(pid for pid, command in run.processes().items() if "engine_server" in command)
@@ -35,7 +35,7 @@ def test_a_killed_server_ends_the_run(launch):
     assert_ended(run, codes={1}, mentions="engine 0")
 
 
-def test_control_c_ends_the_run(launch):
+def test_control_c_ends_the_run(launch) -> None:
     run = launch("interrupted", *launch.short, *LONG)
     run.wait_for(lambda: in_batches(run), "a trained batch", 300)
     # A terminal sends the signal to the whole foreground process group.
@@ -43,7 +43,7 @@ def test_control_c_ends_the_run(launch):
     assert_ended(run, codes={130}, mentions="interrupted")
 
 
-def test_a_killed_trainer_ends_the_run(launch):
+def test_a_killed_trainer_ends_the_run(launch) -> None:
     run = launch("trainer", *launch.short, *LONG)
     run.wait_for(lambda: in_batches(run), "a trained batch", 300)
     trainer = next(
@@ -53,7 +53,7 @@ def test_a_killed_trainer_ends_the_run(launch):
     assert_ended(run, codes={1}, mentions="trainer rank")
 
 
-def test_a_killed_driver_leaves_nothing(launch):
+def test_a_killed_driver_leaves_nothing(launch) -> None:
     run = launch("driver", *launch.short, *LONG)
     run.wait_for(lambda: in_batches(run), "a trained batch", 300)
     command = psutil.Process(run.process.pid)

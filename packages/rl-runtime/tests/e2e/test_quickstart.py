@@ -23,19 +23,19 @@ def batch(request, short_run):
     return number, *dumps, plan
 
 
-def test_trainer_and_engine_agree_on_batch_0(short_run):
+def test_trainer_and_engine_agree_on_batch_0(short_run) -> None:
     first = next(line for line in read_metrics(short_run) if "train/log_prob_gap" in line)
     assert (first["batch"], first["step"]) == (0, 0)
     assert first["train/log_prob_gap"] <= 1e-4
 
 
-def test_held_out_scores_are_there_before_the_first_batch_and_after_the_last(short_run):
+def test_held_out_scores_are_there_before_the_first_batch_and_after_the_last(short_run) -> None:
     evaluations = [line for line in read_metrics(short_run) if "eval/exact_match" in line]
     assert [line["batch"] for line in evaluations] == [0, 2]
     assert all("eval/reward_mean" in line for line in evaluations)
 
 
-def test_every_batch_was_sampled_by_the_weights_of_the_batch_before(short_run):
+def test_every_batch_was_sampled_by_the_weights_of_the_batch_before(short_run) -> None:
     versions = [
         np.unique(open_dump(short_run / "dumps" / f"rollout_{number}.parquet").column("weight_versions").values) for number in (0, 1)
     ]
@@ -44,7 +44,7 @@ def test_every_batch_was_sampled_by_the_weights_of_the_batch_before(short_run):
     assert all(line["rollout/staleness_batches"] == 0 for line in read_metrics(short_run) if "rollout/staleness_batches" in line)
 
 
-def test_the_dumps_join_on_every_sample(batch):
+def test_the_dumps_join_on_every_sample(batch) -> None:
     _, rollout, train, _ = batch
     joined = join(rollout, train)
     assert not joined.missing_in_rollout
@@ -54,7 +54,7 @@ def test_the_dumps_join_on_every_sample(batch):
     assert not train.verify()
 
 
-def test_every_rollouts_samples_are_in_one_step_and_where_the_plan_puts_them(batch):
+def test_every_rollouts_samples_are_in_one_step_and_where_the_plan_puts_them(batch) -> None:
     _, _, train, plan = batch
     step_of_rollout: dict[int, set[int]] = {}
     for rollout, step in zip(train.column("rollout_ids"), train.column("step"), strict=True):
@@ -65,13 +65,13 @@ def test_every_rollouts_samples_are_in_one_step_and_where_the_plan_puts_them(bat
         assert sorted(train.column("rollout_position")[mine].tolist()) == sorted(partition.tolist())
 
 
-def test_the_fan_out_is_one_plus_i_mod_three(batch):
+def test_the_fan_out_is_one_plus_i_mod_three(batch) -> None:
     _, rollout, _, _ = batch
     ids, counts = np.unique(rollout.column("rollout_ids"), return_counts=True)
     assert counts.tolist() == [1 + int(rollout_id) % 3 for rollout_id in ids]
 
 
-def test_kept_sets_hold_the_sampled_ids(batch):
+def test_kept_sets_hold_the_sampled_ids(batch) -> None:
     _, rollout, _, _ = batch
     sizes = []
     for row in range(0, rollout.num_samples, 7):
@@ -83,7 +83,7 @@ def test_kept_sets_hold_the_sampled_ids(batch):
     assert max(sizes) > 1
 
 
-def test_the_dumped_log_probs_are_the_ones_that_the_loss_used(batch, short_run):
+def test_the_dumped_log_probs_are_the_ones_that_the_loss_used(batch, short_run) -> None:
     number, _, train, _ = batch
     # The first step's report is over the samples of that step, under the weights that the batch began with.
     line = next(line for line in read_metrics(short_run) if line["batch"] == number and "train/log_prob_gap" in line)
@@ -95,13 +95,13 @@ def test_the_dumped_log_probs_are_the_ones_that_the_loss_used(batch, short_run):
     assert line["train/ratio"] == pytest.approx(1.0, abs=1e-5)
 
 
-def test_a_run_leaves_models_report_and_recipe(short_run):
+def test_a_run_leaves_models_report_and_recipe(short_run) -> None:
     for name in ("warm_start/model.safetensors", "warm_start/tokenizer.json", "final/model.safetensors", "report.html", "recipe.toml"):
         assert (short_run / name).stat().st_size > 0, name
 
 
 @pytest.mark.parametrize("axis", ["tensor", "pipeline", "context"])
-def test_another_layout_gives_the_same_log_probs_and_gradient_norm(axis, launch, short_run, one_rank_run):
+def test_another_layout_gives_the_same_log_probs_and_gradient_norm(axis, launch, short_run, one_rank_run) -> None:
     def trained(folder):
         norm = next(line["train/grad_norm"] for line in read_metrics(folder) if "train/grad_norm" in line)
         dump = open_dump(folder / "dumps" / "train_0.parquet")

@@ -26,7 +26,7 @@ def _columns(draw):
 
 
 @given(_columns())
-def test_columns_come_back_in_dtype_and_value_also_through_json(columns):
+def test_columns_come_back_in_dtype_and_value_also_through_json(columns) -> None:
     document, arrays = document_of_columns(columns, batch_id=3)
     texts = json.loads(json.dumps({"document": document, "arrays": {name: array.tolist() for name, array in arrays.items()}}))
     for found in (columns_of_document(document, arrays), columns_of_document(texts["document"], texts["arrays"])):
@@ -38,7 +38,7 @@ def test_columns_come_back_in_dtype_and_value_also_through_json(columns):
 
 
 @given(_columns())
-def test_a_missing_array_is_named(columns):
+def test_a_missing_array_is_named(columns) -> None:
     document, arrays = document_of_columns(columns, batch_id=3)
     name = next(iter(arrays))
     del arrays[name]
@@ -46,7 +46,7 @@ def test_a_missing_array_is_named(columns):
         columns_of_document(document, arrays)
 
 
-def test_a_column_of_another_dtype_or_form_is_refused():
+def test_a_column_of_another_dtype_or_form_is_refused() -> None:
     with pytest.raises(BatchMismatchError, match=r"loss_masks has dtype int64.*truncated must have one value"):
         document_of_columns(
             {"loss_masks": RaggedArray.from_list([[1]], np.int64), "truncated": RaggedArray.from_list([[True]], np.bool_)}, batch_id=0

@@ -58,21 +58,21 @@ FOUR_ROLLOUTS = [
         ("token_mean", [1, 1, 1, 1, 1], [6, 4]),
     ],
 )
-def test_denominators_and_units_of_four_rollouts_in_two_steps(aggregation, denominators, units):
+def test_denominators_and_units_of_four_rollouts_in_two_steps(aggregation, denominators, units) -> None:
     result = assign_batch(batch_columns(FOUR_ROLLOUTS, divide_by_std=True), recipe(aggregation=aggregation), batch_id=0)
     assert result.columns["loss_denominators"].tolist() == denominators
     assert result.columns["step"].tolist() == [0, 0, 0, 1, 1]
     assert result.rank_batches[0].step_units.tolist() == units
 
 
-def test_a_prompt_group_that_is_spread_over_steps_counts_in_each_by_its_part():
+def test_a_prompt_group_that_is_spread_over_steps_counts_in_each_by_its_part() -> None:
     samples = [make_sample(rollout, 0, 2, 1 + rollout) for rollout in range(4)]
     result = assign_batch(batch_columns(samples, divide_by_std=True), recipe(aggregation="prompt_mean"), batch_id=0)
     assert result.columns["loss_denominators"].tolist() == [3, 3, 7, 7]
     assert result.rank_batches[0].step_units.tolist() == [1, 1]
 
 
-def test_dropped_rollouts_have_step_minus_one_and_are_in_no_rank_batch():
+def test_dropped_rollouts_have_step_minus_one_and_are_in_no_rank_batch() -> None:
     samples = [*FOUR_ROLLOUTS, make_sample(9, 2, 1, 1)]
     result = assign_batch(batch_columns(samples, divide_by_std=True), recipe(), batch_id=0)
     assert result.columns["step"].tolist() == [0, 0, 0, 1, 1, -1]
@@ -85,7 +85,7 @@ def test_dropped_rollouts_have_step_minus_one_and_are_in_no_rank_batch():
     shapes=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 20), st.integers(1, 20)), min_size=2, max_size=30),
     data=st.sampled_from([1, 2, 4]),
 )
-def test_every_sample_is_in_exactly_one_part_with_its_own_columns(shapes, data):
+def test_every_sample_is_in_exactly_one_part_with_its_own_columns(shapes, data) -> None:
     samples = [
         make_sample(rollout, rollout // 2, prompt, response)
         for rollout, (siblings, prompt, response) in enumerate(shapes)
@@ -101,12 +101,12 @@ def test_every_sample_is_in_exactly_one_part_with_its_own_columns(shapes, data):
             assert part.columns["rollout_ids"][local] == samples[int(position)].rollout_id
 
 
-def test_an_unscored_rollout_is_named():
+def test_an_unscored_rollout_is_named() -> None:
     with pytest.raises(RewardError, match=r"\[1\]"):
         batch_columns([make_sample(0, 0, 1, 1), make_sample(1, 0, 1, 1, reward=None)], divide_by_std=True)
 
 
-def test_kept_sets_for_some_samples_only_are_refused():
+def test_kept_sets_for_some_samples_only_are_refused() -> None:
     samples = [make_sample(0, 0, 1, 1), replace(make_sample(5, 0, 1, 1), nucleus=None)]
     with pytest.raises(GenerateError, match=r"rollouts \[5\] have no kept sets"):
         batch_columns(samples, divide_by_std=True)
@@ -123,6 +123,6 @@ def test_kept_sets_for_some_samples_only_are_refused():
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_a_sample_with_arrays_of_unequal_length_is_refused(changes):
+def test_a_sample_with_arrays_of_unequal_length_is_refused(changes) -> None:
     with pytest.raises(GenerateError, match="sample of rollout 7"):
         replace(make_sample(7, 0, 1, 3), **changes)

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rl_runtime import cli
+from typing import Never
 
 RECIPE = str(Path(__file__).parents[4] / "recipes" / "quickstart.toml")
 
@@ -28,7 +29,7 @@ def train(tmp_path, *arguments):
     ],
     ids=["missing recipe", "recipe is a folder", "wrong key", "wrong type", "two problems"],
 )
-def test_what_is_wrong_is_one_line_each_with_exit_code_2(tmp_path, arguments, mentions):
+def test_what_is_wrong_is_one_line_each_with_exit_code_2(tmp_path, arguments, mentions) -> None:
     result = train(tmp_path, *arguments)
     assert result.exit_code == 2
     lines = result.output.splitlines()
@@ -38,27 +39,27 @@ def test_what_is_wrong_is_one_line_each_with_exit_code_2(tmp_path, arguments, me
     assert not (tmp_path / "run").exists()
 
 
-def ended(monkeypatch, error):
-    def run(recipe):
+def ended(monkeypatch, error) -> None:
+    def run(recipe) -> Never:
         recipe.run.dir.mkdir(parents=True)
         raise error
 
     monkeypatch.setattr(cli, "_run", run)
 
 
-def test_a_failed_run_ends_with_exit_code_1_and_its_reason(tmp_path, monkeypatch):
+def test_a_failed_run_ends_with_exit_code_1_and_its_reason(tmp_path, monkeypatch) -> None:
     ended(monkeypatch, RuntimeError("engine 0 is dead"))
     result = train(tmp_path, RECIPE)
     assert (result.exit_code, result.output) == (1, "error: RuntimeError: engine 0 is dead\n")
 
 
-def test_an_interrupted_run_ends_with_exit_code_130_and_names_its_folder(tmp_path, monkeypatch):
+def test_an_interrupted_run_ends_with_exit_code_130_and_names_its_folder(tmp_path, monkeypatch) -> None:
     ended(monkeypatch, KeyboardInterrupt())
     result = train(tmp_path, RECIPE)
     assert (result.exit_code, result.output) == (130, f"interrupted: everything was stopped; what was written is in {tmp_path / 'run'}\n")
 
 
-def test_a_report_of_no_run_is_refused(tmp_path):
+def test_a_report_of_no_run_is_refused(tmp_path) -> None:
     result = CliRunner().invoke(cli.app, ["report", str(tmp_path / "none")])
     assert result.exit_code == 2
     assert str(tmp_path / "none") in result.output

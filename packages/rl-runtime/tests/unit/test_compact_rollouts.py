@@ -29,7 +29,7 @@ def sample(length: int) -> Sample:
 
 @pytest.mark.parametrize("length", range(1, 9))
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_every_response_token_is_trained_exactly_once(length, count):
+def test_every_response_token_is_trained_exactly_once(length, count) -> None:
     siblings = cut_into_segments(sample(length), count)
     assert len(siblings) == count
     trained = [token for sibling in siblings for token in sibling.response_tokens[sibling.loss_mask == 1].tolist()]
@@ -40,7 +40,7 @@ def test_every_response_token_is_trained_exactly_once(length, count):
     assert siblings[-1].response_tokens.size == length
 
 
-def test_five_tokens_in_two_segments():
+def test_five_tokens_in_two_segments() -> None:
     first, second = cut_into_segments(sample(5), 2)
     assert first.loss_mask.tolist() == [1, 1]
     assert second.loss_mask.tolist() == [0, 0, 1, 1, 1]
@@ -60,7 +60,7 @@ class FixedEngine:
 
 
 @pytest.mark.parametrize("rollout_id", range(6))
-def test_rollout_i_has_one_plus_i_mod_three_siblings(rollout_id):
+def test_rollout_i_has_one_plus_i_mod_three_siblings(rollout_id) -> None:
     prompt = Prompt(group_id=0, sample_index=0, text="", tokens=np.array([9]), label="")
     context = GenerateContext(engine=FixedEngine(), rollout_id=rollout_id, decode=lambda ids: "".join(map(str, ids)))
     rollout = asyncio.run(play_rollout(generate, context, prompt, sampling_of(RolloutSection())))

@@ -14,16 +14,16 @@ def write(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_an_empty_recipe_is_the_default(tmp_path):
+def test_an_empty_recipe_is_the_default(tmp_path) -> None:
     assert load_recipe(write(tmp_path, "")) == Recipe()
 
 
-def test_a_resolved_recipe_reads_back_equal(tmp_path):
+def test_a_resolved_recipe_reads_back_equal(tmp_path) -> None:
     recipe = load_recipe(write(tmp_path, '[data]\noptions = { min_word_len = 3 }\n[rollout]\nstop = ["\\n", "\\"x"]\n'))
     assert load_recipe(write(tmp_path, recipe_to_toml(recipe))) == recipe
 
 
-def test_an_override_wins_over_the_file(tmp_path):
+def test_an_override_wins_over_the_file(tmp_path) -> None:
     path = write(tmp_path, "[optimizer]\nlr = 1e-4\n")
     assert load_recipe(path, ["optimizer.lr=2e-4", "run.dir=some/where"]).optimizer.lr == 2e-4
 
@@ -48,25 +48,25 @@ def test_an_override_wins_over_the_file(tmp_path):
         ("run = 3\n", ["run.rng=3"], ["is a value, not a table"]),
     ],
 )
-def test_a_wrong_recipe_names_the_key(tmp_path, text, overrides, mentions):
+def test_a_wrong_recipe_names_the_key(tmp_path, text, overrides, mentions) -> None:
     with pytest.raises(ConfigError) as caught:
         load_recipe(write(tmp_path, text), overrides)
     assert all(mention in str(caught.value) for mention in mentions), caught.value
     assert len(str(caught.value).splitlines()) == text.count("top_") or "top_" not in text
 
 
-def test_a_missing_recipe_is_named(tmp_path):
+def test_a_missing_recipe_is_named(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"none\.toml"):
         load_recipe(tmp_path / "none.toml")
 
 
-def test_the_quick_start_recipe_is_valid():
+def test_the_quick_start_recipe_is_valid() -> None:
     recipe = load_recipe(Path(__file__).parents[4] / "recipes" / "quickstart.toml")
     assert recipe.rollout.top_p == 0.9
     assert recipe.parallel.world_size == 2
 
 
-def test_every_field_of_every_section_is_documented():
+def test_every_field_of_every_section_is_documented() -> None:
     for name, section in Recipe.model_fields.items():
         fields = getattr(section.annotation, "model_fields", {})
         undocumented = [field for field, info in fields.items() if not info.description]

@@ -11,7 +11,7 @@ from rl_runtime.doctor import Finding, Report, diagnose, report_document
 from rl_runtime.errors import RuntimeSetupError
 
 
-def _install(folder, name, version, *, writes=(), reads=()):
+def _install(folder, name, version, *, writes=(), reads=()) -> None:
     """Put the dist-info folder of a distribution that does not exist into `folder`."""
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
@@ -38,7 +38,7 @@ def newer(tmp_path):
     return folder
 
 
-def test_the_table_names_writers_readers_and_versions_without_importing_them(complete):
+def test_the_table_names_writers_readers_and_versions_without_importing_them(complete) -> None:
     assert installed_contracts([str(complete)]) == {
         "versions": {"rl-dump": "1.0", "rl-runtime": "1.1"},
         "writes": {"train-dump.v2": ["rl-dump"], "rollout-batch.v1": ["rl-runtime"]},
@@ -46,30 +46,30 @@ def test_the_table_names_writers_readers_and_versions_without_importing_them(com
     }
 
 
-def test_a_distribution_found_twice_counts_as_it_would_be_imported(complete, newer):
+def test_a_distribution_found_twice_counts_as_it_would_be_imported(complete, newer) -> None:
     assert installed_contracts([str(newer), str(complete)])["writes"]["train-dump.v3"] == ["rl-dump"]
     assert "train-dump.v3" not in installed_contracts([str(complete), str(newer)])["writes"]
 
 
-def test_a_complete_installation_has_no_gap(complete):
+def test_a_complete_installation_has_no_gap(complete) -> None:
     assert gaps(installed_contracts([str(complete)])) == []
 
 
-def test_a_writer_of_another_major_is_a_gap_on_both_sides(newer):
+def test_a_writer_of_another_major_is_a_gap_on_both_sides(newer) -> None:
     read, written = gaps(installed_contracts([str(newer)]))
     assert "train-dump.v2 is read by rl-runtime 1.1" in read
     assert "train-dump.v3 is there" in read
     assert "train-dump.v3 is written by rl-dump 2.0" in written
 
 
-def test_two_owners_of_one_contract_are_a_gap(complete):
+def test_two_owners_of_one_contract_are_a_gap(complete) -> None:
     _install(complete, "rl-other", "0.3", writes=["train-dump.v2"])
     (gap,) = gaps(installed_contracts([str(complete)]))
     assert "rl-dump 1.0, rl-other 0.3" in gap
 
 
 @pytest.mark.parametrize("odd", ["trainer rank 0", "trainer rank 2"])
-def test_a_rank_with_another_major_is_found_whichever_it_is(complete, newer, odd):
+def test_a_rank_with_another_major_is_found_whichever_it_is(complete, newer, odd) -> None:
     ranks = ["trainer rank 0", "trainer rank 1", "trainer rank 2"]
     tables = {rank: installed_contracts([str(newer if rank == odd else complete)]) for rank in ranks}
     found = differences(tables)
@@ -78,7 +78,7 @@ def test_a_rank_with_another_major_is_found_whichever_it_is(complete, newer, odd
     assert any(odd in line for line in found)
 
 
-def test_equal_contracts_of_other_versions_are_no_mixed_cluster(complete, tmp_path):
+def test_equal_contracts_of_other_versions_are_no_mixed_cluster(complete, tmp_path) -> None:
     folder = tmp_path / "patched"
     _install(folder, "rl-dump", "1.0.1", writes=["train-dump.v2"], reads=["rollout-batch.v1"])
     _install(folder, "rl-runtime", "1.1", writes=["rollout-batch.v1"], reads=["train-dump.v2"])
@@ -87,7 +87,7 @@ def test_equal_contracts_of_other_versions_are_no_mixed_cluster(complete, tmp_pa
     assert "rl-dump 1.0.1" in version_differences(tables)[0]
 
 
-def test_a_mixed_cluster_is_refused_before_the_first_step(complete, newer):
+def test_a_mixed_cluster_is_refused_before_the_first_step(complete, newer) -> None:
     """Each rank is a process of its own that sees other dist-info folders, as on a node with another installation."""
     code = (
         "import json, sys; from rl_runtime.contract_table import installed_contracts; print(json.dumps(installed_contracts([sys.argv[1]])))"
@@ -103,26 +103,26 @@ def test_a_mixed_cluster_is_refused_before_the_first_step(complete, newer):
     refuse_mixed_cluster(tables)
 
 
-def test_one_table_or_none_differs_from_nothing(complete):
+def test_one_table_or_none_differs_from_nothing(complete) -> None:
     assert differences({}) == version_differences({}) == []
     assert differences({"driver": installed_contracts([str(complete)])}) == []
 
 
-def test_a_gap_in_any_area_is_a_gap_of_the_report(complete):
+def test_a_gap_in_any_area_is_a_gap_of_the_report(complete) -> None:
     table = installed_contracts([str(complete)])
     fine = Finding(area="disk", status="note", message="little left")
     assert not Report(contracts=table, findings=(fine,)).has_gap
     assert Report(contracts=table, findings=(fine, Finding(area="ray", status="gap", message="down"))).has_gap
 
 
-def test_an_unreachable_ray_cluster_is_a_gap(monkeypatch, tmp_path):
+def test_an_unreachable_ray_cluster_is_a_gap(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     (found,) = [finding for finding in diagnose(tmp_path).findings if finding.area == "ray"]
     assert found.status == "gap"
     assert "127.0.0.1:1" in found.message
 
 
-def test_a_gpu_driver_that_does_not_answer_is_a_gap(monkeypatch, tmp_path):
+def test_a_gpu_driver_that_does_not_answer_is_a_gap(monkeypatch, tmp_path) -> None:
     command = tmp_path / "nvidia-smi"
     command.write_text("#!/bin/sh\nexit 9\n")
     command.chmod(0o755)
@@ -131,13 +131,13 @@ def test_a_gpu_driver_that_does_not_answer_is_a_gap(monkeypatch, tmp_path):
     assert found.status == "gap"
 
 
-def test_the_report_is_plain_json(tmp_path):
+def test_the_report_is_plain_json(tmp_path) -> None:
     document = json.loads(json.dumps(report_document(diagnose(tmp_path))))
     assert set(document) == {"ok", "contracts", "findings"}
     assert {finding["area"] for finding in document["findings"]} == {"contracts", "versions", "python", "ports", "gpus", "ray", "disk"}
 
 
-def test_the_command_exits_with_1_on_a_gap_and_imports_nothing_heavy(newer):
+def test_the_command_exits_with_1_on_a_gap_and_imports_nothing_heavy(newer) -> None:
     code = f"""
 import importlib.metadata as m, sys
 found = list(m.distributions(path=[{str(newer)!r}]))

@@ -38,7 +38,7 @@ def section():
     return DataSection(prompt_template="{word}", options={"min_word_len": 3, "max_word_len": 6})
 
 
-def test_no_word_of_one_split_is_in_another(section):
+def test_no_word_of_one_split_is_in_another(section) -> None:
     source = make_data_source(section, CharacterTokenizer(), rng=0)
     train, check, evaluation = set(words(source)), held_out(source, "check"), held_out(source, "eval")
     assert not train & check
@@ -46,25 +46,25 @@ def test_no_word_of_one_split_is_in_another(section):
     assert not check & evaluation
 
 
-def test_held_out_prompts_are_the_same_at_each_call(section):
+def test_held_out_prompts_are_the_same_at_each_call(section) -> None:
     source = make_data_source(section, CharacterTokenizer(), rng=0)
     source.next_prompts(5)
     assert [prompt.text for prompt in source.held_out("eval", 20)] == [prompt.text for prompt in source.held_out("eval", 20)]
 
 
-def test_random_starts_draw_other_prompts_and_the_same_start_the_same(section):
+def test_random_starts_draw_other_prompts_and_the_same_start_the_same(section) -> None:
     first, again, other = (words(make_data_source(section, CharacterTokenizer(), rng=rng), 50) for rng in (1, 1, 2))
     assert first == again
     assert first != other
 
 
-def test_the_warm_start_draws_other_entries_than_the_batches(section):
+def test_the_warm_start_draws_other_entries_than_the_batches(section) -> None:
     source = make_data_source(section, CharacterTokenizer(), rng=0)
     warm = [prompt.text for prompt in source.next_warm_start_prompts(50)]
     assert warm != [prompt.text for prompt in source.next_prompts(50)]
 
 
-def test_a_prompt_is_rendered_by_the_chat_template_and_tokenised(section):
+def test_a_prompt_is_rendered_by_the_chat_template_and_tokenised(section) -> None:
     prompt = make_data_source(section, CharacterTokenizer(), rng=0).next_prompts(1)[0]
     word = prompt.metadata["metadata"]["word"]
     assert prompt.text == f"{word} ->"
@@ -72,7 +72,7 @@ def test_a_prompt_is_rendered_by_the_chat_template_and_tokenised(section):
     assert prompt.label == word[::-1]
 
 
-def test_split_shares_follow_the_fraction():
+def test_split_shares_follow_the_fraction() -> None:
     splits = [split_of(str(number), 0.2) for number in range(4000)]
     assert abs(splits.count("train") / 4000 - 0.8) < 0.03
     assert abs(splits.count("eval") / 4000 - 0.1) < 0.02
@@ -87,12 +87,12 @@ def test_split_shares_follow_the_fraction():
         ({"split_key": "missing"}, "data.split_key"),
     ],
 )
-def test_a_wrong_section_names_the_key(section, changes, mentions):
+def test_a_wrong_section_names_the_key(section, changes, mentions) -> None:
     with pytest.raises(ConfigError, match=mentions):
         make_data_source(section.model_copy(update=changes), CharacterTokenizer(), rng=0).next_prompts(1)
 
 
-def test_files_are_read_line_by_line(tmp_path):
+def test_files_are_read_line_by_line(tmp_path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"q{n}", "label": str(n)}) + "\n" for n in range(40)))
     section = DataSection(kind="jsonl", path=str(path), split_key="", chat_template=False, held_out_fraction=0.5)
@@ -102,7 +102,7 @@ def test_files_are_read_line_by_line(tmp_path):
     assert {prompt.text for prompt in prompts}.isdisjoint(prompt.text for prompt in source.held_out("eval", 20))
 
 
-def test_a_bad_line_is_named(tmp_path):
+def test_a_bad_line_is_named(tmp_path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "a"}\n[1]\n')
     with pytest.raises(ConfigError, match="line 2"):

@@ -28,25 +28,25 @@ def arguments(**sections):
     return server_arguments(recipe(**sections), index=1, port=21000, model_folder=Path("m"))
 
 
-def test_importing_the_engine_modules_loads_no_torch():
+def test_importing_the_engine_modules_loads_no_torch() -> None:
     code = "import sys, rl_runtime.rollout.engine, rl_runtime.rollout.engine_client, rl_runtime.rollout.engine_server; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120).stdout.strip() == "False"
 
 
-def test_arguments_of_a_cpu_engine():
+def test_arguments_of_a_cpu_engine() -> None:
     assert arguments(run={"rng": 3}) == shlex.split(
         "--model-path m --host 127.0.0.1 --port 21000 --weight-version 0 --random-seed 3000010 --dtype float32 "
         "--max-total-tokens 65536 --log-level-http warning --device cpu"
     )
 
 
-def test_a_gpu_engine_names_its_tensor_ranks_and_no_device():
+def test_a_gpu_engine_names_its_tensor_ranks_and_no_device() -> None:
     found = arguments(engine={"gpus_per_engine": 2})
     assert found[-2:] == ["--tp-size", "2"]
     assert "--device" not in found
 
 
-def test_the_sglang_table_wins_and_becomes_flags():
+def test_the_sglang_table_wins_and_becomes_flags() -> None:
     found = arguments(
         sglang={"page_size": 16, "disable_radix_cache": True, "log_requests": False, "cuda_graph_bs": [1, 8], "random_seed": 5}
     )
@@ -56,7 +56,7 @@ def test_the_sglang_table_wins_and_becomes_flags():
     )
 
 
-def test_cpu_defaults_are_added_only_where_nothing_is_given():
+def test_cpu_defaults_are_added_only_where_nothing_is_given() -> None:
     found = cpu_arguments(["--dtype=bfloat16", "--sleep-on-idle"])
     assert found[:2] == ["--dtype=bfloat16", "--sleep-on-idle"]
     assert found.count("--sleep-on-idle") == 1
@@ -64,7 +64,7 @@ def test_cpu_defaults_are_added_only_where_nothing_is_given():
     assert set(CPU_DEFAULTS) - set(found) == {"--dtype"}
 
 
-def test_only_the_served_models_module_is_imported(tmp_path):
+def test_only_the_served_models_module_is_imported(tmp_path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
     skipped = cpu_environment(tmp_path)["SGLANG_DISABLED_MODEL_ARCHS"].split(",")
     assert {"llama", "qwen2"} <= set(skipped)
@@ -72,13 +72,13 @@ def test_only_the_served_models_module_is_imported(tmp_path):
 
 
 @pytest.mark.parametrize("config", ['{"model_type": "no_such_model"}', "{}", None])
-def test_an_unknown_model_type_skips_no_module(tmp_path, config):
+def test_an_unknown_model_type_skips_no_module(tmp_path, config) -> None:
     if config is not None:
         (tmp_path / "config.json").write_text(config)
     assert cpu_environment(tmp_path) == {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def test_a_taken_port_is_named():
+def test_a_taken_port_is_named() -> None:
     port = choose_port("127.0.0.1")
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", port))
@@ -88,12 +88,12 @@ def test_a_taken_port_is_named():
     check_port_free("127.0.0.1", port)
 
 
-def test_a_port_that_sglang_cannot_use_is_refused():
+def test_a_port_that_sglang_cannot_use_is_refused() -> None:
     with pytest.raises(RuntimeSetupError, match="port 60000 is too high for SGLang"):
         check_port_free("127.0.0.1", 60000)
 
 
-def test_chosen_ports_are_free_and_below_the_ephemeral_range():
+def test_chosen_ports_are_free_and_below_the_ephemeral_range() -> None:
     ports = {choose_port("127.0.0.1") for _ in range(20)}
     assert len(ports) > 15
     assert all(20_000 <= port < 32_000 for port in ports)
@@ -145,7 +145,7 @@ def is_alive(pid):
         return False
 
 
-def test_stop_kills_the_whole_family_and_removes_its_files(stub, tmp_path):
+def test_stop_kills_the_whole_family_and_removes_its_files(stub, tmp_path) -> None:
     engine = stub(SERVE)
     engine.start()
     scratch = engine._scratch
@@ -158,7 +158,7 @@ def test_stop_kills_the_whole_family_and_removes_its_files(stub, tmp_path):
     engine.stop()
 
 
-def test_a_killed_server_is_told_by_its_exit_code(stub, tmp_path):
+def test_a_killed_server_is_told_by_its_exit_code(stub, tmp_path) -> None:
     engine = stub(SERVE)
     engine.start()
     os.kill(engine.pid, signal.SIGKILL)
@@ -170,7 +170,7 @@ def test_a_killed_server_is_told_by_its_exit_code(stub, tmp_path):
     assert not is_alive(child_of(tmp_path)), "its children are killed even when it is dead already"
 
 
-def test_a_server_that_ends_early_quotes_its_log(stub, tmp_path):
+def test_a_server_that_ends_early_quotes_its_log(stub, tmp_path) -> None:
     engine = stub('print("no such weights"); sys.exit(3)')
     with pytest.raises(
         EngineError, match=r"(?s)engine 0 ended with exit code 3 before it answered; end of .*engine_0.log:\n.*no such weights"
@@ -179,7 +179,7 @@ def test_a_server_that_ends_early_quotes_its_log(stub, tmp_path):
     assert not is_alive(child_of(tmp_path))
 
 
-def test_a_server_that_never_answers_is_stopped_at_its_deadline(stub, tmp_path):
+def test_a_server_that_never_answers_is_stopped_at_its_deadline(stub, tmp_path) -> None:
     engine = stub('print("thinking", flush=True); time.sleep(600)', start_timeout_seconds=2)
     started = time.monotonic()
     with pytest.raises(DeadlineError, match=r"(?s)start_timeout_seconds = 2; end of .*thinking"):
@@ -188,7 +188,7 @@ def test_a_server_that_never_answers_is_stopped_at_its_deadline(stub, tmp_path):
     assert not is_alive(engine.pid) and not is_alive(child_of(tmp_path))
 
 
-def test_a_server_outlives_the_thread_that_started_it(stub):
+def test_a_server_outlives_the_thread_that_started_it(stub) -> None:
     """The kernel's parent-death signal follows the starting thread; actors start engines from pool threads."""
     engine = stub("import ctypes, signal\nctypes.CDLL(None).prctl(1, signal.SIGKILL)\n" + textwrap.dedent(SERVE))
     thread = threading.Thread(target=engine.start)
@@ -199,14 +199,14 @@ def test_a_server_outlives_the_thread_that_started_it(stub):
     engine.stop()
 
 
-def test_a_folder_without_a_model_is_refused_before_anything_starts(tmp_path):
+def test_a_folder_without_a_model_is_refused_before_anything_starts(tmp_path) -> None:
     engine = EngineProcess(recipe(), index=0, model_folder=tmp_path, run_dir=tmp_path)
     with pytest.raises(RuntimeSetupError, match="has no config"):
         engine.start()
     assert engine.pid is None
 
 
-def test_a_fixed_port_that_is_taken_is_refused(stub):
+def test_a_fixed_port_that_is_taken_is_refused(stub) -> None:
     with socket.socket() as listener:
         port = choose_port("127.0.0.1")
         listener.bind(("127.0.0.1", port))

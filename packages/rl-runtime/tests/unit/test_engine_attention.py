@@ -30,7 +30,7 @@ def reference(queries, positions, keys, values):
 
 
 @pytest.mark.parametrize("group_elements", [1, 500, 1 << 24])
-def test_decode(monkeypatch, group_elements):
+def test_decode(monkeypatch, group_elements) -> None:
     monkeypatch.setattr(engine_attention, "_GROUP_ELEMENTS", group_elements)
     rng = torch.Generator().manual_seed(0)
     lengths = [1, 7, 3, 12, 5]
@@ -46,7 +46,7 @@ def test_decode(monkeypatch, group_elements):
 
 
 @pytest.mark.parametrize("group_elements", [1, 500, 1 << 24])
-def test_extend_after_prefixes_of_any_length(monkeypatch, group_elements):
+def test_extend_after_prefixes_of_any_length(monkeypatch, group_elements) -> None:
     monkeypatch.setattr(engine_attention, "_GROUP_ELEMENTS", group_elements)
     rng = torch.Generator().manual_seed(1)
     prefixes, news = [0, 4, 9, 0, 2], [3, 1, 2, 8, 5]

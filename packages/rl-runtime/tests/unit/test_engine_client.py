@@ -41,17 +41,17 @@ def echo(body):
 class Server:
     """`chunks(body)` yields what the stream of /generate carries; an int is a status code, None cuts the connection."""
 
-    def __init__(self, chunks=echo):
+    def __init__(self, chunks=echo) -> None:
         self.bodies = []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
-            def do_GET(self):
+            def do_GET(self) -> None:
                 self.reply(200, json.dumps({"model_path": "m", "weight_version": "default"}).encode())
 
-            def do_POST(self):
+            def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"null")
                 if self.path != "/generate":
                     outer.bodies.append((self.path, body))
@@ -78,27 +78,27 @@ class Server:
                     self.wfile.write(b"data: [DONE]\n\n")
                 self.close_connection = True
 
-            def reply(self, code, data):
+            def reply(self, code, data) -> None:
                 self.send_response(code)
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
                 self.wfile.write(data)
 
-            def log_message(self, *_):
+            def log_message(self, *_) -> None:
                 pass
 
         class Listener(ThreadingHTTPServer):
             daemon_threads = True
             request_queue_size = 128
 
-            def handle_error(self, *_):
+            def handle_error(self, *_) -> None:
                 pass
 
         self.listener = Listener(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.listener.server_address[1]}"
         threading.Thread(target=self.listener.serve_forever, daemon=True).start()
 
-    def close(self):
+    def close(self) -> None:
         self.listener.shutdown()
         self.listener.server_close()
 
@@ -131,7 +131,7 @@ def one(client, sampling=FILTERED):
     return client.generate(np.array([5, 6]), sampling)
 
 
-def test_an_answer_is_read_into_arrays(serve):
+def test_an_answer_is_read_into_arrays(serve) -> None:
     found = run(serve().url, one)
     assert found.tokens.tolist() == [5, 6] and found.tokens.dtype == np.int64
     assert found.full_log_probs.tolist() == [-1.5, -1.5] and found.full_log_probs.dtype == np.float32
@@ -140,7 +140,7 @@ def test_an_answer_is_read_into_arrays(serve):
     assert (found.finish_reason, found.weight_version) == ("stop", 3)
 
 
-def test_without_a_filter_no_sets_are_asked_for(serve):
+def test_without_a_filter_no_sets_are_asked_for(serve) -> None:
     server = serve(lambda body: [answer(0, [7], kept=False)])
     found = run(server.url, lambda client: one(client, Sampling()))
     assert found.nucleus is None
@@ -153,13 +153,13 @@ def test_without_a_filter_no_sets_are_asked_for(serve):
     [Sampling(top_p=0.5), Sampling(top_k=3), Sampling(min_p=0.1), Sampling(temperature=0)],
     ids=["top_p", "top_k", "min_p", "greedy"],
 )
-def test_with_a_filter_they_are(serve, sampling):
+def test_with_a_filter_they_are(serve, sampling) -> None:
     server = serve()
     assert run(server.url, lambda client: one(client, sampling)).nucleus is not None
     assert server.bodies[0]["sampling_params"][0]["custom_params"] == {"return_top_p_token_ids": True}
 
 
-def test_prompts_of_one_moment_share_requests_and_get_their_own_answers(serve):
+def test_prompts_of_one_moment_share_requests_and_get_their_own_answers(serve) -> None:
     server = serve()
 
     async def use(client):
@@ -171,14 +171,14 @@ def test_prompts_of_one_moment_share_requests_and_get_their_own_answers(serve):
     assert sorted(params["top_k"] for body in server.bodies for params in body["sampling_params"]) == list(range(1, 131))
 
 
-def test_no_more_prompts_are_in_flight_than_allowed(serve):
+def test_no_more_prompts_are_in_flight_than_allowed(serve) -> None:
     server = serve()
     run(server.url, lambda client: client.generate_many(np.array([1]), 20, FILTERED), max_concurrent_requests=8)
     assert max(len(body["input_ids"]) for body in server.bodies) <= 8
     assert sum(len(body["input_ids"]) for body in server.bodies) == 20
 
 
-def test_a_finished_answer_does_not_wait_for_the_others_of_its_request(serve):
+def test_a_finished_answer_does_not_wait_for_the_others_of_its_request(serve) -> None:
     release = threading.Event()
 
     def chunks(body):
@@ -186,7 +186,7 @@ def test_a_finished_answer_does_not_wait_for_the_others_of_its_request(serve):
         release.wait(20)
         yield answer(0, [8])
 
-    async def use(client):
+    async def use(client) -> None:
         slow, fast = asyncio.create_task(one(client)), asyncio.create_task(one(client))
         assert (await asyncio.wait_for(fast, 10)).tokens.tolist() == [9]
         assert not slow.done()
@@ -196,14 +196,14 @@ def test_a_finished_answer_does_not_wait_for_the_others_of_its_request(serve):
     run(serve(chunks).url, use)
 
 
-def test_a_cancelled_caller_leaves_the_others_alone(serve):
+def test_a_cancelled_caller_leaves_the_others_alone(serve) -> None:
     release = threading.Event()
 
     def chunks(body):
         release.wait(20)
         yield from echo(body)
 
-    async def use(client):
+    async def use(client) -> None:
         leaving, staying = asyncio.create_task(one(client)), asyncio.create_task(one(client))
         await asyncio.sleep(0.2)
         leaving.cancel()
@@ -229,17 +229,17 @@ def test_a_cancelled_caller_leaves_the_others_alone(serve):
         (lambda body: [answer(0, [7], finish=None)], "ended before all of its 1 answers were there"),
     ],
 )
-def test_a_bad_answer_is_an_error_that_says_what_is_wrong(serve, chunks, message):
+def test_a_bad_answer_is_an_error_that_says_what_is_wrong(serve, chunks, message) -> None:
     with pytest.raises(EngineError, match=message):
         run(serve(chunks).url, one)
 
 
-def test_an_answer_that_was_aborted_before_its_first_token_is_empty(serve):
+def test_an_answer_that_was_aborted_before_its_first_token_is_empty(serve) -> None:
     found = run(serve(lambda body: [answer(0, [], finish="abort", kept=False)]).url, one)
     assert (found.tokens.size, found.kept_log_probs.size, len(found.nucleus.offsets), found.finish_reason) == (0, 0, 1, "abort")
 
 
-def test_a_cut_connection_is_tried_again_for_what_is_still_missing(serve):
+def test_a_cut_connection_is_tried_again_for_what_is_still_missing(serve) -> None:
     def chunks(body):
         if len(body["input_ids"]) == 3:
             yield answer(1, [9])
@@ -255,15 +255,15 @@ def test_a_cut_connection_is_tried_again_for_what_is_still_missing(serve):
     assert [body["input_ids"] for body in server.bodies] == [[[1], [2], [3]], [[1], [3]]]
 
 
-def test_a_server_that_always_cuts_is_given_up(serve):
+def test_a_server_that_always_cuts_is_given_up(serve) -> None:
     server = serve(lambda body: [None])
     with pytest.raises(EngineError, match="cannot be reached after 4 attempts"):
         run(server.url, one)
     assert len(server.bodies) == 4
 
 
-def test_a_dead_process_is_not_tried_again():
-    async def failure():
+def test_a_dead_process_is_not_tried_again() -> None:
+    async def failure() -> str:
         return "engine 0 ended with exit code -9"
 
     started = time.monotonic()
@@ -272,10 +272,10 @@ def test_a_dead_process_is_not_tried_again():
     assert time.monotonic() - started < 2
 
 
-def test_a_living_process_is_tried_again():
+def test_a_living_process_is_tried_again() -> None:
     asked = []
 
-    async def failure():
+    async def failure() -> None:
         asked.append(1)
 
     with pytest.raises(EngineError, match="cannot be reached after 4 attempts"):
@@ -283,7 +283,7 @@ def test_a_living_process_is_tried_again():
     assert len(asked) == 4
 
 
-def test_a_request_has_a_deadline(serve):
+def test_a_request_has_a_deadline(serve) -> None:
     release = threading.Event()
 
     def chunks(body):
@@ -295,10 +295,10 @@ def test_a_request_has_a_deadline(serve):
     release.set()
 
 
-def test_closing_ends_what_is_in_flight(serve):
+def test_closing_ends_what_is_in_flight(serve) -> None:
     release = threading.Event()
 
-    async def use(client):
+    async def use(client) -> None:
         task = asyncio.create_task(one(client))
         await asyncio.sleep(0.2)
         await client.aclose()
@@ -309,7 +309,7 @@ def test_closing_ends_what_is_in_flight(serve):
     release.set()
 
 
-def test_control_calls(serve):
+def test_control_calls(serve) -> None:
     server = serve()
 
     async def use(client):

@@ -44,14 +44,14 @@ def family(tmp_path):
     server.stdout.close()
 
 
-def wait_until(condition):
+def wait_until(condition) -> None:
     deadline = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
-def test_all_is_removed_when_the_last_of_the_family_is_killed(family):
+def test_all_is_removed_when_the_last_of_the_family_is_killed(family) -> None:
     server, child, scratch, told = family
     os.kill(server.pid, signal.SIGKILL)
     server.wait()
@@ -61,7 +61,7 @@ def test_all_is_removed_when_the_last_of_the_family_is_killed(family):
     wait_until(lambda: not scratch.exists() and not told.exists())
 
 
-def test_a_signal_to_the_whole_group_does_not_reach_the_janitor(family):
+def test_a_signal_to_the_whole_group_does_not_reach_the_janitor(family) -> None:
     server, _, scratch, told = family
     os.killpg(server.pid, signal.SIGKILL)
     wait_until(lambda: not scratch.exists() and not told.exists())

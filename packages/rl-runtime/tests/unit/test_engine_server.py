@@ -110,7 +110,7 @@ def prompts_of(count):
     return [rng.integers(3, VOCAB_SIZE, rng.integers(1, 30)) for _ in range(count)]
 
 
-def test_log_probs_and_kept_sets_equal_the_model_in_float64(engine, models_by_name):
+def test_log_probs_and_kept_sets_equal_the_model_in_float64(engine, models_by_name) -> None:
     """96 answers at once, so that batched attention sees every mixture of lengths; a set may differ where an id lies within 1e-5 of the boundary."""
     sampling = Sampling(temperature=0.8, top_p=0.9, max_new_tokens=8)
 
@@ -133,7 +133,7 @@ def test_log_probs_and_kept_sets_equal_the_model_in_float64(engine, models_by_na
     assert compared > 300
 
 
-def test_an_answer_ends_at_the_end_of_sequence_id_or_the_limit(engine):
+def test_an_answer_ends_at_the_end_of_sequence_id_or_the_limit(engine) -> None:
     answers = use(engine, lambda client: client.generate_many(np.array([5, 6, 7]), 64, Sampling(temperature=2.0, max_new_tokens=40)))
     assert {answer.finish_reason for answer in answers} == {"stop", "length"}
     for answer in answers:
@@ -141,7 +141,7 @@ def test_an_answer_ends_at_the_end_of_sequence_id_or_the_limit(engine):
         assert 1 not in answer.tokens[:-1]
 
 
-def test_weights_and_their_version_change_together(engine, models_by_name):
+def test_weights_and_their_version_change_together(engine, models_by_name) -> None:
     """Back and forth, also while answers are being drawn: those are aborted with what they have."""
     prompt = np.array([7, 8, 9, 10])
     expected = {name: greedy_of(model, prompt) for name, (_, model) in models_by_name.items()}
@@ -162,13 +162,13 @@ def test_weights_and_their_version_change_together(engine, models_by_name):
         assert use(engine, lambda client: client.generate(prompt, Sampling(top_p=0.9))).weight_version == version
 
 
-def test_a_refused_prompt_is_told_and_the_server_goes_on(engine):
+def test_a_refused_prompt_is_told_and_the_server_goes_on(engine) -> None:
     with pytest.raises(EngineError, match=r"/generate.*context length"):
         use(engine, lambda client: client.generate(np.full(600, 5), Sampling()))
     assert len(greedy(engine, np.array([5]))) > 0
 
 
-def test_an_idle_server_leaves_the_cores_alone(engine):
+def test_an_idle_server_leaves_the_cores_alone(engine) -> None:
     processes = [psutil.Process(engine.pid), *psutil.Process(engine.pid).children(recursive=True)]
 
     def used():
@@ -180,7 +180,7 @@ def test_an_idle_server_leaves_the_cores_alone(engine):
     assert used() - before < 1.0
 
 
-def test_a_server_dies_with_the_process_that_started_it(models_by_name, tmp_path):
+def test_a_server_dies_with_the_process_that_started_it(models_by_name, tmp_path) -> None:
     """The starter is killed outright, while the server still loads: none of its processes is left."""
     code = f"""
         import sys, time
@@ -203,7 +203,7 @@ def test_a_server_dies_with_the_process_that_started_it(models_by_name, tmp_path
     _wait_until(lambda: not _alive_in_session(pid), 10)
 
 
-def test_a_killed_server_is_an_error_at_once_and_leaves_nothing(engine):
+def test_a_killed_server_is_an_error_at_once_and_leaves_nothing(engine) -> None:
     """Last, for it ends the module's server."""
 
     async def ask(client):
@@ -230,7 +230,7 @@ def _load_files(engine):
     return {Path(path) for path in re.findall(r"/dev/shm/sglang_loads_\S+", maps)}
 
 
-def _wait_until(condition, seconds):
+def _wait_until(condition, seconds) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

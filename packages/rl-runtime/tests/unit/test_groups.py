@@ -13,30 +13,30 @@ def normalise(rewards, rollouts, groups, *, divide_by_std=True):
     )
 
 
-def test_two_rollouts_are_divided_by_the_sample_standard_deviation():
+def test_two_rollouts_are_divided_by_the_sample_standard_deviation() -> None:
     # mean 0.5, std sqrt(0.5) = 0.70711; 0.5 / (0.70711 + 1e-6) = 0.707106
     np.testing.assert_allclose(normalise([1, 0], [0, 1], [5, 5]), [0.707106, -0.707106], atol=1e-6)
 
 
-def test_a_rollout_counts_once_however_many_siblings_it_has():
+def test_a_rollout_counts_once_however_many_siblings_it_has() -> None:
     alone = normalise([1, 0, 0], [0, 1, 2], [0, 0, 0])
     fanned = normalise([1, 1, 1, 0, 0], [0, 0, 0, 1, 2], [0, 0, 0, 0, 0])
     np.testing.assert_allclose(fanned, [alone[0]] * 3 + list(alone[1:]))
 
 
-def test_groups_are_found_by_id_not_by_position():
+def test_groups_are_found_by_id_not_by_position() -> None:
     np.testing.assert_allclose(normalise([1, 4, 3, 2], [0, 1, 2, 3], [0, 1, 0, 1], divide_by_std=False), [-1, 1, 1, -1])
 
 
-def test_a_single_rollout_and_a_group_without_spread_give_zero():
+def test_a_single_rollout_and_a_group_without_spread_give_zero() -> None:
     np.testing.assert_array_equal(normalise([0.3, 0.7, 0.7], [0, 1, 2], [0, 1, 1]), [0, 0, 0])
 
 
-def test_equal_rewards_that_do_not_add_up_exactly_still_give_zero():
+def test_equal_rewards_that_do_not_add_up_exactly_still_give_zero() -> None:
     np.testing.assert_array_equal(normalise([0.1] * 3, [0, 1, 2], [0, 0, 0]), [0, 0, 0])
 
 
 @pytest.mark.parametrize(("rewards", "groups"), [([1, 0, 1], [0, 0, 0]), ([1, 1, 1], [0, 1, 0])])
-def test_siblings_that_disagree_are_refused_by_rollout(rewards, groups):
+def test_siblings_that_disagree_are_refused_by_rollout(rewards, groups) -> None:
     with pytest.raises(RewardError, match="rollout 7"):
         normalise(rewards, [7, 7, 8], groups)

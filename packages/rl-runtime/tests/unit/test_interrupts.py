@@ -19,12 +19,12 @@ def handlers_stay():
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
-def test_each_signal_is_an_interrupt(number):
+def test_each_signal_is_an_interrupt(number) -> None:
     with pytest.raises(KeyboardInterrupt), ended_by_signals():
         os.kill(os.getpid(), number)
 
 
-def test_only_the_first_signal_is_heard():
+def test_only_the_first_signal_is_heard() -> None:
     stopped = []
     with pytest.raises(KeyboardInterrupt), ended_by_signals():
         try:
@@ -36,7 +36,7 @@ def test_only_the_first_signal_is_heard():
     assert stopped == ["all"]
 
 
-def test_a_hang_up_that_nohup_ignores_stays_ignored():
+def test_a_hang_up_that_nohup_ignores_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with ended_by_signals():
@@ -45,7 +45,7 @@ def test_a_hang_up_that_nohup_ignores_stays_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_signal_waits_for_the_end_of_what_must_not_be_interrupted():
+def test_a_signal_waits_for_the_end_of_what_must_not_be_interrupted() -> None:
     stopped = []
     with pytest.raises(KeyboardInterrupt), ended_by_signals(), delayed_interrupts():
         os.kill(os.getpid(), signal.SIGTERM)
@@ -53,17 +53,17 @@ def test_a_signal_waits_for_the_end_of_what_must_not_be_interrupted():
     assert stopped == ["all"]
 
 
-def test_handlers_that_a_library_sets_are_taken_back():
+def test_handlers_that_a_library_sets_are_taken_back() -> None:
     with pytest.raises(KeyboardInterrupt), ended_by_signals():
         with keeping_signal_handlers():
             signal.signal(signal.SIGTERM, lambda *_: os._exit(3))
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_other_threads_change_no_handler():
+def test_other_threads_change_no_handler() -> None:
     failures = []
 
-    def use():
+    def use() -> None:
         try:
             with ended_by_signals(), delayed_interrupts():
                 pass

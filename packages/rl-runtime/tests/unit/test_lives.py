@@ -25,22 +25,22 @@ connection error code 2. End of file. There are some potential root causes. (1) 
 
 
 class Said(RayActorError):
-    def __init__(self, text):
+    def __init__(self, text) -> None:
         self.text = text
 
-    def __str__(self):
+    def __str__(self) -> str:
         return self.text
 
 
-def test_the_end_of_a_process_is_condensed_to_one_line():
+def test_the_end_of_a_process_is_condensed_to_one_line() -> None:
     assert why_it_died(Said(DIED)) == "(pid 4711) Worker unexpectedly exits with a connection error code 2"
 
 
-def test_what_has_another_form_is_quoted_in_one_line():
+def test_what_has_another_form_is_quoted_in_one_line() -> None:
     assert why_it_died(Said("The actor\n is   gone.")) == "The actor is gone."
 
 
-def test_a_dead_daemon_is_named(tmp_path):
+def test_a_dead_daemon_is_named(tmp_path) -> None:
     process = psutil.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
     lives = Lives({}, daemons=[process], logs=tmp_path)
     lives.check()
@@ -51,7 +51,7 @@ def test_a_dead_daemon_is_named(tmp_path):
     process.stdin.close()
 
 
-def test_what_keeps_ray_off_the_terminal_is_still_there():
+def test_what_keeps_ray_off_the_terminal_is_still_there() -> None:
     """The run replaces this function, which Ray calls for every line that it would print."""
     from ray._private import worker
 

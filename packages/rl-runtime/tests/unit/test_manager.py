@@ -14,10 +14,11 @@ from rl_runtime.records import Prompt
 from rl_runtime.rollout.engine_client import Generation
 from rl_runtime.rollout.generate import single_turn
 from rl_runtime.rollout.manager import RolloutManager
+from typing import Never
 
 
 class CountingSource:
-    def __init__(self):
+    def __init__(self) -> None:
         self.groups = itertools.count()
 
     def next_prompts(self, count):
@@ -47,7 +48,7 @@ class FixedEngine:
 
 
 class DeadEngine:
-    async def generate(self, prompt_tokens, sampling):
+    async def generate(self, prompt_tokens, sampling) -> Never:
         raise EngineError("engine 0: exited with code -9")
 
 
@@ -71,7 +72,7 @@ def generate(manager):
     return asyncio.run(manager.generate_batch())
 
 
-def test_every_prompt_gets_its_rollouts_with_fresh_ids_and_rewards():
+def test_every_prompt_gets_its_rollouts_with_fresh_ids_and_rewards() -> None:
     subject = manager()
     first, second = generate(subject), generate(subject)
     ids = [rollout.rollout_id for batch in (first, second) for group in batch.groups for rollout in group.rollouts]
@@ -80,7 +81,7 @@ def test_every_prompt_gets_its_rollouts_with_fresh_ids_and_rewards():
     assert all(sample.reward == 1.0 for group in first.groups for rollout in group.rollouts for sample in rollout.samples)
 
 
-async def _raises(context, prompt, sampling):
+async def _raises(context, prompt, sampling) -> Never:
     raise RuntimeError("a tool broke")
 
 
@@ -88,7 +89,7 @@ async def _empty(context, prompt, sampling):
     return []
 
 
-async def _nothing(context, prompt, sampling):
+async def _nothing(context, prompt, sampling) -> None:
     return None
 
 
@@ -100,7 +101,7 @@ async def _mixed_ids(context, prompt, sampling):
 
 
 @pytest.mark.parametrize("bad", [_raises, _empty, _nothing, _mixed_ids], ids=lambda hook: hook.__name__)
-def test_a_rollout_that_always_fails_is_dropped_and_counted(hooks, bad, caplog):
+def test_a_rollout_that_always_fails_is_dropped_and_counted(hooks, bad, caplog) -> None:
     async def hook(context, prompt, sampling):
         return await (bad if context.rollout_id == 4 else single_turn)(context, prompt, sampling)
 
@@ -110,7 +111,7 @@ def test_a_rollout_that_always_fails_is_dropped_and_counted(hooks, bad, caplog):
     assert "rollout 4" in caplog.text
 
 
-def test_a_rollout_that_fails_once_is_tried_again(hooks):
+def test_a_rollout_that_fails_once_is_tried_again(hooks) -> None:
     calls = itertools.count()
 
     async def hook(context, prompt, sampling):
@@ -121,12 +122,12 @@ def test_a_rollout_that_fails_once_is_tried_again(hooks):
     assert generate(manager(hook, hooks)).dropped_rollouts == 0
 
 
-def test_a_batch_in_which_everything_fails_is_an_error(hooks):
+def test_a_batch_in_which_everything_fails_is_an_error(hooks) -> None:
     with pytest.raises(GenerateError, match="all 6 rollouts"):
         generate(manager(_raises, hooks))
 
 
-def test_a_stuck_rollout_cannot_hold_the_batch(hooks):
+def test_a_stuck_rollout_cannot_hold_the_batch(hooks) -> None:
     async def hook(context, prompt, sampling):
         if context.rollout_id == 0:
             await asyncio.sleep(3600)
@@ -137,11 +138,11 @@ def test_a_stuck_rollout_cannot_hold_the_batch(hooks):
     assert len(batch.groups) == 2
 
 
-def test_a_dead_engine_ends_the_batch_at_once():
+def test_a_dead_engine_ends_the_batch_at_once() -> None:
     with pytest.raises(EngineError, match="exited with code -9"):
         generate(manager(engine=DeadEngine()))
 
 
-def test_an_evaluation_answers_each_prompt_once_without_the_custom_hook(hooks):
+def test_an_evaluation_answers_each_prompt_once_without_the_custom_hook(hooks) -> None:
     batch = asyncio.run(manager(_raises, hooks).evaluate("eval", 5))
     assert [len(group.rollouts) for group in batch.groups] == [1] * 5

@@ -6,7 +6,7 @@ from rl_runtime.config import Recipe, absolute_paths
 from rl_runtime.config.dump import in_run_folder
 
 
-def test_relative_paths_start_from_the_current_folder(tmp_path, monkeypatch):
+def test_relative_paths_start_from_the_current_folder(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/someone")
     recipe = absolute_paths(
@@ -27,5 +27,5 @@ def test_relative_paths_start_from_the_current_folder(tmp_path, monkeypatch):
     assert recipe.dump.train == "{run_dir}/dumps/train_{batch_id}.parquet"
 
 
-def test_a_run_folder_with_braces_keeps_them():
+def test_a_run_folder_with_braces_keeps_them() -> None:
     assert in_run_folder("{run_dir}/{batch_id}.parquet", Path("/a{b}")).format(batch_id=3) == "/a{b}/3.parquet"

@@ -5,9 +5,10 @@ import os
 import pytest
 
 from rl_runtime.cluster.process_log import errors_to_file
+from typing import Never
 
 
-def test_standard_error_is_in_the_file_for_the_time_of_the_block(tmp_path, capfd):
+def test_standard_error_is_in_the_file_for_the_time_of_the_block(tmp_path, capfd) -> Never:
     path = tmp_path / "driver.log"
     path.write_text("before\n")
     with pytest.raises(KeyboardInterrupt), errors_to_file(path):

@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from rl_runtime.cluster.process_tree import no_process_left
+from typing import Never
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="orphans can be adopted on Linux only")
 
@@ -20,7 +21,7 @@ def orphan():
     return psutil.Process(int(subprocess.check_output([sys.executable, "-S", "-c", ORPHAN, *SLEEP])))
 
 
-def is_gone(process):
+def is_gone(process) -> bool:
     deadline = time.monotonic() + 5
     while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
         if time.monotonic() > deadline:
@@ -29,7 +30,7 @@ def is_gone(process):
     return True
 
 
-def test_children_and_orphans_are_ended_and_older_ones_are_not():
+def test_children_and_orphans_are_ended_and_older_ones_are_not() -> None:
     older = subprocess.Popen(SLEEP)
     try:
         with no_process_left():
@@ -44,7 +45,7 @@ def test_children_and_orphans_are_ended_and_older_ones_are_not():
         older.wait()
 
 
-def test_an_error_passes_through():
+def test_an_error_passes_through() -> Never:
     with pytest.raises(ZeroDivisionError), no_process_left():
         lost = orphan()
         raise ZeroDivisionError

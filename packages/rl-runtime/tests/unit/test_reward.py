@@ -34,30 +34,30 @@ def score(rollout, hook, timeout=5.0):
     return asyncio.run(Scorer(hook, timeout_seconds=timeout).score(rollout))
 
 
-def test_an_answer_longer_than_the_label_scores_nothing():
+def test_an_answer_longer_than_the_label_scores_nothing() -> None:
     assert guarded_score(0.9999999, response="tacx", label="tac", finished=True) == 0.0
 
 
-def test_an_answer_without_an_end_scores_nothing():
+def test_an_answer_without_an_end_scores_nothing() -> None:
     assert guarded_score(1.0, response="tac", label="tac", finished=False) == 0.0
 
 
-def test_a_score_above_one_is_clamped():
+def test_a_score_above_one_is_clamped() -> None:
     assert guarded_score(1.0000000000000002, response="tac", label="tac", finished=True) == 1.0
 
 
-def test_exact_match_ignores_case_and_outer_space():
+def test_exact_match_ignores_case_and_outer_space() -> None:
     assert exact_match(" TaC\n", "tac") == 1.0
     assert exact_match("ta", "tac") == 0.0
 
 
-def test_siblings_share_the_reward_of_the_last_sample():
+def test_siblings_share_the_reward_of_the_last_sample() -> None:
     scored = score(make_rollout(3), lambda sample: {"reward": 0.25, "exact_match": 1})
     assert [sample.reward for sample in scored.samples] == [0.25] * 3
     assert scored.samples[0].scores == {"exact_match": 1.0}
 
 
-def test_a_reward_that_the_generate_hook_set_is_kept():
+def test_a_reward_that_the_generate_hook_set_is_kept() -> None:
     assert score(make_rollout(2, reward=0.5), lambda sample: 1 / 0).samples[0].reward == 0.5
 
 
@@ -77,13 +77,13 @@ def test_a_reward_that_the_generate_hook_set_is_kept():
     ],
     ids=["raises", "nan", "no reward key", "late", "nothing", "text", "list", "a score that is text", "StopIteration", "exits"],
 )
-def test_a_bad_reward_function_is_an_error_that_names_the_rollout(hook, mentions):
+def test_a_bad_reward_function_is_an_error_that_names_the_rollout(hook, mentions) -> None:
     with pytest.raises(RewardError, match="rollout 3") as caught:
         score(make_rollout(), hook, timeout=0.1)
     assert mentions in str(caught.value)
 
 
-def test_calls_that_hang_do_not_keep_others_from_their_turn():
+def test_calls_that_hang_do_not_keep_others_from_their_turn() -> None:
     """Twice as many hanging calls as there are turns, and one good call after them."""
     never = threading.Event()
 
@@ -101,7 +101,7 @@ def test_calls_that_hang_do_not_keep_others_from_their_turn():
     assert good.samples[0].reward == 1.0
 
 
-def test_the_verifier_pays_for_the_reversed_word_and_not_for_a_suffix():
+def test_the_verifier_pays_for_the_reversed_word_and_not_for_a_suffix() -> None:
     pytest.importorskip("reasoning_gym")
     entry = {"question": "", "answer": "tac", "metadata": {"source_dataset": "spell_backward", "word": "cat"}}
     right, long, half = (

@@ -25,7 +25,7 @@ except KeyboardInterrupt:
 
 
 class Supervised:
-    def __init__(self, work):
+    def __init__(self, work) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", RUN.format(work=work)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -36,7 +36,7 @@ class Supervised:
         self.output, self.errors = self.process.communicate(timeout=30)
         return self.process.returncode
 
-    def is_gone(self):
+    def is_gone(self) -> bool:
         deadline = time.monotonic() + 10
         while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in (self.child, self.lost)):
             if time.monotonic() > deadline:
@@ -45,13 +45,13 @@ class Supervised:
         return True
 
 
-def test_the_exit_code_is_the_childs_and_leftovers_are_ended():
+def test_the_exit_code_is_the_childs_and_leftovers_are_ended() -> None:
     run = Supervised("sys.exit(7)")
     assert run.end() == 7
     assert run.is_gone()
 
 
-def test_a_killed_child_is_told_and_leaves_nothing():
+def test_a_killed_child_is_told_and_leaves_nothing() -> None:
     run = Supervised("time.sleep(60)")
     run.child.kill()
     assert run.end() == 1
@@ -60,7 +60,7 @@ def test_a_killed_child_is_told_and_leaves_nothing():
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_signals_reach_the_child(number):
+def test_signals_reach_the_child(number) -> None:
     run = Supervised(
         "from rl_runtime.interrupts import ended_by_signals\n    with ended_by_signals(): print('ready', flush=True); time.sleep(60)"
     )
@@ -70,7 +70,7 @@ def test_signals_reach_the_child(number):
     assert run.is_gone()
 
 
-def test_a_killed_parent_ends_the_child():
+def test_a_killed_parent_ends_the_child() -> None:
     run = Supervised("time.sleep(60)")
     run.process.kill()
     run.end()

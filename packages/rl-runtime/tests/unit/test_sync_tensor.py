@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
-def test_the_pickle_means_named_torch_tensors(dtype):
+def test_the_pickle_means_named_torch_tensors(dtype) -> None:
     rng = np.random.default_rng(0)
     weights = {
         "a.weight": rng.normal(size=(3, 5)).astype(dtype),
@@ -30,7 +30,7 @@ def test_the_pickle_means_named_torch_tensors(dtype):
         np.testing.assert_array_equal(tensor.numpy(), weights[name])
 
 
-def test_only_names_that_sglangs_unpickler_allows_are_used():
+def test_only_names_that_sglangs_unpickler_allows_are_used() -> None:
     """torch, functools and no shared memory: SGLang refuses other modules, and a file descriptor it cannot open kills it."""
     import pickletools
 
@@ -44,12 +44,12 @@ def test_only_names_that_sglangs_unpickler_allows_are_used():
 
 
 @pytest.mark.parametrize("array", [np.zeros(3, np.int64), np.zeros((0, 2), np.float32)])
-def test_what_is_no_weight_is_named(array):
+def test_what_is_no_weight_is_named(array) -> None:
     with pytest.raises(ValueError, match=r"weight lm_head: (int64 \[3\]|float32 \[0, 2\]), expected a non-empty array"):
         named_tensors_pickle({"lm_head": array})
 
 
-def test_buckets_keep_the_order_and_the_limit():
+def test_buckets_keep_the_order_and_the_limit() -> None:
     weights = {name: np.zeros(size, np.float32) for name, size in (("a", 2), ("b", 2), ("c", 9), ("d", 1), ("e", 3))}
     assert [list(bucket) for bucket in split_into_buckets(weights, 16)] == [["a", "b"], ["c"], ["d", "e"]]
     assert list(split_into_buckets({}, 16)) == []
@@ -58,12 +58,12 @@ def test_buckets_keep_the_order_and_the_limit():
 class Answers:
     """A server that records the calls and answers as it is told."""
 
-    def __init__(self, *, refuse=None, version=None, hang=None):
+    def __init__(self, *, refuse=None, version=None, hang=None) -> None:
         calls = self.calls = []
         stop = self.stop = threading.Event()
 
         class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
+            def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"null")
                 path = self.path.partition("?")[0]
                 calls.append((path, body))
@@ -78,7 +78,7 @@ class Answers:
 
             do_GET = do_POST
 
-            def log_message(self, *_):
+            def log_message(self, *_) -> None:
                 pass
 
         self.server = HTTPServer(("127.0.0.1", 0), Handler)
@@ -97,7 +97,7 @@ class Answers:
 WEIGHTS = {"w": np.ones(2, np.float32)}
 
 
-def test_an_update_pauses_flushes_loads_and_continues():
+def test_an_update_pauses_flushes_loads_and_continues() -> None:
     with Answers() as server:
         update_weights(server.url, WEIGHTS, version=4, timeout_seconds=20, num_tensor_ranks=2)
     assert [path for path, _ in server.calls if path != "version"] == [
@@ -113,23 +113,23 @@ def test_an_update_pauses_flushes_loads_and_continues():
     assert base64.b64decode(body["serialized_named_tensors"][1]) == named_tensors_pickle(WEIGHTS)
 
 
-def test_a_server_that_reports_another_version_is_an_error_that_names_both():
+def test_a_server_that_reports_another_version_is_an_error_that_names_both() -> None:
     with Answers(version="3") as server, pytest.raises(EngineError, match="reports weight version '3' after version 4 was sent"):
         update_weights(server.url, WEIGHTS, version=4, timeout_seconds=20)
 
 
 @pytest.mark.parametrize("path", ["/flush_cache", "/update_weights_from_tensor"])
-def test_a_refused_update_is_quoted_and_generation_continues(path):
+def test_a_refused_update_is_quoted_and_generation_continues(path) -> None:
     with Answers(refuse=path) as server, pytest.raises(EngineError, match=f"{path}.* answered 500: out of memory"):
         update_weights(server.url, WEIGHTS, version=4, timeout_seconds=20)
     assert server.calls[-1][0] == "/continue_generation"
 
 
-def test_an_update_has_a_deadline():
+def test_an_update_has_a_deadline() -> None:
     with Answers(hang="/pause_generation") as server, pytest.raises(DeadlineError, match="POST /pause_generation was not answered"):
         update_weights(server.url, WEIGHTS, version=4, timeout_seconds=0.3)
 
 
-def test_a_dead_server_is_an_error():
+def test_a_dead_server_is_an_error() -> None:
     with pytest.raises(EngineError, match="the server is dead or cannot be reached"):
         update_weights("http://127.0.0.1:9", WEIGHTS, version=1, timeout_seconds=5)

@@ -15,7 +15,7 @@ def folder(tmp_path_factory):
     return path
 
 
-def test_the_same_start_gives_the_same_bytes(folder, tmp_path):
+def test_the_same_start_gives_the_same_bytes(folder, tmp_path) -> None:
     write_tiny_model(tmp_path / "again", ModelSection(), rng=3)
     write_tiny_model(tmp_path / "other", ModelSection(), rng=4)
     weights = [(path / "model.safetensors").read_bytes() for path in (folder, tmp_path / "again", tmp_path / "other")]
@@ -23,13 +23,13 @@ def test_the_same_start_gives_the_same_bytes(folder, tmp_path):
     assert weights[0] != weights[2]
 
 
-def test_the_parameter_count_is_within_one_and_three_million(folder):
+def test_the_parameter_count_is_within_one_and_three_million(folder) -> None:
     from safetensors.numpy import load_file
 
     assert 1e6 < sum(array.size for array in load_file(folder / "model.safetensors").values()) < 3e6
 
 
-def test_text_survives_the_tokenizer(folder):
+def test_text_survives_the_tokenizer(folder) -> None:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -39,6 +39,6 @@ def test_text_survives_the_tokenizer(folder):
     assert tokenizer.get_vocab_size() == json.loads((folder / "config.json").read_text())["vocab_size"]
 
 
-def test_an_existing_folder_is_never_overwritten(folder):
+def test_an_existing_folder_is_never_overwritten(folder) -> None:
     with pytest.raises(FileExistsError):
         write_tiny_model(folder, ModelSection(), rng=0)

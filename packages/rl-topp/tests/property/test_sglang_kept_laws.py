@@ -52,7 +52,7 @@ def drawn(batch, *, prefix_size=1024, is_filtered=None, draw=multinomial):
 
 
 @given(batches(), st.sampled_from([1, 2, 5, 1024]))
-def test_sets_equal_the_float64_reference_whatever_the_prefix(batch, prefix_size):
+def test_sets_equal_the_float64_reference_whatever_the_prefix(batch, prefix_size) -> None:
     for (row, expected), (_, ids, _) in zip(expected_sets(*batch), drawn(batch, prefix_size=prefix_size), strict=True):
         assert len(set(ids)) == len(ids)
         # Ids of equal probability may stand for one another: sorts break ties as they like.
@@ -60,14 +60,14 @@ def test_sets_equal_the_float64_reference_whatever_the_prefix(batch, prefix_size
 
 
 @given(batches())
-def test_a_sampled_id_is_in_its_set_and_its_log_prob_is_renormalised(batch):
+def test_a_sampled_id_is_in_its_set_and_its_log_prob_is_renormalised(batch) -> None:
     for (row, expected), (sampled, ids, log_prob) in zip(expected_sets(*batch), drawn(batch, prefix_size=3), strict=True):
         assert sampled in ids
         assert log_prob == pytest.approx(np.log(row[sampled] / row[expected].sum()), abs=1e-5)
 
 
 @given(batches(), st.data())
-def test_rows_without_a_filter_have_no_set_and_the_full_log_prob(batch, data):
+def test_rows_without_a_filter_have_no_set_and_the_full_log_prob(batch, data) -> None:
     is_filtered = data.draw(st.lists(st.booleans(), min_size=len(batch[0]), max_size=len(batch[0])))
     for filtered, row, (sampled, ids, log_prob) in zip(is_filtered, batch[0], drawn(batch, is_filtered=is_filtered), strict=True):
         if filtered:
@@ -77,6 +77,6 @@ def test_rows_without_a_filter_have_no_set_and_the_full_log_prob(batch, data):
             assert log_prob == pytest.approx(np.log(row[sampled]), abs=1e-5)
 
 
-def test_worked_example():
+def test_worked_example() -> None:
     batch = np.array([[0.2, 0.5, 0.3]]), [1 << 30], [0.5], [0.0]
     assert drawn(batch, draw=lambda weights, rows: torch.zeros(1, 1, dtype=torch.int64)) == [(1, [1, 2], pytest.approx(-0.47, abs=1e-3))]

@@ -27,7 +27,7 @@ def main() -> None:
     load_plugins()
     set_up = engine._set_envs_and_config
 
-    def set_up_and_fork(server_args):
+    def set_up_and_fork(server_args) -> None:
         set_up(server_args)
         multiprocessing.set_start_method("fork", force=True)
 

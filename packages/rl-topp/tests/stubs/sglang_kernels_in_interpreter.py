@@ -13,7 +13,7 @@ from rl_topp.sglang_plugin_step import StepRows
 from rl_topp.sglang_plugin_triton import draw_step_on_device
 
 
-def check(rng, vocab_size, prefix_size, block, *, exact_ties, whole):
+def check(rng, vocab_size, prefix_size, block, *, exact_ties, whole) -> None:
     """A batch with every kind of filter, against the reference; `exact_ties` makes probabilities multiples of 2**-12, so that ties are many and sums exact."""
     num_rows = 6
     concentration = rng.choice([0.02, 0.5, 5.0])
@@ -51,7 +51,7 @@ def check(rng, vocab_size, prefix_size, block, *, exact_ties, whole):
         assert abs(log_prob - np.log(row[sampled] / row[ids].sum())) < 1e-4, (b, log_prob)
 
 
-def check_distribution():
+def check_distribution() -> None:
     """With evenly spaced uniform numbers each id is drawn in proportion to its renormalised probability, in either kernel."""
     probs = torch.tensor([[0.1, 0.4, 0.2, 0.05, 0.25]])
     count = 200
@@ -68,7 +68,7 @@ def check_distribution():
         assert np.abs(found - np.array([0, 0.4, 0.2, 0, 0.25]) / 0.85).max() < 6e-3, found
 
 
-def main():
+def main() -> None:
     rng = np.random.default_rng(0)
     for vocab_size, prefix_size, block in ((5, 8, 32), (40, 40, 32), (40, 3, 32), (100, 16, 64), (70, 1, 32)):
         for exact_ties in (True, False):

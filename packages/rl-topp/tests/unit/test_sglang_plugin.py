@@ -14,7 +14,7 @@ hooks = pytest.importorskip("rl_topp.sglang_plugin_hooks")
 steps = pytest.importorskip("rl_topp.sglang_plugin_step")
 
 
-def test_importing_the_plugin_loads_neither_torch_nor_sglang():
+def test_importing_the_plugin_loads_neither_torch_nor_sglang() -> None:
     code = "import sys, rl_topp.sglang_plugin; print([name for name in ('torch', 'sglang', 'numpy.random') if name in sys.modules][:2])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
     assert "torch" not in found
@@ -22,7 +22,7 @@ def test_importing_the_plugin_loads_neither_torch_nor_sglang():
 
 
 @pytest.mark.parametrize("version", ["0.5.14", "0.5.16", None])
-def test_an_unknown_sglang_is_refused_and_the_tested_versions_are_named(monkeypatch, version):
+def test_an_unknown_sglang_is_refused_and_the_tested_versions_are_named(monkeypatch, version) -> None:
     monkeypatch.setattr(sglang_plugin, "installed_version", lambda: version)
     with pytest.raises(
         sglang_plugin.UnsupportedSGLangError, match=r"tested with sglang 0\.5\.15\.post1, but (0\.5\.1[46]|none) is installed"
@@ -30,7 +30,7 @@ def test_an_unknown_sglang_is_refused_and_the_tested_versions_are_named(monkeypa
         sglang_plugin.register()
 
 
-def test_every_changed_signature_is_named(monkeypatch):
+def test_every_changed_signature_is_named(monkeypatch) -> None:
     monkeypatch.setattr(sglang_plugin, "installed_version", lambda: sglang_plugin.TESTED_VERSIONS[0])
     monkeypatch.setattr(
         sglang_plugin,
@@ -42,7 +42,7 @@ def test_every_changed_signature_is_named(monkeypatch):
     assert "expected ('obj',)" in problems[0]
 
 
-def test_functions_that_are_not_wrapped_are_reported(monkeypatch):
+def test_functions_that_are_not_wrapped_are_reported(monkeypatch) -> None:
     monkeypatch.setattr(sglang_plugin, "installed_version", lambda: sglang_plugin.TESTED_VERSIONS[0])
     monkeypatch.setattr(sglang_plugin, "HOOKED", {"textwrap.dedent": ("x", ("text",))})
     with pytest.raises(sglang_plugin.UnsupportedSGLangError, match=r"textwrap\.dedent is not hooked"):
@@ -60,7 +60,7 @@ def packed_step(*rows, prefix=None, wide=None):
     return steps.DrawnStep(ids_B=torch.zeros(len(rows)), packed_BC=packed, prefix_BK=prefix, wide_BW=wide)
 
 
-def test_a_step_comes_back_as_it_was_packed_after_one_copy():
+def test_a_step_comes_back_as_it_was_packed_after_one_copy() -> None:
     step = steps.StepRows(packed_step((2, -0.5, [17, 4]), (steps.WHOLE_VOCABULARY, -3.0, []), (3, -1.25, [9, 8, 7])), [True] * 3)
     copies = []
     step.start_copy(lambda array: copies.append(array) or array.clone())
@@ -70,7 +70,7 @@ def test_a_step_comes_back_as_it_was_packed_after_one_copy():
     assert len(copies) == 1
 
 
-def test_sets_larger_than_the_head_come_from_the_device():
+def test_sets_larger_than_the_head_come_from_the_device() -> None:
     """Row 1 keeps the first 70 ids of its prefix; row 2 keeps ids 1, 31 and 32 by bits; row 3 is large too, but nobody reads it."""
     prefix = torch.arange(400).view(4, 100)
     wide = torch.zeros(4, 2, dtype=torch.int32)
@@ -100,7 +100,7 @@ def flags(info):
     return info.rl_topp_flags.record, info.rl_topp_flags.filtered
 
 
-def test_flags_follow_their_rows_through_filter_merge_and_copy():
+def test_flags_follow_their_rows_through_filter_merge_and_copy() -> None:
     first = info_of(request(asks=True, top_p=0.9), request(), request(asks=True))
     assert flags(first) == ((True, False, True), (True, False, False))
     hooks.filter_flags(lambda *_: None, first, [2, 0], None)
@@ -111,18 +111,18 @@ def test_flags_follow_their_rows_through_filter_merge_and_copy():
     assert flags(copy) == flags(first)
 
 
-def test_a_top_k_as_large_as_the_vocabulary_is_no_filter():
+def test_a_top_k_as_large_as_the_vocabulary_is_no_filter() -> None:
     assert flags(info_of(request(top_k=99), request(top_k=100)))[1] == (True, False)
 
 
 @pytest.mark.parametrize("value", [1, "true", False, None])
-def test_only_true_opts_in(value):
+def test_only_true_opts_in(value) -> None:
     one = request()
     one.sampling_params.custom_params = {"return_top_p_token_ids": value}
     assert not info_of(one).rl_topp_flags.any_record
 
 
-def test_a_batch_in_which_nobody_asks_runs_the_stock_path_alone():
+def test_a_batch_in_which_nobody_asks_runs_the_stock_path_alone() -> None:
     info = info_of(request(top_p=0.9), request())
     calls = []
     logits_output = SimpleNamespace(next_token_logits=torch.zeros(2, 5))
@@ -136,20 +136,20 @@ def test_a_batch_in_which_nobody_asks_runs_the_stock_path_alone():
     assert vars(info).keys() == {"num_rows", "rl_topp_flags"}
 
 
-def test_an_all_greedy_batch_records_the_sampled_ids():
+def test_an_all_greedy_batch_records_the_sampled_ids() -> None:
     info = info_of(request(asks=True, top_k=1), request(top_k=1))
     logits_output = SimpleNamespace(next_token_logits=torch.zeros(2, 5))
     hooks.sample_and_record(lambda *_: torch.tensor([3, 1]), None, logits_output, info)
     assert logits_output.rl_topp_step.row(0) == ([3], 0.0)
 
 
-def test_rows_without_flags_end_in_an_error_that_says_so():
+def test_rows_without_flags_end_in_an_error_that_says_so() -> None:
     info = info_of(request(asks=True))
     with pytest.raises(RuntimeError, match="1 row flags for a batch of 3 rows"):
         hooks.sample_and_record(lambda *_: None, None, SimpleNamespace(next_token_logits=torch.zeros(3, 5)), info)
 
 
-def test_only_the_requests_that_ask_collect():
+def test_only_the_requests_that_ask_collect() -> None:
     step = steps.StepRows(packed_step((1, 0.0, [3]), (1, 0.0, [4])), [True, False])
     output = SimpleNamespace(rl_topp_step=step)
     asking, other = request(asks=True), request()
@@ -174,7 +174,7 @@ def sampling_info(*requests):
     return info
 
 
-def test_a_mixed_batch_keeps_each_row_to_itself():
+def test_a_mixed_batch_keeps_each_row_to_itself() -> None:
     probs = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.6, 0.1, 0.3], [0.2, 0.3, 0.5]])
     info = sampling_info(request(asks=True, top_p=0.55), request(asks=True), request(top_k=2), request(asks=True, top_k=1))
     before = probs.clone()
@@ -190,7 +190,7 @@ def test_a_mixed_batch_keeps_each_row_to_itself():
     assert step.row(3) == ([2], 0.0)
 
 
-def test_a_batch_without_filters_is_sampled_by_sglang_itself():
+def test_a_batch_without_filters_is_sampled_by_sglang_itself() -> None:
     probs = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]])
     info = sampling_info(request(asks=True), request())
     ids = hooks.sample_from_kept_set(lambda *_: torch.tensor([1, 2], dtype=torch.int32), None, probs, info, None, True)
@@ -198,7 +198,7 @@ def test_a_batch_without_filters_is_sampled_by_sglang_itself():
     assert steps.StepRows(info.rl_topp_step, info.rl_topp_flags.record).row(0) == (None, pytest.approx(np.log(0.3), abs=1e-6))
 
 
-def test_what_bypasses_the_sampler_is_refused_by_name():
+def test_what_bypasses_the_sampler_is_refused_by_name() -> None:
     args = SimpleNamespace(
         speculative_algorithm="EAGLE", disaggregation_mode="prefill", pp_size=2, rl_on_policy_target=None, sampling_backend="pytorch"
     )

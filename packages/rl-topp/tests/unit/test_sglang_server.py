@@ -70,7 +70,7 @@ def model(model_folder):
 
 
 class Server:
-    def __init__(self, folder, log, *arguments, **environment):
+    def __init__(self, folder, log, *arguments, **environment) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -111,7 +111,7 @@ class Server:
     def generate(self, prompts, params, **more):
         return json.loads(self.call("generate", {"input_ids": prompts, "sampling_params": params, "return_logprob": True, **more}))
 
-    def stop(self):
+    def stop(self) -> None:
         left_behind = set()
         for maps in Path("/proc").glob("[0-9]*/maps"):
             with contextlib.suppress(OSError):
@@ -206,7 +206,7 @@ def prompts_of(count, seed):
 
 
 @pytest.mark.parametrize("name", FILTERS)
-def test_sets_equal_the_reconstruction(server, model, name):
+def test_sets_equal_the_reconstruction(server, model, name) -> None:
     params = {**FILTERS[name], "max_new_tokens": 12, "ignore_eos": True, "custom_params": OPT_IN}
     prompts = prompts_of(6, 1)
     answers = server.generate(prompts, params)
@@ -214,7 +214,7 @@ def test_sets_equal_the_reconstruction(server, model, name):
     assert compared > 0.95 * 6 * 12, "nearly every set is far from a boundary"
 
 
-def test_mixed_batches_in_which_only_some_ask(server, model):
+def test_mixed_batches_in_which_only_some_ask(server, model) -> None:
     """Lengths differ, so rows leave the batch at different steps and those that stay move up."""
     prompts = prompts_of(28, 2)
     params = [
@@ -235,7 +235,7 @@ def test_mixed_batches_in_which_only_some_ask(server, model):
             assert not any(answer["meta_info"].get("rl_topp_kept_log_probs", []))
 
 
-def test_greedy_tokens_do_not_depend_on_who_asks(server, model):
+def test_greedy_tokens_do_not_depend_on_who_asks(server, model) -> None:
     prompts = prompts_of(4, 3)
     greedy = {"temperature": 0, "max_new_tokens": 10, "ignore_eos": True}
     plain = [answer["output_ids"] for answer in server.generate(prompts, greedy)]
@@ -247,7 +247,7 @@ def test_greedy_tokens_do_not_depend_on_who_asks(server, model):
         assert logits_of(model, prompt, tokens).argmax(-1).tolist() == tokens
 
 
-def test_penalties_and_bias_come_before_the_sets(server, model):
+def test_penalties_and_bias_come_before_the_sets(server, model) -> None:
     """With the overlap scheduler SGLang's penalties lag: a step is prepared before the last token is known, and the first counts the prompt's end."""
     params = {
         "temperature": 0.9,
@@ -273,7 +273,7 @@ def test_penalties_and_bias_come_before_the_sets(server, model):
         assert check_answer(model, prompt, params, answer, change_logits=change) > 10
 
 
-def test_every_chunk_of_a_stream_is_complete(server, model):
+def test_every_chunk_of_a_stream_is_complete(server, model) -> None:
     prompt = prompts_of(1, 5)[0]
     params = {"temperature": 1.0, "top_p": 0.9, "max_new_tokens": 8, "ignore_eos": True, "custom_params": OPT_IN}
     body = {"input_ids": prompt, "sampling_params": params, "return_logprob": True, "stream": True}
@@ -285,7 +285,7 @@ def test_every_chunk_of_a_stream_is_complete(server, model):
     assert len(chunks[-1]["output_ids"]) == 8
 
 
-def test_an_aborted_answer_keeps_what_it_has_and_can_be_continued(server, model):
+def test_an_aborted_answer_keeps_what_it_has_and_can_be_continued(server, model) -> None:
     prompt = prompts_of(1, 6)[0]
     params = {"temperature": 1.0, "top_p": 0.9, "max_new_tokens": 400, "ignore_eos": True, "custom_params": OPT_IN}
     body = {"input_ids": [prompt] * 4, "sampling_params": params, "return_logprob": True, "stream": True}
@@ -309,7 +309,7 @@ def test_an_aborted_answer_keeps_what_it_has_and_can_be_continued(server, model)
     check_answer(model, longer, params, rest)
 
 
-def test_samples_follow_the_renormalised_set(server, model):
+def test_samples_follow_the_renormalised_set(server, model) -> None:
     """Chi-square on 1,024 first tokens; with 1e-6 a right sampler fails once in a million runs."""
     from scipy.stats import chisquare
 
@@ -332,7 +332,7 @@ def test_samples_follow_the_renormalised_set(server, model):
     assert chisquare(bins[0][bins[1] > 0], bins[1][bins[1] > 0]).pvalue > 1e-6
 
 
-def test_batches_in_which_nobody_asks_give_stock_tokens(model_folder, tmp_path_factory):
+def test_batches_in_which_nobody_asks_give_stock_tokens(model_folder, tmp_path_factory) -> None:
     """Two servers with one random start, the second without the plugin, asked the same in the same order."""
     prompts = prompts_of(6, 9)
     plain = [
@@ -350,12 +350,12 @@ def test_batches_in_which_nobody_asks_give_stock_tokens(model_folder, tmp_path_f
     assert tokens["rl_topp"] == tokens["none"]
 
 
-def test_an_unknown_flag_changes_nothing(server):
+def test_an_unknown_flag_changes_nothing(server) -> None:
     answer = server.generate([5, 6], {"top_p": 0.9, "max_new_tokens": 2, "custom_params": {"something_else": True}})
     assert "rl_topp_kept_ids" not in answer["meta_info"]
 
 
-def test_the_check_command_says_that_all_is_well():
+def test_the_check_command_says_that_all_is_well() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "rl_topp", "sglang-check"], capture_output=True, text=True, timeout=START_SECONDS, check=False
     )

@@ -17,12 +17,12 @@ class ObjectRef:
     def __class_getitem__(cls, _item):
         return cls
 
-    def __init__(self, value=None, error=None, *, ready=True):
+    def __init__(self, value=None, error=None, *, ready=True) -> None:
         self.value, self.error, self.ready = value, error, ready
 
 
 class _Method:
-    def __init__(self, function):
+    def __init__(self, function) -> None:
         self._function = function
 
     def options(self, **_options):
@@ -39,7 +39,7 @@ class _Method:
 
 
 class _Handle:
-    def __init__(self, actor, options):
+    def __init__(self, actor, options) -> None:
         self.actor, self.asked_for = actor, options
 
     def __getattr__(self, name):
@@ -47,7 +47,7 @@ class _Handle:
 
 
 class _Class:
-    def __init__(self, cls, options=None):
+    def __init__(self, cls, options=None) -> None:
         self._cls, self._options = cls, options or {}
 
     def options(self, **options):
@@ -80,16 +80,16 @@ def wait(ray_waitables, *, num_returns=1, timeout=None, fetch_local=True):
     return ready, [item for item in ray_waitables if item not in ready]
 
 
-def kill(actor, *, no_restart=True):
+def kill(actor, *, no_restart=True) -> None:
     assert no_restart
     KILLED.append(actor)
 
 
-def init(address=None, **_kwargs):
+def init(address=None, **_kwargs) -> None:
     del address
 
 
-def shutdown():
+def shutdown() -> None:
     return None
 
 

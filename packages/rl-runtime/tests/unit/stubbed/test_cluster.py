@@ -18,7 +18,7 @@ from rl_runtime.errors import DeadlineError, RuntimeSetupError  # noqa: E402
 
 @pytest.fixture
 def resources(monkeypatch):
-    def there_are(**amounts):
+    def there_are(**amounts) -> None:
         monkeypatch.setattr(ray, "RESOURCES", amounts)
 
     return there_are
@@ -28,7 +28,7 @@ def _recipe(**parallel):
     return Recipe.model_validate({"parallel": parallel, "engine": {"count": 2}})
 
 
-def test_every_actor_has_a_bundle_of_its_own(resources):
+def test_every_actor_has_a_bundle_of_its_own(resources) -> None:
     recipe = _recipe(data=2)
     resources(CPU=100.0)
     placement = reserve(recipe)
@@ -45,26 +45,26 @@ def test_every_actor_has_a_bundle_of_its_own(resources):
     assert placement.group.removed
 
 
-def test_no_room_names_what_was_asked_for_and_what_is_there(resources):
+def test_no_room_names_what_was_asked_for_and_what_is_there(resources) -> None:
     resources(CPU=0.5)
     with pytest.raises(RuntimeSetupError, match=r"2 engines.*asked for.*free are \{'CPU': 0\.5"):
         reserve(_recipe(data=2))
 
 
-def test_the_first_failure_ends_a_wait_and_keeps_its_type():
+def test_the_first_failure_ends_a_wait_and_keeps_its_type() -> None:
     waiter = Waiter(run_deadline=time.monotonic() + 5)
     with pytest.raises(ZeroDivisionError):
         waiter.all([ray.ObjectRef(error=ZeroDivisionError("rank 1"))], "training", timeout_seconds=1)
     assert waiter.all([ray.ObjectRef(3), ray.ObjectRef(4)], "training", timeout_seconds=1) == [3, 4]
 
 
-def test_a_wait_ends_at_its_deadline():
+def test_a_wait_ends_at_its_deadline() -> None:
     waiter = Waiter(run_deadline=time.monotonic() + 5)
     with pytest.raises(DeadlineError, match="training"):
         waiter.all([ray.ObjectRef(ready=False)], "training", timeout_seconds=0.01)
 
 
-def test_a_rank_with_other_contracts_is_refused_before_anything_starts(resources, tmp_path, monkeypatch):
+def test_a_rank_with_other_contracts_is_refused_before_anything_starts(resources, tmp_path, monkeypatch) -> None:
     from rl_runtime.cluster import actor_group, trainer_actor
     from rl_runtime.contract_table import installed_contracts
 

@@ -62,7 +62,7 @@ def _definition(path, name):
 
 
 @pytest.mark.parametrize(("stub", "name", "real"), CASES, ids=[f"{stub}:{name}" for stub, name, _ in CASES])
-def test_a_stand_in_takes_what_the_real_one_takes(stub, name, real):
+def test_a_stand_in_takes_what_the_real_one_takes(stub, name, real) -> None:
     there = _definition(_site(stub.split("/")[0]) / real, name)
     here = _definition(STUBS / stub, name)
     assert type(here) is type(there)
@@ -78,7 +78,7 @@ def test_a_stand_in_takes_what_the_real_one_takes(stub, name, real):
     assert {argument.arg for argument in here.args.kwonlyargs} <= {argument.arg for argument in there.args.kwonlyargs} | set(positional)
 
 
-def test_every_public_name_of_the_stand_ins_is_compared():
+def test_every_public_name_of_the_stand_ins_is_compared() -> None:
     of_the_stand_ins_alone = {"ObjectRef", "place"}
     for path in STUBS.rglob("*.py"):
         stub = path.relative_to(STUBS).as_posix()

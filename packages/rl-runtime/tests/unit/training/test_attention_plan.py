@@ -22,7 +22,7 @@ LENGTHS = ([4], [8, 4, 12], [16, 4, 4, 32, 8], [4] * 9)
 
 
 @pytest.mark.parametrize(("lengths", "cp_size"), list(itertools.product(LENGTHS, (1, 2))))
-def test_queries_see_their_sequence_up_to_themselves(lengths, cp_size):
+def test_queries_see_their_sequence_up_to_themselves(lengths, cp_size) -> None:
     gathered = [row for rank in range(cp_size) for row in _global_rows(lengths, cp_size, rank)]
     for cp_rank in range(cp_size):
         mine = _global_rows(lengths, cp_size, cp_rank)
@@ -38,7 +38,7 @@ def test_queries_see_their_sequence_up_to_themselves(lengths, cp_size):
 
 
 @pytest.mark.parametrize(("lengths", "cp_size"), list(itertools.product(LENGTHS, (1, 2))))
-def test_buckets_say_the_same_as_segments(lengths, cp_size):
+def test_buckets_say_the_same_as_segments(lengths, cp_size) -> None:
     plan = plan_attention(lengths, cp_size=cp_size, cp_rank=cp_size - 1)
     flat = []
     for bucket in plan.buckets:
@@ -54,7 +54,7 @@ def test_buckets_say_the_same_as_segments(lengths, cp_size):
             assert by_row[row] == (row, visible.tolist())
 
 
-def test_padding_of_dense_calls_is_bounded():
+def test_padding_of_dense_calls_is_bounded() -> None:
     lengths = list(range(1, 400))
     plan = plan_attention(lengths, cp_size=1, cp_rank=0)
     scores = sum(bucket.query_rows.shape[1] ** 2 * len(bucket.query_rows) for bucket in plan.buckets)

@@ -25,7 +25,7 @@ QWEN3_06B = {
 }
 
 
-def test_qwen3():
+def test_qwen3() -> None:
     shape = ModelShape.from_hf_config(QWEN3_06B)
     assert (shape.num_layers, shape.num_heads, shape.num_key_value_heads, shape.head_dim) == (28, 16, 8, 128)
     assert shape.qk_norm
@@ -34,7 +34,7 @@ def test_qwen3():
     assert shape.rope_theta == 1e6
 
 
-def test_qwen2_has_biases_and_no_norm_of_queries():
+def test_qwen2_has_biases_and_no_norm_of_queries() -> None:
     config = {**QWEN3_06B, "model_type": "qwen2", "head_dim": None}
     shape = ModelShape.from_hf_config(config)
     assert shape.qkv_bias
@@ -42,13 +42,13 @@ def test_qwen2_has_biases_and_no_norm_of_queries():
     assert shape.head_dim == 64
 
 
-def test_llama_without_key_value_heads_has_one_per_query_head():
+def test_llama_without_key_value_heads_has_one_per_query_head() -> None:
     config = {**QWEN3_06B, "model_type": "llama"}
     del config["num_key_value_heads"]
     assert ModelShape.from_hf_config(config).num_key_value_heads == 16
 
 
-def test_rope_settings_are_read_in_both_layouts():
+def test_rope_settings_are_read_in_both_layouts() -> None:
     old = {**QWEN3_06B, "rope_theta": 5e5}
     new = {key: value for key, value in QWEN3_06B.items() if key not in {"rope_theta", "rope_scaling"}}
     new["rope_parameters"] = {"rope_theta": 5e5, "rope_type": "default"}
@@ -67,17 +67,17 @@ def test_rope_settings_are_read_in_both_layouts():
         ({"vocab_size": None}, "vocab_size is missing"),
     ],
 )
-def test_what_would_be_computed_differently_is_refused_by_name(change, words):
+def test_what_would_be_computed_differently_is_refused_by_name(change, words) -> None:
     with pytest.raises(RuntimeSetupError, match=words):
         ModelShape.from_hf_config({**QWEN3_06B, **change})
 
 
-def test_all_problems_are_in_one_message():
+def test_all_problems_are_in_one_message() -> None:
     with pytest.raises(RuntimeSetupError, match=r"hidden_act.*mlp_bias.*hidden_size is missing"):
         ModelShape.from_hf_config({**QWEN3_06B, "hidden_act": "gelu", "mlp_bias": True, "hidden_size": None})
 
 
-def test_a_folder_without_config_is_named(tmp_path):
+def test_a_folder_without_config_is_named(tmp_path) -> None:
     with pytest.raises(RuntimeSetupError, match=r"config\.json"):
         read_model_config(tmp_path)
     (tmp_path / "config.json").write_text("[1]")

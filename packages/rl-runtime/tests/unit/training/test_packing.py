@@ -47,7 +47,7 @@ COLUMNS = {
 }
 
 
-def test_one_rank_holds_sequences_end_to_end_padded_to_even_lengths():
+def test_one_rank_holds_sequences_end_to_end_padded_to_even_lengths() -> None:
     batch = pack_micro_batch(COLUMNS, np.array([1, 0]), _rules())
     assert batch.tokens_1T.tolist() == [[6, 7, 8, 0, 1, 2, 3, 4, 5, 0]]
     assert batch.positions_1T.tolist() == [[0, 1, 2, 0, 0, 1, 2, 3, 4, 0]]
@@ -62,7 +62,7 @@ def test_one_rank_holds_sequences_end_to_end_padded_to_even_lengths():
     assert batch.num_trained_tokens == 2
 
 
-def test_two_ranks_share_each_sequence_in_zigzag_and_split_its_response():
+def test_two_ranks_share_each_sequence_in_zigzag_and_split_its_response() -> None:
     first, second = (pack_micro_batch(COLUMNS, np.array([0]), _rules(size=2, rank=rank)) for rank in range(2))
     # 5 tokens are padded to 8: chunks of 2; rank 0 holds chunks 0 and 3, rank 1 chunks 1 and 2
     assert first.tokens_1T.tolist() == [[1, 2, 0, 0]]
@@ -73,19 +73,19 @@ def test_two_ranks_share_each_sequence_in_zigzag_and_split_its_response():
     assert first.num_trained_tokens == second.num_trained_tokens == 1
 
 
-def test_the_tail_is_padded_to_what_tensor_parallelism_needs():
+def test_the_tail_is_padded_to_what_tensor_parallelism_needs() -> None:
     batch = pack_micro_batch(COLUMNS, np.array([0]), _rules(tp_size=4))
     assert batch.tokens_1T.shape == (1, 8)
     assert batch.stream.cu_seqlens_q.tolist() == [0, 6, 8]
 
 
 @pytest.mark.parametrize(("size", "tp_size"), [(1, 1), (2, 1), (2, 2)])
-def test_a_filler_is_padding_without_samples(size, tp_size):
+def test_a_filler_is_padding_without_samples(size, tp_size) -> None:
     batch = pack_micro_batch(COLUMNS, np.zeros(0, np.int64), _rules(size=size, tp_size=tp_size))
     assert batch.tokens_1T.tolist() == [[0] * (2 * tp_size)]
     assert batch.num_local_tokens == batch.num_trained_tokens == 0
 
 
-def test_without_replay_log_probs_are_over_the_vocabulary():
+def test_without_replay_log_probs_are_over_the_vocabulary() -> None:
     batch = pack_micro_batch(COLUMNS, np.array([0]), _rules(use_kept_sets=False))
     assert batch.kept_sets.status.tolist() == [1, 1]

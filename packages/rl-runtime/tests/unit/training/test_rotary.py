@@ -18,11 +18,11 @@ CONFIG = {
 }
 
 
-def test_frequencies_on_literal_numbers():
+def test_frequencies_on_literal_numbers() -> None:
     assert rotary_frequencies(ModelShape.from_hf_config(CONFIG)).tolist() == pytest.approx([1.0, 0.1])
 
 
-def test_llama3_scaling_is_that_of_transformers():
+def test_llama3_scaling_is_that_of_transformers() -> None:
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -40,7 +40,7 @@ def test_llama3_scaling_is_that_of_transformers():
     torch.testing.assert_close(rotary_frequencies(ModelShape.from_hf_config(config)), expected, rtol=1e-6, atol=0)
 
 
-def test_position_zero_changes_nothing_and_lengths_are_kept():
+def test_position_zero_changes_nothing_and_lengths_are_kept() -> None:
     table = RotaryTable(ModelShape.from_hf_config(CONFIG), torch.device("cpu"))
     x = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(0))
     rotated = apply_rotary(x, *table.at(torch.tensor([0, 5, 9])))
@@ -48,7 +48,7 @@ def test_position_zero_changes_nothing_and_lengths_are_kept():
     torch.testing.assert_close(rotated.norm(dim=-1), x.norm(dim=-1))
 
 
-def test_scores_depend_on_distance_only():
+def test_scores_depend_on_distance_only() -> None:
     table = RotaryTable(ModelShape.from_hf_config(CONFIG), torch.device("cpu"))
     generator = torch.Generator().manual_seed(1)
     query, key = torch.randn(1, 1, 4, generator=generator), torch.randn(1, 1, 4, generator=generator)

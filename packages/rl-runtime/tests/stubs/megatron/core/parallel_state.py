@@ -4,7 +4,7 @@ SIZES = {"tp": 1, "cp": 1, "dp": 1, "pp": 1}
 PLACE = {"rank": 0}
 
 
-def place(rank, *, tp=1, cp=1, dp=1, pp=1):
+def place(rank, *, tp=1, cp=1, dp=1, pp=1) -> None:
     PLACE["rank"] = rank
     SIZES.update(tp=tp, cp=cp, dp=dp, pp=pp)
 
@@ -34,5 +34,5 @@ def get_pipeline_model_parallel_rank():
     return _coordinate("pp")
 
 
-def destroy_model_parallel():
+def destroy_model_parallel() -> None:
     SIZES.update(tp=1, cp=1, dp=1, pp=1)

@@ -1,5 +1,5 @@
 """Where Ray prints what its workers say."""
 
 
-def print_worker_logs(data, print_file):
+def print_worker_logs(data, print_file) -> None:
     del data, print_file

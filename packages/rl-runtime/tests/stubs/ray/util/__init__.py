@@ -1,5 +1,5 @@
 """Where a node says its address."""
 
 
-def get_node_ip_address():
+def get_node_ip_address() -> str:
     return "127.0.0.1"

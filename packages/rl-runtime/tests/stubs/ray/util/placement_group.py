@@ -4,7 +4,7 @@ import ray
 
 
 class PlacementGroup:
-    def __init__(self, bundles, strategy):
+    def __init__(self, bundles, strategy) -> None:
         self.bundle_specs, self.strategy, self.removed = bundles, strategy, False
 
     def wait(self, timeout_seconds=30):
@@ -16,5 +16,5 @@ def placement_group(bundles, strategy="PACK"):
     return PlacementGroup(bundles, strategy)
 
 
-def remove_placement_group(placement_group):
+def remove_placement_group(placement_group) -> None:
     placement_group.removed = True

@@ -3,5 +3,5 @@
 ENDED = []
 
 
-def kill_process_tree(parent_pid, include_parent=True):
+def kill_process_tree(parent_pid, include_parent=True) -> None:
     ENDED.append((parent_pid, include_parent))

@@ -3,5 +3,5 @@
 LAUNCHED = []
 
 
-def launch_server(server_args):
+def launch_server(server_args) -> None:
     LAUNCHED.append(server_args)

@@ -3,5 +3,5 @@
 LOADED = []
 
 
-def load_plugins():
+def load_plugins() -> None:
     LOADED.append(True)
