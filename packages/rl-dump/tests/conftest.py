@@ -37,6 +37,6 @@ def columns():
 
 
 @pytest.fixture
-def pair(tmp_path):
+def pair(tmp_path: Path):
     """The rollout dump and the train dump of one batch."""
     return dump_batches.write_pair(tmp_path)

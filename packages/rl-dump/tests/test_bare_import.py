@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 HEAVY = (
     "torch",
@@ -27,7 +28,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_reading_a_torch_archive_loads_no_torch(tmp_path, pair) -> None:
+def test_reading_a_torch_archive_loads_no_torch(tmp_path: Path, pair) -> None:
     from rl_dump import convert
 
     code = "import sys, rl_dump; d = rl_dump.open_dump(sys.argv[1]); d.column('log_probs'); d.sample(0); d.verify(); print('torch' in sys.modules)"

@@ -46,7 +46,7 @@ def handed_cases() -> dict[str, dict]:
 
 
 @pytest.fixture(params=[name for name, case in _CASES.items() if "aggregation" in case])
-def handed_step(request) -> HandedStep:
+def handed_step(request: pytest.FixtureRequest) -> HandedStep:
     """Each handed case of an aggregation in turn."""
     case = _CASES[request.param]
     values, masks, ids = [], [], {}

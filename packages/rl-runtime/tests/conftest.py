@@ -27,7 +27,7 @@ def _statements(body):
         yield from _statements(getattr(node, "body", []) if isinstance(node, ast.With | ast.Try) else [])
 
 
-def _imports(path, seen):
+def _imports(path: Path, seen):
     """Name every library that importing a file loads, through our own modules."""
     found = set()
     for node in _statements(ast.parse(path.read_text()).body):
@@ -63,7 +63,7 @@ _NEEDS_ENGINES_WHILE_IT_RUNS = {
 """Tests whose code imports an engine or its tasks while it runs, or reads the recipes of the checkout."""
 
 
-def _needs_what_is_not_here(path):
+def _needs_what_is_not_here(path: Path):
     # Only the tests in `stubbed` are made for the stand-ins.
     return _imports(path, set()) & (_ABSENT if "stubbed" in path.parts else _ABSENT | _STAND_INS)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,7 @@ pytestmark = pytest.mark.distributed
 CP_FIELDS = ("log_probs", "rollout_log_probs", "advantages", "entropy")
 
 
-def trainer_shard(columns, shard, cp_rank=0, cp_size=1):
+def trainer_shard(columns, shard, cp_rank=0, cp_size: int = 1):
     """What rank `cp_rank` of a data-parallel rank holds: its samples, floats cut along the context axis."""
     part = taken(columns, shard["partition"])
     data = {}
@@ -36,11 +38,11 @@ def trainer_shard(columns, shard, cp_rank=0, cp_size=1):
     return {**data, **{key: shard[key] for key in keys}}
 
 
-def reference(folder, columns, shards):
+def reference(folder: Path, columns, shards):
     return write_dump(folder / "reference.parquet", contract="train-dump.v2", batch_id=0, columns=columns, dp_shards=shards)
 
 
-def dp2_cp2(rank, folder, num_samples, longest, background, suffix=".parquet"):
+def dp2_cp2(rank: int, folder: Path, num_samples, longest, background, suffix=".parquet"):
     dp_rank, cp_rank = divmod(rank, 2)
     cp_groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     shard_group = dist.new_group([0, 2])
@@ -73,7 +75,7 @@ def dp2_cp2(rank, folder, num_samples, longest, background, suffix=".parquet"):
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_dp2_cp2_writes_one_file_equal_to_a_single_process(tmp_path, background) -> None:
+def test_dp2_cp2_writes_one_file_equal_to_a_single_process(tmp_path: Path, background) -> None:
     results = run_ranks(dp2_cp2, 4, tmp_path, 30, 60, background)
     assert [result[0] is not None for result in results] == [True, False, False, False]
     assert [path.name for path in tmp_path.iterdir()] == ["t_0.parquet"]
@@ -91,13 +93,13 @@ def test_dp2_cp2_writes_one_file_equal_to_a_single_process(tmp_path, background)
         assert found.verify() == []
 
 
-def test_restored_memory_is_one_chunk_and_collectives_are_few(tmp_path) -> None:
+def test_restored_memory_is_one_chunk_and_collectives_are_few(tmp_path: Path) -> None:
     for _, restored, _ in run_ranks(dp2_cp2, 4, tmp_path, 60, 200, False):
         assert max(restored) <= 4096
         assert len(restored) < 60 * len(CP_FIELDS) / 3, "one collective per field and chunk, not per sample"
 
 
-def test_the_writer_holds_one_row_group_of_another_rank(tmp_path, monkeypatch) -> None:
+def test_the_writer_holds_one_row_group_of_another_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         shards_module, "row_group_bounds", lambda sizes: [(start, min(start + 8, len(sizes))) for start in range(0, len(sizes), 8)]
     )
@@ -107,14 +109,14 @@ def test_the_writer_holds_one_row_group_of_another_rank(tmp_path, monkeypatch) -
     assert max(messages[1:]) < sum(messages[1:]) / 8
 
 
-def test_an_archive_is_written_by_the_same_call(tmp_path) -> None:
+def test_an_archive_is_written_by_the_same_call(tmp_path: Path) -> None:
     results = run_ranks(dp2_cp2, 4, tmp_path, 20, 30, False, ".pt")
     columns, shards = placed(batch(20, longest=30))
     with open_dump(results[0][0]) as found, open_dump(reference(tmp_path, columns, shards)) as expected:
         assert compare(found, expected) is None
 
 
-def tp2_pp2(rank, folder):
+def tp2_pp2(rank: int, folder: Path):
     pp_rank, tp_rank = divmod(rank, 2)
     topology = DumpTopology(global_rank=rank, tp_rank=tp_rank, tp_size=2, pp_rank=pp_rank, pp_size=2)
     columns, shards = placed(batch(10), dp_size=1)
@@ -123,7 +125,7 @@ def tp2_pp2(rank, folder):
     return None if path is None else str(path)
 
 
-def test_tp2_pp2_only_the_last_stages_first_rank_writes(tmp_path) -> None:
+def test_tp2_pp2_only_the_last_stages_first_rank_writes(tmp_path: Path) -> None:
     results = run_ranks(tp2_pp2, 4, tmp_path)
     assert [result is not None for result in results] == [False, False, True, False]
     columns, shards = placed(batch(10), dp_size=1)
@@ -132,7 +134,7 @@ def test_tp2_pp2_only_the_last_stages_first_rank_writes(tmp_path) -> None:
         assert found.header["writer_rank"] == 2
 
 
-def restore_only(rank):
+def restore_only(rank: int):
     columns = batch(16, longest=50)
     shard = {"partition": list(range(16)), "micro_batch_indices": [], "num_microbatches": [], "global_batch_sizes": []}
     gather, _ = gatherer(rank, 4, dist.group.WORLD)
@@ -151,7 +153,7 @@ def test_cp4_fields_are_restored_bit_for_bit_on_the_writer_only() -> None:
     assert results[1:] == [{}, {}, {}]
 
 
-def three_shards(rank, folder, fault):
+def three_shards(rank: int, folder: Path, fault):
     group = dist.new_group([0, 1, 2])
     topology = DumpTopology(global_rank=rank, dp_rank=rank, dp_size=3, shard_group=group, deadline_seconds=2 if fault == "absent" else 20)
     columns, shards = placed(batch(30), dp_size=3)
@@ -189,14 +191,14 @@ def three_shards(rank, folder, fault):
         ("disk", "cannot write"),
     ],
 )
-def test_a_fault_of_one_rank_raises_on_every_rank_with_its_reason(tmp_path, fault, message) -> None:
+def test_a_fault_of_one_rank_raises_on_every_rank_with_its_reason(tmp_path: Path, fault, message: str) -> None:
     (tmp_path / "file").write_text("in the way")
     for result in run_ranks(three_shards, 3, tmp_path, fault):
         assert message in result[1], result
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_rank_that_does_not_come_meets_the_deadline_and_is_named(tmp_path) -> None:
+def test_a_rank_that_does_not_come_meets_the_deadline_and_is_named(tmp_path: Path) -> None:
     results = run_ranks(three_shards, 3, tmp_path, "absent")
     assert results[1] == "absent"
     assert results[0][0] == WriteError.__name__
@@ -205,14 +207,14 @@ def test_a_rank_that_does_not_come_meets_the_deadline_and_is_named(tmp_path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_rank_without_samples_is_fine(tmp_path) -> None:
+def test_a_rank_without_samples_is_fine(tmp_path: Path) -> None:
     assert run_ranks(three_shards, 3, tmp_path, "empty shard") == ["written"] * 3
     with open_dump(tmp_path / "t_0.parquet") as dump:
         assert dump.num_samples == 20
         assert [len(shard["partition"]) for shard in dump.dp_shards] == [10, 0, 10]
 
 
-def training(rank, folder, dumping):
+def training(rank: int, folder: Path, dumping):
     """Two batches of a small policy under DP 2 x CP 2; returns every number training produced."""
     dp_rank, cp_rank = divmod(rank, 2)
     cp_groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
@@ -263,7 +265,7 @@ def training(rank, folder, dumping):
     return numbers, weight.detach().numpy().tobytes()
 
 
-def test_training_is_the_same_bits_with_the_dump_on_and_off(tmp_path) -> None:
+def test_training_is_the_same_bits_with_the_dump_on_and_off(tmp_path: Path) -> None:
     on, off = run_ranks(training, 4, tmp_path, True), run_ranks(training, 4, tmp_path, False)
     assert on == off
     assert len({number for numbers, _ in on for number in numbers}) > 4

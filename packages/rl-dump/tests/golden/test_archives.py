@@ -63,7 +63,7 @@ def test_a_slime_rollout_dump_has_the_contracts_names_and_keeps_what_neither_lay
 
 
 @pytest.mark.parametrize("name", ["ours.pt", "slime_train.pt", "slime_rollout.pt"])
-def test_an_archive_becomes_parquet_without_torch(tmp_path, name) -> None:
+def test_an_archive_becomes_parquet_without_torch(tmp_path: Path, name: str) -> None:
     with open_dump(FOLDER / name) as dump, open_dump(convert(dump.path, tmp_path / "x.parquet")) as other:
         assert other.verify() == dump.verify() == []
         for row in range(dump.num_samples):

@@ -14,7 +14,7 @@ FILES = sorted(path for contract in ("train-dump.v2", "rollout-dump.v1") for pat
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_a_frozen_dump_is_whole_and_of_its_contract(path) -> None:
+def test_a_frozen_dump_is_whole_and_of_its_contract(path: Path) -> None:
     with open_dump(path) as dump:
         assert dump.contract == path.parent.name
         assert dump.verify() == []

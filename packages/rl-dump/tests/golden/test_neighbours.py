@@ -14,11 +14,11 @@ from rl_dump.reader import open_dump
 FOLDER = Path(__file__).parent
 
 
-def document(name):
+def document(name: str):
     return json.loads((FOLDER / name).read_text())
 
 
-def with_arrays(name, view):
+def with_arrays(name: str, view):
     content = document(name)
     return view(content["document"], content["arrays"])
 
@@ -52,7 +52,7 @@ def test_kept_sets_and_metrics_become_columns_and_numbers() -> None:
     assert "rollout/response_tokens" not in values
 
 
-def test_a_batch_can_be_dumped_as_it_came(tmp_path) -> None:
+def test_a_batch_can_be_dumped_as_it_came(tmp_path: Path) -> None:
     columns = with_arrays("rollout-batch.v1/three_samples.json", views.batch_columns)
     path = write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=4, columns=columns)
     with open_dump(path) as dump:
@@ -70,7 +70,7 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_another_major_is_refused_naming_both_and_a_newer_minor_is_read(name) -> None:
+def test_another_major_is_refused_naming_both_and_a_newer_minor_is_read(name: str) -> None:
     contract = name.partition("/")[0]
     content = document(name)
     inner = content.get("document", content)
@@ -81,7 +81,7 @@ def test_another_major_is_refused_naming_both_and_a_newer_minor_is_read(name) ->
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_a_document_that_lacks_what_is_needed_is_refused(name) -> None:
+def test_a_document_that_lacks_what_is_needed_is_refused(name: str) -> None:
     content = document(name)
     inner = content.get("document", content)
     content.pop("arrays", None)

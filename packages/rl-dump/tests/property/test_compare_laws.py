@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from rl_dump import compare, open_dump, write_dump
 
 
-def written(folder, name, columns):
+def written(folder: Path, name: str, columns):
     return open_dump(write_dump(folder / f"{name}.parquet", contract="train-dump.v2", batch_id=0, columns=columns))
 
 
 @settings(max_examples=25)
 @given(st.integers(0, 50), st.randoms(use_true_random=False))
-def test_a_batch_equals_itself_in_any_order(seed, random) -> None:
+def test_a_batch_equals_itself_in_any_order(seed: int, random) -> None:
     columns = batch(7, seed=seed)
     order = list(range(7))
     random.shuffle(order)
@@ -34,7 +34,7 @@ def test_a_batch_equals_itself_in_any_order(seed, random) -> None:
 
 @settings(max_examples=40)
 @given(st.integers(0, 20), st.data())
-def test_one_changed_value_is_found_where_it_is_from_either_side(seed, data) -> None:
+def test_one_changed_value_is_found_where_it_is_from_either_side(seed: int, data: st.DataObject) -> None:
     columns = batch(6, seed=seed)
     name = data.draw(st.sampled_from(["tokens", "log_probs", "advantages", "loss_masks", "weight_versions"]))
     long_enough = [row for row in range(6) if len(columns[name][row])]

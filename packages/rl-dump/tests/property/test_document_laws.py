@@ -68,6 +68,6 @@ def test_other_types_are_refused_by_name(value) -> None:
     ["", "{", "[" * 100_000, '{"$array": "O", "shape": [1], "values": [1]}', '{"$array": "int64", "shape": [3], "values": [1]}', '{"$bytes": "?"}',
      '{"$float": "1.0"}', '{"$float": "x"}', '{"$scalar": "float32", "data": ""}', '{"$map": [1]}', '{"$tuple": 3}', '{"$array": "int8", "shape": [99999999999], "data": ""}'],
 )  # fmt: skip
-def test_a_document_this_package_did_not_write_is_an_error(text) -> None:
+def test_a_document_this_package_did_not_write_is_an_error(text: str) -> None:
     with pytest.raises(DumpError):
         documents.loads(text)

@@ -14,7 +14,7 @@ from rl_dump import join, open_dump, write_dump
 
 
 @st.composite
-def scenarios(draw):
+def scenarios(draw: st.DrawFn):
     """Samples with some equal tokens, and for either dump which rows it keeps, in which order, and which ids it lacks."""
     count = draw(st.integers(1, 8))
     tokens = draw(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=3), min_size=count, max_size=count))
@@ -26,7 +26,7 @@ def scenarios(draw):
     return tokens, indices, sides, draw(st.booleans()), draw(st.booleans())
 
 
-def dumps(folder, scenario):
+def dumps(folder: Path, scenario):
     tokens, indices, (rollout_rows, train_rows), positions, with_indices = scenario
     paths = []
     for contract, rows in (("rollout-dump.v1", rollout_rows), ("train-dump.v2", train_rows)):

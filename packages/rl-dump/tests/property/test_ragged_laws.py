@@ -19,7 +19,7 @@ def test_from_list_of_its_items_is_the_ragged_array(values) -> None:
 
 
 @given(items, st.data())
-def test_take_composes(values, data) -> None:
+def test_take_composes(values, data: st.DataObject) -> None:
     ragged = RaggedArray.from_list(values, np.int32)
     index = st.lists(st.integers(0, len(values) - 1), max_size=6) if values else st.just([])
     first = data.draw(index)

@@ -16,7 +16,7 @@ DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int
 
 
 @st.composite
-def field(draw, count):
+def field(draw: st.DrawFn, count: int):
     kind = draw(st.sampled_from(["tensor", "scalar tensor", "number", "list", "text", "object", "generic", "array", "wide"]))
     dtype = draw(st.sampled_from(DTYPES))
     seed = draw(st.integers(0, 99))
@@ -39,7 +39,7 @@ def field(draw, count):
 
 
 @st.composite
-def archives(draw):
+def archives(draw: st.DrawFn):
     count = draw(st.integers(0, 4))
     names = draw(st.lists(st.sampled_from(["a", "b", "c", "my_field"]), unique=True, min_size=1, max_size=3)) if count else []
     fields = {name: draw(field(count)) for name in names}

@@ -15,6 +15,7 @@ import struct
 import warnings
 import zipfile
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -29,7 +30,7 @@ from rl_dump.torch import write_torch_archive
 DEADLINE_SECONDS = 120.0
 
 
-def observed(path):
+def observed(path: Path):
     """Everything a reader can get out of a dump, as comparable bytes."""
     with open_dump(path) as dump:
         found = {}
@@ -105,7 +106,7 @@ def resealed(data: bytes, rng: random.Random) -> bytes:
 MUTATORS = {"mutate": (mutate, True), "repacked": (repacked, False), "resealed": (resealed, False)}
 
 
-def child(pipe, data, path, mutator, seeds) -> None:
+def child(pipe, data, path: Path, mutator, seeds) -> None:
     # A number in a file must not become memory.
     resource.setrlimit(resource.RLIMIT_AS, (24 << 30, 24 << 30))
     change, must_match = MUTATORS[mutator]
@@ -131,7 +132,7 @@ def child(pipe, data, path, mutator, seeds) -> None:
     os._exit(0)
 
 
-def run_cases(data, path, mutator, seeds) -> None:
+def run_cases(data, path: Path, mutator, seeds) -> None:
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=child, args=(sender, data, path, mutator, seeds), daemon=True)
@@ -162,7 +163,7 @@ def run_cases(data, path, mutator, seeds) -> None:
     assert not failures, f"{mutator}: {len(failures)} failures, the first: {failures[:3]}"
 
 
-def slime_archive(folder):
+def slime_archive(folder: Path):
     columns, shards = placed(batch(10))
     samples = []
     for row in range(10):
@@ -178,7 +179,7 @@ def slime_archive(folder):
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory):
+def files(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("fuzz")
     rollout, train = write_pair(folder, 20)
     columns, shards = placed(batch(20))
@@ -202,13 +203,13 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "mutator", "count"), CASES)
-def test_a_changed_file_gives_an_error_or_the_right_data(tmp_path, files, name, mutator, count) -> None:
+def test_a_changed_file_gives_an_error_or_the_right_data(tmp_path: Path, files, name: str, mutator, count: int) -> None:
     run_cases(files[name], tmp_path / name, mutator, range(count))
 
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize(("name", "mutator", "count"), CASES)
-def test_ten_thousand_changed_files_give_an_error_or_the_right_data(tmp_path, files, name, mutator, count) -> None:
+def test_ten_thousand_changed_files_give_an_error_or_the_right_data(tmp_path: Path, files, name: str, mutator, count: int) -> None:
     total = count * 10_000 // 300
     for start in range(1_000_000, 1_000_000 + total, 500):
         run_cases(files[name], tmp_path / name, mutator, range(start, min(start + 500, 1_000_000 + total)))
@@ -223,7 +224,7 @@ class Evil:
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_code_in_a_file_is_refused_by_name_and_never_runs(tmp_path, protocol) -> None:
+def test_code_in_a_file_is_refused_by_name_and_never_runs(tmp_path: Path, protocol: str) -> None:
     torch.save({"rollout_id": 0, "samples": [{"x": Evil(tmp_path / "ran")}]}, tmp_path / "evil.pt", pickle_protocol=protocol)
     with pytest.raises(DumpError, match=r"holds an object of posix\.system"):
         open_dump(tmp_path / "evil.pt")

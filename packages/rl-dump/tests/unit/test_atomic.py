@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Never
 
 import pytest
 
 from rl_dump import WriteError, open_dump, write_dump
 from rl_dump.atomic import atomic_path
-from typing import Never
 
 
-def test_an_exception_leaves_the_old_file_and_no_other(tmp_path) -> Never:
+def test_an_exception_leaves_the_old_file_and_no_other(tmp_path: Path) -> Never:
     target = tmp_path / "x.parquet"
     target.write_bytes(b"old")
     with pytest.raises(RuntimeError, match="boom"), atomic_path(target) as temporary:
@@ -24,7 +25,7 @@ def test_an_exception_leaves_the_old_file_and_no_other(tmp_path) -> Never:
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_success_replaces_the_old_file(tmp_path) -> None:
+def test_success_replaces_the_old_file(tmp_path: Path) -> None:
     target = tmp_path / "deep" / "x"
     with atomic_path(target) as temporary:
         temporary.write_bytes(b"new")
@@ -33,7 +34,7 @@ def test_success_replaces_the_old_file(tmp_path) -> None:
     assert list(target.parent.iterdir()) == [target]
 
 
-def test_what_the_file_system_refuses_is_a_write_error_with_the_path(tmp_path) -> None:
+def test_what_the_file_system_refuses_is_a_write_error_with_the_path(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with (
         pytest.raises(WriteError, match=r"cannot write .*file/x: Not a directory|cannot write .*file/x: File exists"),
@@ -42,7 +43,7 @@ def test_what_the_file_system_refuses_is_a_write_error_with_the_path(tmp_path) -
         pass
 
 
-def test_a_directory_in_the_way_is_a_write_error(tmp_path, columns) -> None:
+def test_a_directory_in_the_way_is_a_write_error(tmp_path: Path, columns) -> None:
     (tmp_path / "x.parquet").mkdir()
     with pytest.raises(WriteError, match=r"cannot write .*x\.parquet: Is a directory"):
         write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns)
@@ -50,7 +51,7 @@ def test_a_directory_in_the_way_is_a_write_error(tmp_path, columns) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
-def test_a_full_disk_is_a_write_error(monkeypatch, tmp_path, columns) -> None:
+def test_a_full_disk_is_a_write_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, columns) -> None:
     import rl_dump.writer as module
 
     real = module.pq.ParquetWriter
@@ -61,7 +62,7 @@ def test_a_full_disk_is_a_write_error(monkeypatch, tmp_path, columns) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_killed_writer_leaves_the_old_dump_readable(tmp_path, columns) -> None:
+def test_a_killed_writer_leaves_the_old_dump_readable(tmp_path: Path, columns) -> None:
     target = write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=1, columns=columns)
     code = f"""
 import os, sys

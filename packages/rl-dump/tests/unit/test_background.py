@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Never
 
 import pytest
 
 from rl_dump import BackgroundWriter, WriteError
-from typing import Never
 
 
 def test_jobs_run_in_order_in_one_thread() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ def test_stats_trend_doctor_verify_of_a_good_dump(pair) -> None:
     assert json.loads(run("verify", pair[1], "--json").output) == {"problems": []}
 
 
-def test_join_exits_1_when_something_is_missing(tmp_path, pair, columns) -> None:
+def test_join_exits_1_when_something_is_missing(tmp_path: Path, pair, columns) -> None:
     assert run("join", *pair).exit_code == 0
     part = write_dump(tmp_path / "part.parquet", contract="train-dump.v2", batch_id=0, columns=taken(columns, range(20)))
     result = run("join", pair[0], part)
@@ -50,7 +51,7 @@ def test_join_exits_1_when_something_is_missing(tmp_path, pair, columns) -> None
     assert len(json.loads(run("join", pair[0], part, "--json").output)["missing_in_train"]) == 4
 
 
-def test_diff_exits_1_and_names_the_place(tmp_path, pair, columns) -> None:
+def test_diff_exits_1_and_names_the_place(tmp_path: Path, pair, columns) -> None:
     assert run("diff", pair[1], pair[1]).exit_code == 0
     first = write_dump(tmp_path / "a.parquet", contract="train-dump.v2", batch_id=0, columns=columns)
     other = write_dump(
@@ -66,14 +67,14 @@ def test_diff_exits_1_and_names_the_place(tmp_path, pair, columns) -> None:
     assert run("diff", first, other, "--atol", "1.5").exit_code == 0
 
 
-def test_doctor_exits_1_on_an_alarm(tmp_path) -> None:
+def test_doctor_exits_1_on_an_alarm(tmp_path: Path) -> None:
     columns = {**batch(6), "truncated": np.ones(6, bool)}
     path = write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns)
     assert run("doctor", path).exit_code == 1
     assert "truncated" in [alarm["code"] for alarm in json.loads(run("doctor", path, "--json").output)["alarms"]]
 
 
-def test_html_and_replay_write_files(tmp_path, pair) -> None:
+def test_html_and_replay_write_files(tmp_path: Path, pair) -> None:
     assert run("html", pair[1], "--rollout", pair[0]).exit_code == 0
     assert pair[1].with_suffix(".html").exists()
     assert run("replay", pair[1], tmp_path / "one.parquet", "--rank", "1").exit_code == 0
@@ -81,14 +82,14 @@ def test_html_and_replay_write_files(tmp_path, pair) -> None:
     assert run("replay", pair[1], tmp_path / "one.parquet", "--rank", "9").exit_code == 2
 
 
-def test_convert_goes_there_and_back(tmp_path, pair) -> None:
+def test_convert_goes_there_and_back(tmp_path: Path, pair) -> None:
     pytest.importorskip("torch")
     assert run("convert", pair[1], tmp_path / "x.pt").exit_code == 0
     assert run("convert", tmp_path / "x.pt", tmp_path / "y.parquet").exit_code == 0
     assert run("diff", pair[1], tmp_path / "y.parquet").exit_code == 0
 
 
-def bad_files(folder, good):
+def bad_files(folder: Path, good):
     data = good.read_bytes()
     flipped = bytearray(data)
     flipped[len(data) // 2] ^= 0xFF
@@ -124,7 +125,7 @@ COMMANDS = [
 ]
 
 
-def test_a_bad_file_is_exit_code_2_and_one_line_for_every_command(tmp_path, pair) -> None:
+def test_a_bad_file_is_exit_code_2_and_one_line_for_every_command(tmp_path: Path, pair) -> None:
     for path in bad_files(tmp_path, pair[1]):
         for command, *rest in COMMANDS:
             second = [path if argument == "same" else tmp_path / argument for argument in rest]
@@ -137,7 +138,7 @@ def test_a_bad_file_is_exit_code_2_and_one_line_for_every_command(tmp_path, pair
     assert not (tmp_path / "out.parquet").exists()
 
 
-def test_a_file_of_another_major_is_exit_code_2_and_says_what_to_do(tmp_path, pair, monkeypatch) -> None:
+def test_a_file_of_another_major_is_exit_code_2_and_says_what_to_do(tmp_path: Path, pair, monkeypatch: pytest.MonkeyPatch) -> None:
     import rl_dump.header
     from rl_dump.contract import check_contract
 
@@ -151,7 +152,7 @@ def test_a_file_of_another_major_is_exit_code_2_and_says_what_to_do(tmp_path, pa
     assert "pip install -U rl-dump" in result.output
 
 
-def test_another_parquet_file_is_no_dump(tmp_path) -> None:
+def test_another_parquet_file_is_no_dump(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -161,7 +162,7 @@ def test_another_parquet_file_is_no_dump(tmp_path) -> None:
     assert "a Parquet file, but not a dump" in result.output
 
 
-def test_the_module_runs_as_a_program_and_shows_no_traceback(tmp_path) -> None:
+def test_the_module_runs_as_a_program_and_shows_no_traceback(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "rl_dump", "show", tmp_path / "nope.parquet"], capture_output=True, text=True, timeout=60, check=False
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from dump_batches import ragged, taken
@@ -10,7 +12,7 @@ from rl_dump import DumpError, compare, open_dump, write_dump
 
 
 @pytest.fixture
-def against(tmp_path, columns):
+def against(tmp_path: Path, columns):
     first = open_dump(write_dump(tmp_path / "a.parquet", contract="train-dump.v2", batch_id=0, columns=columns))
 
     def run(changed, **options):
@@ -30,7 +32,7 @@ def test_differences_within_the_tolerances_are_none(against, columns) -> None:
     assert against(whole, atol=100.0).field == "weight_versions", "tolerances are for floats"
 
 
-def test_nan_equals_nan_and_nothing_else(against, columns, tmp_path) -> None:
+def test_nan_equals_nan_and_nothing_else(against, columns, tmp_path: Path) -> None:
     with_nan = {**columns, "entropy": ragged([np.full(len(item), np.nan) for item in columns["entropy"]], np.float32)}
     found = against(with_nan, atol=1e9)
     assert found.field == "entropy"
@@ -40,7 +42,7 @@ def test_nan_equals_nan_and_nothing_else(against, columns, tmp_path) -> None:
         assert compare(first, second) is None
 
 
-def test_whole_numbers_beyond_double_precision_are_told_apart(tmp_path) -> None:
+def test_whole_numbers_beyond_double_precision_are_told_apart(tmp_path: Path) -> None:
     paths = [
         write_dump(tmp_path / f"{add}.parquet", contract="train-dump.v2", batch_id=0, columns={"x": np.array([2**60 + add])})
         for add in (0, 1)
@@ -79,7 +81,7 @@ def test_other_samples_are_the_difference(against, columns) -> None:
     assert "only in the first" in found.message
 
 
-def test_where_a_sample_ran_is_not_compared(tmp_path, columns) -> None:
+def test_where_a_sample_ran_is_not_compared(tmp_path: Path, columns) -> None:
     places = {"step": np.zeros(24, np.int64), "micro_batch": np.arange(24), "data_parallel_rank": np.zeros(24, np.int64)}
     paths = [
         write_dump(

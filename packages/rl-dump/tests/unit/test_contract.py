@@ -52,7 +52,7 @@ def test_a_minor_that_is_no_number_is_refused(minor) -> None:
         check_contract("train-dump.v2", minor, where="x")
 
 
-def test_a_newer_minor_is_read_with_one_log_line_and_unknown_keys_ignored(pair, caplog) -> None:
+def test_a_newer_minor_is_read_with_one_log_line_and_unknown_keys_ignored(pair, caplog: pytest.LogCaptureFixture) -> None:
     with open_dump(pair[1]) as dump:
         header = dict(dump.header)
     newer = {**header, "minor": MINOR + 5, "key_of_the_future": [1]}

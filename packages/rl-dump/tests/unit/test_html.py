@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from dump_browser import available, browser
 from rl_dump import open_dump, write_dump, write_html
 
 
-def page(folder, train, rollout=None, **options):
+def page(folder: Path, train, rollout=None, **options):
     with open_dump(train) as dump:
         if rollout is None:
             return write_html(dump, folder / "page.html", **options)
@@ -20,13 +21,13 @@ def page(folder, train, rollout=None, **options):
             return write_html(dump, folder / "page.html", rollout=texts, **options)
 
 
-def test_the_page_refers_to_nothing_outside(tmp_path, pair) -> None:
+def test_the_page_refers_to_nothing_outside(tmp_path: Path, pair) -> None:
     text = page(tmp_path, pair[1], pair[0], tokenizer=write_tokenizer(tmp_path)).read_text()
     assert "default-src 'none'" in text
     assert not re.findall(r"""(?:src|href)\s*=|url\(|@import|https?://""", text.split('<script type="application/json"')[0])
 
 
-def test_text_of_a_dump_never_becomes_markup(tmp_path) -> None:
+def test_text_of_a_dump_never_becomes_markup(tmp_path: Path) -> None:
     columns = rollout_columns(batch(3))
     columns["response"] = ["</script><script>window.hacked = 1</script>", "<img src=x onerror=alert(1)>", "]]>&amp;"]
     columns["prompt"] = ["<!-- <script>"] * 3
@@ -36,7 +37,7 @@ def test_text_of_a_dump_never_becomes_markup(tmp_path) -> None:
     assert text.count("</script") == 3
 
 
-def test_samples_beyond_the_size_are_listed_without_tokens(tmp_path, pair) -> None:
+def test_samples_beyond_the_size_are_listed_without_tokens(tmp_path: Path, pair) -> None:
     text = page(tmp_path, pair[1], max_token_bytes=2000).read_text()
     import json
 
@@ -48,7 +49,7 @@ def test_samples_beyond_the_size_are_listed_without_tokens(tmp_path, pair) -> No
     assert min(gaps[row] or 0 for row in kept) >= max(gap or 0 for row, gap in enumerate(gaps) if row not in kept)
 
 
-def test_an_empty_dump_and_non_finite_values_make_a_page(tmp_path) -> None:
+def test_an_empty_dump_and_non_finite_values_make_a_page(tmp_path: Path) -> None:
     path = write_dump(tmp_path / "e.parquet", contract="train-dump.v2", batch_id=0, columns=batch(0))
     page(tmp_path, path)
     columns = {**batch(3), "rewards": np.array([np.nan, np.inf, 0.0])}
@@ -61,7 +62,7 @@ needs_browser = pytest.mark.skipif(not available(), reason="needs chromium and c
 
 @needs_browser
 @pytest.mark.parametrize("width", [1400, 420])
-def test_people_can_filter_sort_and_read(tmp_path, width) -> None:
+def test_people_can_filter_sort_and_read(tmp_path: Path, width: int) -> None:
     columns, shards = placed(batch(200, seed=3))
     train = write_dump(tmp_path / "t.parquet", contract="train-dump.v2", batch_id=0, columns=columns, dp_shards=shards)
     rollout = write_dump(tmp_path / "r.parquet", contract="rollout-dump.v1", batch_id=0, columns=rollout_columns(columns))
@@ -104,7 +105,7 @@ def test_people_can_filter_sort_and_read(tmp_path, width) -> None:
 
 
 @needs_browser
-def test_thousands_of_samples_stay_responsive(tmp_path) -> None:
+def test_thousands_of_samples_stay_responsive(tmp_path: Path) -> None:
     count = 4096
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 60, count)
@@ -129,7 +130,7 @@ def test_thousands_of_samples_stay_responsive(tmp_path) -> None:
 
 
 @needs_browser
-def test_markup_in_a_response_is_shown_and_not_run(tmp_path) -> None:
+def test_markup_in_a_response_is_shown_and_not_run(tmp_path: Path) -> None:
     columns = rollout_columns(batch(2))
     columns["response"] = ["</script><script>window.hacked = 1</script>", "<img src=x onerror='window.hacked = 1'>"]
     path = write_dump(tmp_path / "r.parquet", contract="rollout-dump.v1", batch_id=0, columns=columns)

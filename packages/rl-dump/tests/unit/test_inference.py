@@ -37,7 +37,7 @@ from rl_dump.inference import build_columns, column_of
         ([], "object", "json", "plain"),
     ],
 )
-def test_values_become_columns(values, kind, dtype, form) -> None:
+def test_values_become_columns(values, kind: str, dtype, form) -> None:
     field = column_of("x", values).field
     assert (field.kind, field.dtype, field.form) == (kind, dtype, form)
 
@@ -76,7 +76,7 @@ def test_log_probs_keep_an_arrays_precision_and_lists_take_the_smallest_that_los
         ("x", np.array(["2020-01-01"], "datetime64[D]"), "cannot be stored"),
     ],
 )
-def test_values_that_fit_no_column_are_refused(name, values, message) -> None:
+def test_values_that_fit_no_column_are_refused(name: str, values, message: str) -> None:
     with pytest.raises(DumpError, match=message):
         column_of(name, values)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -61,7 +62,7 @@ def test_pyarrow_finds_the_header_in_the_files_metadata(train) -> None:
     assert (header["contract"], header["batch_id"], header["num_samples"]) == ("train-dump.v2", 0, 24)
 
 
-def test_a_file_with_packed_columns_opens_everywhere(tmp_path) -> None:
+def test_a_file_with_packed_columns_opens_everywhere(tmp_path: Path) -> None:
     """Byte-stream split, delta and dictionary pages, each chosen because it pays."""
     from dump_batches import ragged
 

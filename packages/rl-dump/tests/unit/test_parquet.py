@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -66,7 +68,7 @@ def test_an_array_of_another_type_is_refused() -> None:
         decode(field, pa.array([1]))
 
 
-def test_a_file_that_another_program_rewrote_is_refused_not_believed(tmp_path, columns) -> None:
+def test_a_file_that_another_program_rewrote_is_refused_not_believed(tmp_path: Path, columns) -> None:
     path = write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns)
     table, metadata = pq.read_table(path), pq.read_metadata(path).metadata
     from rl_dump import open_dump

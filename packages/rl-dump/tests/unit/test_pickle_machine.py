@@ -8,6 +8,7 @@ import pickle
 import resource
 import struct
 import time
+from pathlib import Path
 
 import pytest
 
@@ -49,7 +50,7 @@ def _refused_classes():
 
 @pytest.mark.parametrize("protocol", [3, 4])
 @pytest.mark.parametrize(("value", "name"), _refused_classes())
-def test_hostile_classes_are_refused_by_name_and_nothing_runs(value, name, protocol, tmp_path) -> None:
+def test_hostile_classes_are_refused_by_name_and_nothing_runs(value, name: str, protocol: str, tmp_path: Path) -> None:
     target = tmp_path / "ran"
     if isinstance(value, Evil) and "{target}" in repr(value.call):
         call = (
@@ -100,7 +101,7 @@ def test_hostile_classes_are_refused_by_name_and_nothing_runs(value, name, proto
         (b"\x80\x02cnumpy\ndtype\nX\x01\x00\x00\x00O\x85R.", "not a boolean, integer or float"),
     ],
 )
-def test_pickles_that_are_no_data_are_refused_in_one_line(data, message) -> None:
+def test_pickles_that_are_no_data_are_refused_in_one_line(data, message: str) -> None:
     with pytest.raises(DumpError, match=message) as failure:
         machine(data)
     assert "\n" not in str(failure.value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -48,19 +50,19 @@ def test_the_name_says_what_it_is(pair) -> None:
         assert repr(dump) == f"Dump({str(pair[1])!r}, train-dump.v2, batch 0, 24 samples, 24 fields)"
 
 
-def test_positions_are_rows_where_the_dump_holds_none(tmp_path) -> None:
+def test_positions_are_rows_where_the_dump_holds_none(tmp_path: Path) -> None:
     path = write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=0, columns={"rewards": np.zeros(3)})
     with open_dump(path) as dump:
         assert dump.positions().tolist() == [0, 1, 2]
 
 
-def problems(folder, columns, **header):
+def problems(folder: Path, columns, **header):
     path = write_dump(folder / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns, **header)
     with open_dump(path) as dump:
         return {problem.code: problem for problem in dump.verify()}
 
 
-def test_verify_finds_what_is_inconsistent(tmp_path, columns) -> None:
+def test_verify_finds_what_is_inconsistent(tmp_path: Path, columns) -> None:
     columns, shards = placed(columns)
     assert problems(tmp_path, columns, dp_shards=shards) == {}
     assert problems(tmp_path, taken(columns, [1, 0, *range(2, 24)]), dp_shards=shards)["order"].row == 1

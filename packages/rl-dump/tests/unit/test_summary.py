@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from dump_batches import ragged, write_pair
@@ -11,7 +13,7 @@ from rl_dump.derived import kept_set_sizes, log_prob_gap
 
 
 @pytest.fixture
-def small(tmp_path):
+def small(tmp_path: Path):
     columns = {
         "response_lengths": np.array([2, 2]),
         "loss_masks": ragged([[1, 0], [1, 1]], np.int32),
@@ -47,13 +49,13 @@ def test_the_gap_and_the_kept_sets_are_derived(small) -> None:
     assert found.field("kept_set_size").mean == pytest.approx(5 / 3)
 
 
-def test_an_empty_dump_has_no_means(tmp_path) -> None:
+def test_an_empty_dump_has_no_means(tmp_path: Path) -> None:
     path = write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=0, columns={"rewards": np.zeros(0)})
     with open_dump(path) as dump:
         assert summary(dump).field("rewards").mean is None
 
 
-def test_trend_sorts_by_batch_numbers_first(tmp_path) -> None:
+def test_trend_sorts_by_batch_numbers_first(tmp_path: Path) -> None:
     paths = [write_pair(tmp_path, 4, batch_id=batch)[1] for batch in (10, "eval_1", 2)]
     assert [batch.batch_id for batch in trend(paths)] == [2, 10, "eval_1"]
 

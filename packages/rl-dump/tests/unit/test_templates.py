@@ -26,7 +26,7 @@ def test_both_names_of_the_batch_counter_are_filled_in() -> None:
         ("{batch_id}.json", "must end in .parquet or .pt"),
     ],
 )
-def test_templates_that_are_none_are_refused(template, message) -> None:
+def test_templates_that_are_none_are_refused(template, message: str) -> None:
     with pytest.raises(DumpError, match=message):
         resolve_template(template, batch_id=0)
     with pytest.raises(DumpError, match=message):
@@ -53,7 +53,7 @@ def test_equal_paths_for_both_dumps_are_refused_however_written(rollout, train) 
         check_templates(rollout=rollout, train=train)
 
 
-def test_links_to_one_folder_are_the_same_path(tmp_path) -> None:
+def test_links_to_one_folder_are_the_same_path(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     with pytest.raises(DumpError, match="both write to"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -10,12 +11,12 @@ from rl_dump import DumpError
 from rl_dump.token_text import token_bytes
 
 
-def tokens(folder, **document):
+def tokens(folder: Path, **document):
     (folder / "tokenizer.json").write_text(json.dumps(document))
     return token_bytes(folder)
 
 
-def test_byte_level(tmp_path) -> None:
+def test_byte_level(tmp_path: Path) -> None:
     found = tokens(
         tmp_path,
         model={"type": "BPE", "vocab": {"Hi": 0, "\u0120you": 1, "\u010a": 2, "\u00c3": 3, "\u00a9": 4}},
@@ -25,13 +26,13 @@ def test_byte_level(tmp_path) -> None:
     assert found == {0: b"Hi", 1: b" you", 2: b"\n", 3: b"\xc3", 4: b"\xa9", 9: b"<|end|>"}
 
 
-def test_metaspace_with_byte_fallback(tmp_path) -> None:
+def test_metaspace_with_byte_fallback(tmp_path: Path) -> None:
     decoder = {"type": "Sequence", "decoders": [{"type": "Replace"}, {"type": "ByteFallback"}, {"type": "Fuse"}]}
     found = tokens(tmp_path, model={"type": "Unigram", "vocab": [["\u2581the", -1.0], ["<0xE4>", 0]]}, decoder=decoder)
     assert found == {0: b" the", 1: b"\xe4"}
 
 
-def test_word_piece_and_word_level(tmp_path) -> None:
+def test_word_piece_and_word_level(tmp_path: Path) -> None:
     assert tokens(tmp_path, model={"type": "WordPiece", "vocab": {"play": 0, "##ing": 1}}, decoder={"type": "WordPiece"}) == {
         0: b" play",
         1: b"ing",
@@ -39,7 +40,7 @@ def test_word_piece_and_word_level(tmp_path) -> None:
     assert tokens(tmp_path, model={"type": "WordLevel", "vocab": {"a": 0, "\n": 1}}, decoder=None) == {0: b"a", 1: b"\n"}
 
 
-def test_every_byte_has_one_character(tmp_path) -> None:
+def test_every_byte_has_one_character(tmp_path: Path) -> None:
     from rl_dump.token_text import _byte_characters
 
     assert sorted(_byte_characters().values()) == list(range(256))
@@ -48,12 +49,12 @@ def test_every_byte_has_one_character(tmp_path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"model": {"vocab": 3}}', '{"model": {"vocab": {"a": "x"}}}', '{"model": {"vocab": [1]}}']
 )
-def test_other_files_are_refused(tmp_path, text) -> None:
+def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(DumpError, match=r"tokenizer\.json: not a tokenizer\.json"):
         token_bytes(tmp_path / "tokenizer.json")
 
 
-def test_a_missing_file_is_refused(tmp_path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DumpError, match="cannot be opened"):
         token_bytes(tmp_path / "nope.json")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import zipfile
 from collections import OrderedDict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,12 +19,12 @@ from rl_dump.documents import Tensor
 from rl_dump.torch import write_torch_archive
 
 
-def train_file(path, samples, **top):
+def train_file(path: Path, samples, **top):
     torch.save({"format_version": 2, "rollout_id": 3, "rank": 0, "samples": samples, "dp_shards": [], **top}, path / "x.pt")
     return path / "x.pt"
 
 
-def one(path, value):
+def one(path: Path, value):
     with open_dump(train_file(path, [{"x": value}])) as dump:
         return dump.sample(0)["x"]
 
@@ -49,7 +50,7 @@ BASE = torch.arange(24, dtype=torch.float32).reshape(4, 6)
         *(torch.tensor([0.5, -3.25, float("inf")]).to(dtype) for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)),
     ],
 )  # fmt: skip
-def test_every_layout_and_dtype_reads_as_torch_reads_it(tmp_path, tensor) -> None:
+def test_every_layout_and_dtype_reads_as_torch_reads_it(tmp_path: Path, tensor) -> None:
     found = one(tmp_path, tensor)
     expected = tensor.detach().float().numpy() if tensor.dtype == torch.bfloat16 else tensor.detach().numpy()
     assert found.dtype == expected.dtype
@@ -57,14 +58,14 @@ def test_every_layout_and_dtype_reads_as_torch_reads_it(tmp_path, tensor) -> Non
     assert np.array_equal(found, expected)
 
 
-def test_tensors_that_share_a_storage_read_right(tmp_path) -> None:
+def test_tensors_that_share_a_storage_read_right(tmp_path: Path) -> None:
     flat = torch.arange(10)
     samples = [{"x": flat[:3]}, {"x": flat[3:10]}, {"x": flat[2:4]}, {"x": flat}]
     with open_dump(train_file(tmp_path, samples)) as dump:
         assert [item.tolist() for item in dump.column("x")] == [sample["x"].tolist() for sample in samples]
 
 
-def test_zero_dimensional_tensors_are_numbers(tmp_path) -> None:
+def test_zero_dimensional_tensors_are_numbers(tmp_path: Path) -> None:
     samples = [{"rollout_mask_sums": torch.tensor(float(value))} for value in (3, 4)]
     with open_dump(train_file(tmp_path, samples)) as dump:
         found = dump.column("loss_denominators")
@@ -73,7 +74,7 @@ def test_zero_dimensional_tensors_are_numbers(tmp_path) -> None:
         assert dump.fields["loss_denominators"].form == "tensor"
 
 
-def test_nested_values_none_and_numpy_come_as_they_are(tmp_path) -> None:
+def test_nested_values_none_and_numpy_come_as_they_are(tmp_path: Path) -> None:
     value = {
         "pixels": torch.ones(2, 3, dtype=torch.bfloat16),
         "ids": [torch.tensor([1, 2])],
@@ -90,21 +91,21 @@ def test_nested_values_none_and_numpy_come_as_they_are(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("value", [np.float64(1.5), np.int32(3), np.bool_(True)])
-def test_numpy_scalars_are_numbers(tmp_path, value) -> None:
+def test_numpy_scalars_are_numbers(tmp_path: Path, value) -> None:
     with open_dump(train_file(tmp_path, [{"x": value}, {"x": value}])) as dump:
         assert dump.column("x").dtype == value.dtype
         assert dump.column("x")[0] == value
         assert dump.fields["x"].form == "generic"
 
 
-def test_numpy_arrays_are_columns(tmp_path) -> None:
+def test_numpy_arrays_are_columns(tmp_path: Path) -> None:
     samples = [{"x": np.arange(3, dtype=np.int16)}, {"x": np.asfortranarray(np.arange(4, dtype=np.int16))}]
     with open_dump(train_file(tmp_path, samples)) as dump:
         assert dump.column("x") == RaggedArray.from_list([sample["x"] for sample in samples], np.int16)
         assert dump.fields["x"].form == "array"
 
 
-def test_a_slime_train_dump_reads_under_the_contracts_names(tmp_path) -> None:
+def test_a_slime_train_dump_reads_under_the_contracts_names(tmp_path: Path) -> None:
     samples = [
         {
             "data_parallel_rank": 0,
@@ -161,7 +162,7 @@ def slime_sample(**change):
     return {**sample, **change}
 
 
-def test_a_slime_rollout_dump_reads_under_the_contracts_names(tmp_path) -> None:
+def test_a_slime_rollout_dump_reads_under_the_contracts_names(tmp_path: Path) -> None:
     torch.save(
         {"rollout_id": "eval_3", "samples": [slime_sample(), slime_sample(index=5, loss_mask=None, reward=0.5, status="completed")]},
         tmp_path / "r.pt",
@@ -181,20 +182,20 @@ def test_a_slime_rollout_dump_reads_under_the_contracts_names(tmp_path) -> None:
         assert dump.column("weight_versions") == [["7"]] * 2
 
 
-def test_rewards_of_several_parts_keep_their_name(tmp_path) -> None:
+def test_rewards_of_several_parts_keep_their_name(tmp_path: Path) -> None:
     torch.save({"rollout_id": 0, "samples": [slime_sample(reward={"format": 1.0}), slime_sample()]}, tmp_path / "r.pt")
     with open_dump(tmp_path / "r.pt") as dump:
         assert dump.column("reward") == [{"format": 1.0}, 1]
         assert "raw_reward" not in dump.fields
 
 
-def test_float_lists_that_need_double_precision_keep_it(tmp_path) -> None:
+def test_float_lists_that_need_double_precision_keep_it(tmp_path: Path) -> None:
     torch.save({"rollout_id": 0, "samples": [slime_sample(rollout_log_probs=[-0.1, 0.0])]}, tmp_path / "r.pt")
     with open_dump(tmp_path / "r.pt") as dump:
         assert dump.column("rollout_log_probs")[0].tolist() == [-0.1, 0.0]
 
 
-def test_our_archive_and_our_parquet_read_the_same(tmp_path) -> None:
+def test_our_archive_and_our_parquet_read_the_same(tmp_path: Path) -> None:
     columns = batch(12)
     header = {
         "contract": "train-dump.v2",
@@ -223,7 +224,7 @@ def test_our_archive_and_our_parquet_read_the_same(tmp_path) -> None:
         assert second.verify() == []
 
 
-def test_other_tools_load_our_archive(tmp_path) -> None:
+def test_other_tools_load_our_archive(tmp_path: Path) -> None:
     columns = batch(6)
     path = write_torch_archive(tmp_path / "a.pt", contract="train-dump.v2", batch_id=5, columns=columns)
     root = torch.load(path, weights_only=True)
@@ -233,7 +234,7 @@ def test_other_tools_load_our_archive(tmp_path) -> None:
     assert isinstance(root["samples"][2]["total_lengths"], int)
 
 
-def test_empty_tensors_of_several_types_can_stand_in_one_archive(tmp_path) -> None:
+def test_empty_tensors_of_several_types_can_stand_in_one_archive(tmp_path: Path) -> None:
     empty = {name: np.zeros(0, dtype) for name, dtype in (("a", np.float32), ("b", np.float64), ("c", np.int64))}
     nested = {name: Tensor(array, array.dtype.name) for name, array in empty.items()}
     columns = {**{name: RaggedArray.from_list([array, array], array.dtype) for name, array in empty.items()}, "label": [nested, None]}
@@ -242,7 +243,7 @@ def test_empty_tensors_of_several_types_can_stand_in_one_archive(tmp_path) -> No
         assert dump.column("label") == [nested, None]
 
 
-def test_bfloat16_stays_bfloat16_through_both_containers(tmp_path) -> None:
+def test_bfloat16_stays_bfloat16_through_both_containers(tmp_path: Path) -> None:
     samples = [{"x": torch.randn(3).bfloat16()}, {"x": torch.randn(2).bfloat16()}]
     first = convert(train_file(tmp_path, samples), tmp_path / "y.parquet")
     with open_dump(first) as dump:
@@ -274,7 +275,7 @@ def test_bfloat16_stays_bfloat16_through_both_containers(tmp_path) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_files_that_are_no_dumps_are_refused_in_one_line(tmp_path, write, message) -> None:
+def test_files_that_are_no_dumps_are_refused_in_one_line(tmp_path: Path, write, message: str) -> None:
     write(tmp_path / "x.pt")
     with pytest.raises(DumpError, match=message) as failure:
         open_dump(tmp_path / "x.pt")
@@ -282,7 +283,7 @@ def test_files_that_are_no_dumps_are_refused_in_one_line(tmp_path, write, messag
     assert "x.pt" in str(failure.value)
 
 
-def test_a_flipped_bit_in_a_tensor_is_noticed_when_it_is_read(tmp_path) -> None:
+def test_a_flipped_bit_in_a_tensor_is_noticed_when_it_is_read(tmp_path: Path) -> None:
     path = write_torch_archive(tmp_path / "a.pt", contract="train-dump.v2", batch_id=5, columns=batch(6))
     data = bytearray(path.read_bytes())
     at = data.index(batch(6)["log_probs"].values.tobytes()) + 5
@@ -295,7 +296,7 @@ def test_a_flipped_bit_in_a_tensor_is_noticed_when_it_is_read(tmp_path) -> None:
         assert [problem.code for problem in dump.verify()] == ["damaged"]
 
 
-def test_files_without_checksums_can_be_opened_on_request(tmp_path) -> None:
+def test_files_without_checksums_can_be_opened_on_request(tmp_path: Path) -> None:
     torch.serialization.set_crc32_options(False)
     try:
         path = train_file(tmp_path, [{"x": torch.arange(5)}])
@@ -305,7 +306,7 @@ def test_files_without_checksums_can_be_opened_on_request(tmp_path) -> None:
         assert dump.column("x")[0].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_a_view_beyond_its_storage_is_refused(tmp_path) -> None:
+def test_a_view_beyond_its_storage_is_refused(tmp_path: Path) -> None:
     path = train_file(tmp_path, [{"x": torch.arange(500)}])
     with zipfile.ZipFile(path) as source:
         entries = {name: source.read(name) for name in source.namelist()}
@@ -320,7 +321,7 @@ def test_a_view_beyond_its_storage_is_refused(tmp_path) -> None:
         dump.column("x")
 
 
-def test_rollout_columns_round_trip(tmp_path) -> None:
+def test_rollout_columns_round_trip(tmp_path: Path) -> None:
     columns = rollout_columns(batch(5))
     archive = write_torch_archive(tmp_path / "r.pt", contract="rollout-dump.v1", batch_id="eval_1", columns=columns)
     with open_dump(archive) as dump:
@@ -329,7 +330,7 @@ def test_rollout_columns_round_trip(tmp_path) -> None:
         assert dump.batch_id == "eval_1"
 
 
-def test_reading_whole_tensors_by_pattern_changes_nothing(tmp_path) -> None:
+def test_reading_whole_tensors_by_pattern_changes_nothing(tmp_path: Path) -> None:
     path = write_torch_archive(tmp_path / "a.pt", contract="train-dump.v2", batch_id=5, columns=batch(40))
     with zipfile.ZipFile(path) as file:
         data = file.read("archive/data.pkl")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Never
+
 import pytest
 import torch
 
 from rl_dump import DumpError
 from rl_dump.torch import LogProbCapture
-from typing import Never
 
 
 def test_the_first_write_wins_and_is_a_copy() -> None:

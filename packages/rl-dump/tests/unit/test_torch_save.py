@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -37,11 +39,11 @@ def trainer_batch(num_samples=12):
     }
 
 
-def saved(folder, data, **options):
+def saved(folder: Path, data, **options):
     return open_dump(save_debug_train_data(folder / "t_{batch_id}.parquet", batch_id=3, rollout_data=data, topology=ALONE, **options))
 
 
-def test_the_dump_holds_what_the_trainer_held_and_where_it_ran(tmp_path) -> None:
+def test_the_dump_holds_what_the_trainer_held_and_where_it_ran(tmp_path: Path) -> None:
     data, columns = trainer_batch(), batch(12)
     with saved(tmp_path, data, raw_reward=columns["raw_reward"], metadata={"lr": 1e-6}) as dump:
         assert dump.path.name == "t_3.parquet"
@@ -67,7 +69,7 @@ def test_the_dump_holds_what_the_trainer_held_and_where_it_ran(tmp_path) -> None
         assert dump.verify() == []
 
 
-def test_samples_stand_in_rollout_order_whatever_the_shards_order(tmp_path) -> None:
+def test_samples_stand_in_rollout_order_whatever_the_shards_order(tmp_path: Path) -> None:
     data = trainer_batch()
     data["partition"] = list(range(11, -1, -1))
     with saved(tmp_path, data) as dump:
@@ -75,7 +77,7 @@ def test_samples_stand_in_rollout_order_whatever_the_shards_order(tmp_path) -> N
         assert dump.column("sample_index").tolist() == list(range(1011, 999, -1))
 
 
-def test_without_positions_the_index_orders_and_without_both_there_is_a_warning(tmp_path, caplog) -> None:
+def test_without_positions_the_index_orders_and_without_both_there_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = trainer_batch()
     del data["partition"]
     data["sample_index"] = list(range(12, 0, -1))
@@ -86,7 +88,7 @@ def test_without_positions_the_index_orders_and_without_both_there_is_a_warning(
         assert "not every sample has a rollout_position or a sample_index" in caplog.text
 
 
-def test_nothing_is_told_apart_by_its_length(tmp_path) -> None:
+def test_nothing_is_told_apart_by_its_length(tmp_path: Path) -> None:
     data = {**trainer_batch(), "learning_rates": [0.1] * 12, "source_names": ["math"] * 12, "custom": [torch.ones(2)] * 12}
     with saved(tmp_path, data, sample_fields=("source_names",)) as dump:
         assert dump.dp_shards[0]["learning_rates"] == [0.1] * 12
@@ -95,7 +97,7 @@ def test_nothing_is_told_apart_by_its_length(tmp_path) -> None:
         assert dump.column("custom")[3].tolist() == [1, 1]
 
 
-def test_custom_response_fields_and_half_precision_are_kept(tmp_path) -> None:
+def test_custom_response_fields_and_half_precision_are_kept(tmp_path: Path) -> None:
     data = trainer_batch()
     data["mine"] = [torch.randn(len(item)).bfloat16() for item in data["log_probs"]]
     with saved(tmp_path, data, response_fields=("log_probs", "mine")) as dump:
@@ -104,7 +106,7 @@ def test_custom_response_fields_and_half_precision_are_kept(tmp_path) -> None:
         assert all(np.array_equal(found, item.float().numpy()) for found, item in zip(dump.column("mine"), data["mine"], strict=True))
 
 
-def test_training_may_change_its_tensors_as_soon_as_the_call_returns(tmp_path) -> None:
+def test_training_may_change_its_tensors_as_soon_as_the_call_returns(tmp_path: Path) -> None:
     data = trainer_batch()
     expected = [item.clone() for item in data["advantages"]]
     with BackgroundWriter() as writer:
@@ -119,21 +121,21 @@ def test_training_may_change_its_tensors_as_soon_as_the_call_returns(tmp_path) -
         assert dump.dp_shards[0]["micro_batch_indices"][0]
 
 
-def test_tensors_that_require_grad_are_dumped_detached(tmp_path) -> None:
+def test_tensors_that_require_grad_are_dumped_detached(tmp_path: Path) -> None:
     data = trainer_batch()
     data["log_probs"] = [item.requires_grad_() for item in data["log_probs"]]
     with saved(tmp_path, data) as dump:
         assert dump.column("log_probs").dtype == np.float32
 
 
-def test_the_suffix_chooses_the_container(tmp_path) -> None:
+def test_the_suffix_chooses_the_container(tmp_path: Path) -> None:
     path = save_debug_train_data(tmp_path / "{batch_id}.pt", batch_id=1, rollout_data=trainer_batch(), topology=ALONE)
     assert len(torch.load(path, weights_only=True)["samples"]) == 12
     with open_dump(path) as dump, saved(tmp_path, trainer_batch()) as other:
         assert dump.column("log_probs") == other.column("log_probs")
 
 
-def test_a_failed_background_write_raises_at_the_next_batch_with_the_path(tmp_path) -> None:
+def test_a_failed_background_write_raises_at_the_next_batch_with_the_path(tmp_path: Path) -> None:
     (tmp_path / "0.parquet").mkdir()
     with BackgroundWriter() as writer:
         save_debug_train_data(tmp_path / "{batch_id}.parquet", batch_id=0, rollout_data=trainer_batch(), topology=ALONE, background=writer)
@@ -162,19 +164,19 @@ def test_a_failed_background_write_raises_at_the_next_batch_with_the_path(tmp_pa
         ({"partition": [0] * 12}, "rollout_position 0 is in more than one place"),
     ],
 )
-def test_a_batch_that_makes_no_dump_is_refused(tmp_path, change, message) -> None:
+def test_a_batch_that_makes_no_dump_is_refused(tmp_path: Path, change, message: str) -> None:
     with pytest.raises(DumpError, match=message):
         saved(tmp_path, {**trainer_batch(), **change})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_context_parallel_pieces_need_something_that_joins_them(tmp_path) -> None:
+def test_context_parallel_pieces_need_something_that_joins_them(tmp_path: Path) -> None:
     topology = DumpTopology(global_rank=0, cp_size=2)
     with pytest.raises(DumpError, match="gather_tensor must join"):
         save_debug_train_data(tmp_path / "{batch_id}.parquet", batch_id=0, rollout_data=trainer_batch(), topology=topology)
 
 
-def test_a_template_that_would_overwrite_itself_is_refused_before_anything_happens(tmp_path) -> None:
+def test_a_template_that_would_overwrite_itself_is_refused_before_anything_happens(tmp_path: Path) -> None:
     with pytest.raises(DumpError, match="every batch would overwrite"):
         save_debug_train_data(tmp_path / "x.parquet", batch_id=0, rollout_data={}, topology=ALONE)
 
@@ -209,7 +211,7 @@ def test_a_gather_that_loses_a_sample_is_refused() -> None:
 
 
 @pytest.mark.parametrize("layout", ["one storage", "own storages", "gaps", "wide", "reversed"])
-def test_restored_fields_are_right_however_the_gathered_tensors_lie(layout) -> None:
+def test_restored_fields_are_right_however_the_gathered_tensors_lie(layout: str) -> None:
     lengths = [3, 0, 2, 4]
     shape = (9, 2) if layout == "wide" else (9,)
     flat = torch.arange(18 if layout == "wide" else 9, dtype=torch.float32).reshape(shape)

@@ -36,7 +36,7 @@ def test_of_all_ranks_exactly_one_writes_and_it_is_the_last_stages_first() -> No
         ({"deadline_seconds": 0}, "deadline_seconds must be positive"),
     ],
 )
-def test_places_that_do_not_fit_are_refused(places, message) -> None:
+def test_places_that_do_not_fit_are_refused(places, message: str) -> None:
     with pytest.raises(DumpError, match=message):
         DumpTopology(global_rank=0, **places)
 

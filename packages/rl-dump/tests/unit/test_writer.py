@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -12,11 +14,11 @@ from rl_dump import DumpError, RaggedArray, open_dump, write_dump
 from rl_dump.writer import ROW_GROUP_BYTES, row_bytes, row_group_bounds
 
 
-def write(path, columns, **header):
+def write(path: Path, columns, **header):
     return write_dump(path / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns, **header)
 
 
-def test_every_column_comes_back_with_dtype_and_bits(tmp_path, columns) -> None:
+def test_every_column_comes_back_with_dtype_and_bits(tmp_path: Path, columns) -> None:
     with open_dump(write(tmp_path, columns)) as dump:
         for name, column in columns.items():
             found = dump.column(name)
@@ -31,7 +33,7 @@ def test_every_column_comes_back_with_dtype_and_bits(tmp_path, columns) -> None:
     "dtype",
     [np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64, np.float16, np.float32, np.float64],
 )
-def test_every_dtype_round_trips_scalar_and_ragged(tmp_path, dtype) -> None:
+def test_every_dtype_round_trips_scalar_and_ragged(tmp_path: Path, dtype) -> None:
     if np.dtype(dtype).kind == "f":
         extremes = [0.0, -0.0, np.finfo(dtype).tiny, np.finfo(dtype).max, np.inf, -np.inf, np.nan]
     else:
@@ -45,7 +47,7 @@ def test_every_dtype_round_trips_scalar_and_ragged(tmp_path, dtype) -> None:
         assert dump.sample(0)["many"].dtype == dtype
 
 
-def test_token_ids_are_stored_in_the_smallest_integer_that_fits(tmp_path) -> None:
+def test_token_ids_are_stored_in_the_smallest_integer_that_fits(tmp_path: Path) -> None:
     for highest, stored in ((255, "uint8"), (256, "uint16"), (151_935, "int32"), (2**31, "uint32"), (2**40, "int64")):
         columns = {"tokens": ragged([[0, highest]], np.int64)}
         with open_dump(write(tmp_path, columns)) as dump:
@@ -56,7 +58,7 @@ def test_token_ids_are_stored_in_the_smallest_integer_that_fits(tmp_path) -> Non
             assert dump.column("tokens")[0].tolist() == [0, highest]
 
 
-def test_row_groups_are_bounded(tmp_path) -> None:
+def test_row_groups_are_bounded(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     lengths = rng.integers(0, 60_000, 100)
     columns = {"response_lengths": lengths, "log_probs": ragged([rng.normal(size=length) for length in lengths], np.float32)}
@@ -75,7 +77,7 @@ def test_a_sample_larger_than_a_row_group_stands_alone() -> None:
     assert row_group_bounds(np.array([100, 100]), limit=6) == [(0, 1), (1, 2)]
 
 
-def test_page_checksums_are_written(tmp_path, columns) -> None:
+def test_page_checksums_are_written(tmp_path: Path, columns) -> None:
     path = write(tmp_path, columns)
     data = bytearray(path.read_bytes())
     at = pq.ParquetFile(path).metadata.row_group(0).column(list(columns).index("log_probs")).data_page_offset + 60
@@ -85,7 +87,7 @@ def test_page_checksums_are_written(tmp_path, columns) -> None:
         pq.read_table(path, page_checksum_verification=True)
 
 
-def test_everything_beside_the_samples_comes_back(tmp_path, columns) -> None:
+def test_everything_beside_the_samples_comes_back(tmp_path: Path, columns) -> None:
     header = {
         "dp_shards": [{"rank": 4, "data_parallel_rank": 0, "partition": list(range(24)), "num_microbatches": [2, 1]}],
         "schedule": {"contract": "schedule-plan.v1", "partitions": np.arange(4), "digest": "ab"},
@@ -104,7 +106,7 @@ def test_everything_beside_the_samples_comes_back(tmp_path, columns) -> None:
         assert dump.header["producer"]["distribution"] == "rl-dump"
 
 
-def test_missing_values_stay_missing(tmp_path) -> None:
+def test_missing_values_stay_missing(tmp_path: Path) -> None:
     columns = {
         "sample_index": [None, 3],
         "teacher_log_probs": [None, np.ones(2, np.float32)],
@@ -122,7 +124,7 @@ def test_missing_values_stay_missing(tmp_path) -> None:
         assert dump.sample(0)["teacher_log_probs"] is None
 
 
-def test_trailing_dimensions_round_trip(tmp_path) -> None:
+def test_trailing_dimensions_round_trip(tmp_path: Path) -> None:
     columns = {"top_log_probs": ragged([np.arange(6).reshape(3, 2), np.zeros((0, 2))], np.float32), "pair": np.arange(4).reshape(2, 2)}
     with open_dump(write(tmp_path, columns)) as dump:
         assert dump.column("top_log_probs") == columns["top_log_probs"]
@@ -130,7 +132,7 @@ def test_trailing_dimensions_round_trip(tmp_path) -> None:
         assert dump.sample(0)["top_log_probs"].shape == (3, 2)
 
 
-def test_an_empty_batch_is_a_dump(tmp_path) -> None:
+def test_an_empty_batch_is_a_dump(tmp_path: Path) -> None:
     with open_dump(write(tmp_path, batch(0))) as dump:
         assert dump.num_samples == 0
         assert len(dump.column("tokens")) == 0
@@ -140,7 +142,7 @@ def test_an_empty_batch_is_a_dump(tmp_path) -> None:
         assert dump.num_samples == 0
 
 
-def test_all_problems_of_a_batch_are_reported_at_once(tmp_path, columns) -> None:
+def test_all_problems_of_a_batch_are_reported_at_once(tmp_path: Path, columns) -> None:
     broken = {
         **columns,
         "loss_masks": ragged([[1]] * 24, np.int32),
@@ -172,7 +174,7 @@ def test_all_problems_of_a_batch_are_reported_at_once(tmp_path, columns) -> None
         ({"label": [object()] * 24}, "label of sample 0: cannot write a builtins.object"),
     ],
 )
-def test_columns_that_do_not_fit_are_refused(tmp_path, columns, change, message) -> None:
+def test_columns_that_do_not_fit_are_refused(tmp_path: Path, columns, change, message: str) -> None:
     with pytest.raises(DumpError, match=message):
         write(tmp_path, {**columns, **change})
     assert list(tmp_path.iterdir()) == []
@@ -188,13 +190,13 @@ def test_columns_that_do_not_fit_are_refused(tmp_path, columns, change, message)
         ({"path": "x.pt"}, DumpError, "makes .parquet files"),
     ],
 )
-def test_headers_that_do_not_fit_are_refused(tmp_path, columns, header, error, message) -> None:
+def test_headers_that_do_not_fit_are_refused(tmp_path: Path, columns, header, error, message: str) -> None:
     options = {"contract": "train-dump.v2", "batch_id": 0, "path": "x.parquet", **header}
     with pytest.raises(error, match=message):
         write_dump(tmp_path / options.pop("path"), columns=columns, **options)
 
 
-def test_the_streaming_writer_checks_its_pieces(tmp_path, pair) -> None:
+def test_the_streaming_writer_checks_its_pieces(tmp_path: Path, pair) -> None:
     with open_dump(pair[1]) as dump:
         columns, fields = dump.columns(), list(dump.fields.values())
         writer = rl_dump.DumpWriter(tmp_path / "y.parquet", fields=fields, contract="train-dump.v2", batch_id=0, writer_rank=0)
@@ -205,7 +207,7 @@ def test_the_streaming_writer_checks_its_pieces(tmp_path, pair) -> None:
         assert not (tmp_path / "y.parquet").exists()
 
 
-def test_custom_fields_can_be_registered_as_response_aligned(tmp_path, columns) -> None:
+def test_custom_fields_can_be_registered_as_response_aligned(tmp_path: Path, columns) -> None:
     mine = ragged([np.ones(length) for length in columns["response_lengths"]], np.float32)
     with open_dump(write(tmp_path, {**columns, "mine": mine}, response_fields=(*rl_dump.RESPONSE_FIELDS, "mine"))) as dump:
         assert dump.fields["mine"].response_aligned

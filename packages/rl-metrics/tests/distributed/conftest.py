@@ -20,7 +20,7 @@ def _counting() -> Iterator[list[str]]:
     """List the names of all collectives called inside, in order. One that is made of another is listed with it."""
     names: list[str] = []
 
-    def counted(name, function):
+    def counted(name: str, function):
         def call(*arguments, **settings):
             names.append(name)
             return function(*arguments, **settings)

@@ -14,7 +14,7 @@ from rl_metrics.torch.processes import run_gloo_ranks
 pytestmark = pytest.mark.distributed
 
 
-def _metrics(rank):
+def _metrics(rank: int):
     """Records of one rank: every kind, some without data here, one without data anywhere."""
     rng = np.random.default_rng(rank)
     values = rng.normal(30, 0.01, 10 + rank)
@@ -32,7 +32,7 @@ def _metrics(rank):
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_every_rank_gets_what_one_process_would_merge(size) -> None:
+def test_every_rank_gets_what_one_process_would_merge(size: int) -> None:
     expected = report(merge_metrics(metric for rank in range(size) for metric in _metrics(rank)).values())
     results = run_gloo_ranks(lambda rank, _: report(all_reduce_metrics(_metrics(rank)).values()), size)
     assert all(repr(result) == repr(results[0]) for result in results)
@@ -45,7 +45,7 @@ def test_every_rank_gets_what_one_process_would_merge(size) -> None:
 
 
 def test_the_number_of_collectives_does_not_depend_on_the_number_of_metrics(counting_collectives) -> None:
-    def count(rank, _):
+    def count(rank: int, _):
         counts = {}
         for n in (1, 10, 1000):
             with counting_collectives() as means:
@@ -65,7 +65,7 @@ def test_the_number_of_collectives_does_not_depend_on_the_number_of_metrics(coun
 
 
 def test_a_metric_of_one_rank_raises_on_all_and_names_it() -> None:
-    def work(rank, _):
+    def work(rank: int, _):
         mine = [Metric.of_sum("shared", 1), *([Metric.of_sum("only_here", 1)] if rank == 1 else [])]
         try:
             all_reduce_metrics(mine)
@@ -78,7 +78,7 @@ def test_a_metric_of_one_rank_raises_on_all_and_names_it() -> None:
 
 
 def test_kinds_that_differ_raise_on_all() -> None:
-    def work(rank, _) -> bool:
+    def work(rank: int, _) -> bool:
         with pytest.raises(KeyAgreementError, match=r"rank 1 lacks \['x \(sum\)'\] and adds \['x \(mean\)'\]"):
             all_reduce_metrics([Metric.of_sum("x", 1) if rank == 0 else Metric.of_mean("x", 1, 1)])
         return True
@@ -87,7 +87,7 @@ def test_kinds_that_differ_raise_on_all() -> None:
 
 
 def test_a_rank_that_cannot_prepare_its_metrics_does_not_hang_the_others() -> None:
-    def work(rank, _):
+    def work(rank: int, _):
         mine = {"x": 3.0 if rank == 1 else Metric.of_sum("x", 1)}
         with pytest.raises(MetricsError) as caught:
             all_reduce_metrics(mine)
@@ -100,7 +100,7 @@ def test_a_rank_that_cannot_prepare_its_metrics_does_not_hang_the_others() -> No
 
 
 def test_a_rank_that_fails_in_its_own_code_does_not_hang_the_others() -> None:
-    def work(rank, _):
+    def work(rank: int, _):
         def metrics():
             yield Metric.of_sum("a", 1.0)
             if rank:
@@ -114,7 +114,7 @@ def test_a_rank_that_fails_in_its_own_code_does_not_hang_the_others() -> None:
 
 
 def test_the_order_of_metrics_does_not_matter_and_keys_of_a_mapping_are_names() -> None:
-    def work(rank, _):
+    def work(rank: int, _):
         records = {"a": Metric.of_sum("x", 1), "b": Metric.of_sum("x", 10)}
         return report(all_reduce_metrics(records if rank else dict(reversed(records.items()))).values())
 
@@ -130,7 +130,7 @@ def test_only_the_logging_rank_gets_the_log() -> None:
 
 
 def test_a_subgroup_reduces_by_itself() -> None:
-    def work(rank, _):
+    def work(rank: int, _):
         groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
         mine = groups[rank // 2]
         logged = gather_and_reduce_log_dict([Metric.of_sum("x", rank)], group=mine, dst=2 * (rank // 2) + 1)
@@ -140,7 +140,7 @@ def test_a_subgroup_reduces_by_itself() -> None:
 
 
 def test_a_filler_rank_reports_zeros_and_micro_batches_may_differ_in_number() -> None:
-    def work(rank, _):
+    def work(rank: int, _):
         batches = [MicroBatchMetrics(sums={"loss": torch.tensor(3.0)}, num_tokens=torch.tensor(2))] * (2 if rank == 0 else 0)
         batches += [MicroBatchMetrics(sums={"loss": 0.0}, num_tokens=0)]
         return reduce_train_step_metrics(batches, aggregation="sample_mean", step_units=2, cp_size=1, group=None)
@@ -149,7 +149,7 @@ def test_a_filler_rank_reports_zeros_and_micro_batches_may_differ_in_number() ->
 
 
 def test_micro_batches_that_disagree_raise_on_all_ranks() -> None:
-    def work(rank, _) -> bool:
+    def work(rank: int, _) -> bool:
         batches = [
             MicroBatchMetrics(sums={"loss": 1.0}, num_tokens=1),
             MicroBatchMetrics(sums={"loss" if rank else "kl": 1.0}, num_tokens=1),

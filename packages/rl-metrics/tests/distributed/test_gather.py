@@ -12,18 +12,18 @@ pytestmark = pytest.mark.distributed
 TOTALS, RESPONSES = [13, 40, 5, 200, 2], [5, 30, 0, 3, 1]
 
 
-def _full(dtype=torch.float32, width=()):
+def _full(dtype=torch.float32, width: int = ()):
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(length, *width, generator=generator).to(dtype) for length in RESPONSES]
 
 
-def _pieces(full, cp):
+def _pieces(full, cp: int):
     return [slice_response(x, total, response, cp) for x, total, response in zip(full, TOTALS, RESPONSES, strict=True)]
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_full_responses_come_back_bit_for_bit(size) -> None:
-    def work(rank, _):
+def test_full_responses_come_back_bit_for_bit(size: int) -> None:
+    def work(rank: int, _):
         cp = ContextParallel(size, rank)
         for full in (_full(), _full(torch.bfloat16), _full(torch.float64, (2, 3))):
             restored = gather_responses(_pieces(full, cp), TOTALS, RESPONSES, cp, group=None)
@@ -36,7 +36,7 @@ def test_full_responses_come_back_bit_for_bit(size) -> None:
 
 
 def test_nan_stays_in_its_place() -> None:
-    def work(rank, _):
+    def work(rank: int, _):
         cp = ContextParallel(2, rank)
         full = _full()
         full[1][7] = float("nan")
@@ -47,7 +47,7 @@ def test_nan_stays_in_its_place() -> None:
 
 
 def test_one_collective_forward_and_one_backward_whatever_the_number_of_samples(counting_collectives) -> None:
-    def work(rank, _):
+    def work(rank: int, _):
         cp, counts = ContextParallel(2, rank), []
         for n in (1, 64):
             pieces = [piece.requires_grad_() for piece in _pieces(_full(), cp) * n]
@@ -63,7 +63,7 @@ def test_one_collective_forward_and_one_backward_whatever_the_number_of_samples(
 
 
 def test_the_gradient_of_a_piece_is_the_sum_over_all_ranks_losses() -> None:
-    def work(rank, _) -> bool:
+    def work(rank: int, _) -> bool:
         cp = ContextParallel(3, rank)
         pieces = [piece.requires_grad_() for piece in _pieces(_full(torch.float64), cp)]
         restored = gather_responses(pieces, TOTALS, RESPONSES, cp, group=None)
@@ -76,7 +76,7 @@ def test_the_gradient_of_a_piece_is_the_sum_over_all_ranks_losses() -> None:
 
 
 def test_a_terminal_reward_is_added_at_its_owner() -> None:
-    def work(rank, _):
+    def work(rank: int, _):
         cp = ContextParallel(2, rank)
         local = _pieces([torch.zeros(length) for length in RESPONSES], cp)
         for piece, total, response in zip(local, TOTALS, RESPONSES, strict=True):
@@ -91,7 +91,7 @@ def test_a_terminal_reward_is_added_at_its_owner() -> None:
 
 
 def test_contiguous_pieces_come_back() -> None:
-    def work(rank, _):
+    def work(rank: int, _):
         cp, stream = ContextParallel(2, rank, "contiguous"), 260
         full = _full()
         offsets = [0, 13, 53, 58, 258]
@@ -116,7 +116,7 @@ def test_one_rank_gets_its_pieces_back() -> None:
 
 
 def test_what_does_not_fit_is_refused_before_the_collective() -> None:
-    def work(rank, _) -> bool:
+    def work(rank: int, _) -> bool:
         cp = ContextParallel(2, rank)
         with pytest.raises(MetricsError, match=r"sample 1: the piece has shape \(2,\), but rank \d of 2 owns"):
             gather_responses([*_pieces(_full(), cp)[:1], torch.ones(2), *_pieces(_full(), cp)[2:]], TOTALS, RESPONSES, cp, group=None)

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.distributed
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_values_and_gradients_are_those_of_the_closed_form(seed) -> None:
+def test_values_and_gradients_are_those_of_the_closed_form(seed: int) -> None:
     checks = selftest.check_layouts(max_processes=4, seed=seed)
     covered = {(check.dp_size, check.cp_size, check.layout, check.dtype, check.aggregation) for check in checks}
     meshes = {(1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1)}
@@ -30,7 +30,7 @@ def test_values_and_gradients_are_those_of_the_closed_form(seed) -> None:
         ("scale with the context-parallel ranks twice", lambda scale, cp_size: scale * cp_size),
     ],
 )
-def test_a_wrong_factor_is_found_on_every_mesh_with_context_parallelism(monkeypatch, name, wrong) -> None:
+def test_a_wrong_factor_is_found_on_every_mesh_with_context_parallelism(monkeypatch: pytest.MonkeyPatch, name: str, wrong) -> None:
     right = selftest.megatron_loss_scale
     monkeypatch.setattr(selftest, "megatron_loss_scale", lambda aggregation, **sizes: wrong(right(aggregation, **sizes), sizes["cp_size"]))
     checks = selftest.check_layouts(max_processes=2)
@@ -38,11 +38,11 @@ def test_a_wrong_factor_is_found_on_every_mesh_with_context_parallelism(monkeypa
     assert all(not check.passes for check in checks if check.cp_size == 2), name
 
 
-def test_denominators_of_a_micro_batch_instead_of_the_step_are_found(monkeypatch) -> None:
+def test_denominators_of_a_micro_batch_instead_of_the_step_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     # Each sample divided by its own mask sum: right for sample_mean, wrong wherever a rollout or a group has siblings elsewhere.
     right = selftest.loss_reducer
 
-    def of_micro_batch(aggregation, *arguments, **settings):
+    def of_micro_batch(aggregation: str, *arguments, **settings):
         own = "sample_mean" if aggregation in ("rollout_mean", "prompt_mean") else aggregation
         return right(own, *arguments, **(settings | {"denominators": None}))
 

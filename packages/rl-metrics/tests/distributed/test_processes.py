@@ -29,7 +29,7 @@ def test_a_result_that_does_not_pickle_is_reported() -> None:
 
 
 def test_a_failing_rank_is_named_with_its_traceback() -> None:
-    def work(rank, _):
+    def work(rank: int, _):
         if rank == 1:
             raise KeyError("lost")
         return rank
@@ -40,7 +40,7 @@ def test_a_failing_rank_is_named_with_its_traceback() -> None:
 
 
 def test_a_failing_rank_ends_the_collective_that_others_wait_in() -> None:
-    def work(rank, _) -> None:
+    def work(rank: int, _) -> None:
         if rank == 1:
             raise KeyError("lost")
         dist.all_reduce(torch.ones(3))
@@ -53,7 +53,7 @@ def test_a_failing_rank_ends_the_collective_that_others_wait_in() -> None:
 
 
 def test_a_dead_rank_is_noticed() -> None:
-    def work(rank, _):
+    def work(rank: int, _):
         if rank == 0:
             os._exit(3)
         return rank

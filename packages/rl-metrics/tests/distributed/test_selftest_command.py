@@ -3,13 +3,13 @@
 import json
 import subprocess
 import sys
+from typing import Never
 
 import pytest
 from typer.testing import CliRunner
 
 from rl_metrics.cli import app
 from rl_metrics.torch import selftest
-from typing import Never
 
 pytestmark = pytest.mark.distributed
 
@@ -30,7 +30,7 @@ def test_json_lists_every_check() -> None:
     assert all(check["passes"] and check["worst"] <= 1e-6 for check in checks)
 
 
-def test_a_difference_exits_with_1(monkeypatch) -> None:
+def test_a_difference_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
     right = selftest.megatron_loss_scale
     monkeypatch.setattr(selftest, "megatron_loss_scale", lambda aggregation, **sizes: 2 * right(aggregation, **sizes))
     result = CliRunner().invoke(app, ["selftest", "--processes", "1"])
@@ -38,7 +38,7 @@ def test_a_difference_exits_with_1(monkeypatch) -> None:
     assert "20 of 20 checks differ" in " ".join(result.stdout.split())
 
 
-def test_ranks_that_fail_exit_with_2(monkeypatch) -> None:
+def test_ranks_that_fail_exit_with_2(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_, **__) -> Never:
         raise ArithmeticError("no")
 

@@ -41,7 +41,7 @@ def test_every_split_gives_the_moments_of_everything(dtype) -> None:
     given = torch.from_numpy(values).to(dtype)
     exact = given.double().numpy()[mask]
 
-    def work(rank, size):
+    def work(rank: int, size: int):
         # Rank 0 holds nothing; the others hold unequal parts.
         cuts = [0, 0, 1000, 1300, 5000][: size + 1]
         cuts[-1] = 5000
@@ -62,7 +62,7 @@ def test_every_split_gives_the_moments_of_everything(dtype) -> None:
 
 
 def test_one_collective_a_call(counting_collectives) -> None:
-    def work(rank, _):
+    def work(rank: int, _):
         with counting_collectives() as names:
             masked_whiten([torch.ones(2) * rank] * 50, [torch.ones(2)] * 50)
         return names
@@ -71,7 +71,7 @@ def test_one_collective_a_call(counting_collectives) -> None:
 
 
 def test_nothing_to_whiten_raises_on_every_rank() -> None:
-    def work(rank, _) -> bool:
+    def work(rank: int, _) -> bool:
         with pytest.raises(MetricsError, match=f"rank {rank}: nothing to whiten, all 2 ranks have only masked entries"):
             masked_whiten(torch.ones(3), torch.zeros(3))
         return True

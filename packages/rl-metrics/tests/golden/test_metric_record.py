@@ -15,14 +15,14 @@ FILES = sorted((Path(__file__).parent / "metric-record.v1").glob("*.json"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_examples_are_valid_by_schema_and_by_code(path) -> None:
+def test_examples_are_valid_by_schema_and_by_code(path: Path) -> None:
     document = json.loads(path.read_text())
     jsonschema.validate(document, load_schema())
     assert validate_document(document) == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_examples_are_written_back_as_they_are(path) -> None:
+def test_examples_are_written_back_as_they_are(path: Path) -> None:
     document = json.loads(path.read_text())
     assert to_document(parse_document(document))["records"] == document["records"]
 

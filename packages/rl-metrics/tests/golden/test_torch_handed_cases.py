@@ -9,7 +9,7 @@ from rl_metrics.torch import loss_reducer
 
 @pytest.mark.parametrize("cp_size", [1, 2, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_tensor_reducer_gives_the_handed_value_one_micro_batch_per_sample(handed_step, dtype, cp_size) -> None:
+def test_tensor_reducer_gives_the_handed_value_one_micro_batch_per_sample(handed_step, dtype, cp_size: int) -> None:
     values, masks, aggregation = handed_step.values, handed_step.masks, handed_step.aggregation
     ids = dict(handed_step.ids)
     constant = ids.pop("constant", None)

@@ -30,7 +30,7 @@ def zigzag_place(position: np.ndarray, length: np.ndarray, cp_size: int) -> tupl
 
 
 @pytest.mark.parametrize("cp_size", RANKS)
-def test_zigzag_gives_every_response_token_of_every_shape_its_one_place(cp_size) -> None:
+def test_zigzag_gives_every_response_token_of_every_shape_its_one_place(cp_size: int) -> None:
     totals, responses = (np.array(column, np.int64) for column in zip(*SHAPES, strict=True))
     sample = np.repeat(np.arange(totals.size), responses)
     j = np.concatenate([np.arange(response) for response in responses])
@@ -47,7 +47,7 @@ def test_zigzag_gives_every_response_token_of_every_shape_its_one_place(cp_size)
 
 
 @pytest.mark.parametrize("cp_size", RANKS)
-def test_contiguous_gives_every_response_token_of_every_shape_its_one_place(cp_size) -> None:
+def test_contiguous_gives_every_response_token_of_every_shape_its_one_place(cp_size: int) -> None:
     for length in range(1, MAX_LENGTH + 1):
         # One stream holds the length with every response length, so that starts fall everywhere in the parts.
         totals, responses = np.full(length, length), np.arange(length)
@@ -63,7 +63,7 @@ def test_contiguous_gives_every_response_token_of_every_shape_its_one_place(cp_s
 
 
 @pytest.mark.parametrize("cp_size", RANKS)
-def test_the_single_sample_functions_agree_with_the_packed_one(cp_size) -> None:
+def test_the_single_sample_functions_agree_with_the_packed_one(cp_size: int) -> None:
     rng = np.random.default_rng(cp_size)
     shapes = [(length, response) for length in range(1, 26) for response in range(length)]
     shapes += [SHAPES[i] for i in rng.integers(0, len(SHAPES), 150)]
@@ -79,13 +79,13 @@ def test_the_single_sample_functions_agree_with_the_packed_one(cp_size) -> None:
 
 
 @pytest.mark.parametrize(("cp_size", "greatest"), [(2, 13), (4, 57), (8, 241), (16, 993)])
-def test_the_last_response_token_may_lie_off_rank_0_up_to_the_known_length(cp_size, greatest) -> None:
+def test_the_last_response_token_may_lie_off_rank_0_up_to_the_known_length(cp_size: int, greatest) -> None:
     elsewhere = [length for length in range(2, greatest + 80) if response_owner(length, 1, 0, cp_size)[0] != 0]
     assert max(elsewhere) == greatest
 
 
 @st.composite
-def streams(draw):
+def streams(draw: st.DrawFn):
     """Lengths of a micro-batch, a group size, a layout, and a padding multiple that fits."""
     totals = draw(st.lists(st.integers(1, 60), min_size=1, max_size=6))
     responses = [draw(st.integers(0, total - 1)) for total in totals]

@@ -49,21 +49,21 @@ def close(a: Metric, b: Metric) -> None:
 
 
 @given(st.sampled_from(KINDS), lists, lists, lists)
-def test_merge_is_associative_and_commutative(kind, x, y, z) -> None:
+def test_merge_is_associative_and_commutative(kind: str, x, y, z) -> None:
     a, b, c = (record(kind, values) for values in (x, y, z))
     close(a.merge(b).merge(c), a.merge(b.merge(c)))
     close(a.merge(b), b.merge(a))
 
 
 @given(st.sampled_from(KINDS), lists)
-def test_a_record_without_data_is_neutral(kind, x) -> None:
+def test_a_record_without_data_is_neutral(kind: str, x) -> None:
     a = record(kind, x)
     close(a.merge(Metric.empty("x", kind)), a)
     close(Metric.empty("x", kind).merge(a), a)
 
 
 @given(st.sampled_from(KINDS), st.lists(lists, min_size=1, max_size=5))
-def test_two_all_reduces_merge_like_one_process(kind, per_rank) -> None:
+def test_two_all_reduces_merge_like_one_process(kind: str, per_rank) -> None:
     ranks = [[record(kind, values)] for values in per_rank]
     agreed = np.max([wire.extrema(records) for records in ranks], axis=0)
     summed = np.sum([wire.sums(records, agreed) for records in ranks], axis=0)
@@ -74,7 +74,7 @@ def test_two_all_reduces_merge_like_one_process(kind, per_rank) -> None:
 
 
 @given(st.lists(st.tuples(st.floats(20, 40), st.floats(1e-3, 1e-2)), min_size=2, max_size=6), st.integers(0, 2**32 - 1))
-def test_moments_over_the_wire_do_not_cancel(parts, seed) -> None:
+def test_moments_over_the_wire_do_not_cancel(parts, seed: int) -> None:
     rng = np.random.default_rng(seed)
     data = [rng.normal(mean, deviation, int(rng.integers(1, 60))) for mean, deviation in parts]
     records = [[Metric.of_moments("x", values)] for values in data]
@@ -87,7 +87,7 @@ def test_moments_over_the_wire_do_not_cancel(parts, seed) -> None:
 
 
 @given(st.lists(numbers, min_size=1, max_size=50), st.integers(0, 2**32 - 1))
-def test_moments_do_not_depend_on_the_split(values, seed) -> None:
+def test_moments_do_not_depend_on_the_split(values, seed: int) -> None:
     rng = np.random.default_rng(seed)
     part = rng.integers(0, 4, len(values))
     merged = merge_moments(Moments.of(np.array(values)[part == k]) for k in range(4))
@@ -116,7 +116,7 @@ def test_merged_sketches_equal_the_sketch_of_everything(parts, q) -> None:
 
 
 @given(st.sampled_from(KINDS), st.lists(st.floats(), max_size=8))
-def test_a_document_gives_the_same_records_back(kind, values) -> None:
+def test_a_document_gives_the_same_records_back(kind: str, values) -> None:
     metric = record(kind, values)
     (parsed,) = parse_document(json.loads(json.dumps(to_document([metric]), allow_nan=False)))
     for name in ("name", "kind", "numerator", "weight", "unit", "m2", "stamp"):

@@ -12,7 +12,7 @@ from rl_metrics.scenario import CONSTANT, make_scenario
 from rl_metrics.torch import loss_reducer, slice_response, slice_tokens
 
 
-def _random_batch(rng):
+def _random_batch(rng: np.random.Generator):
     n = int(rng.integers(1, 7))
     responses = rng.integers(0, 25, n)
     totals = responses + rng.integers(1, 30, n)
@@ -44,7 +44,7 @@ def test_the_sum_over_context_parallel_ranks_is_the_plain_value(num_batches) -> 
 
 
 @given(seed=st.integers(0, 2**32 - 1), aggregation=st.sampled_from(AGGREGATIONS), num_parts=st.integers(1, 5))
-def test_any_split_into_micro_batches_gives_the_whole_steps_value(seed, aggregation, num_parts) -> None:
+def test_any_split_into_micro_batches_gives_the_whole_steps_value(seed: int, aggregation: str, num_parts) -> None:
     scenario = make_scenario(seed, num_rollouts=4, max_response=12)
     rng = np.random.default_rng(seed)
     part = rng.integers(0, num_parts, scenario.num_samples)
@@ -65,7 +65,7 @@ def test_any_split_into_micro_batches_gives_the_whole_steps_value(seed, aggregat
 
 
 @given(seed=st.integers(0, 2**32 - 1), aggregation=st.sampled_from(AGGREGATIONS))
-def test_the_reference_reducer_and_the_whole_step_reference_agree(seed, aggregation) -> None:
+def test_the_reference_reducer_and_the_whole_step_reference_agree(seed: int, aggregation: str) -> None:
     scenario = make_scenario(seed, num_rollouts=4, max_response=12)
     ids = {"rollout_ids": scenario.rollout_ids, "group_ids": scenario.group_ids}
     units = count_step_units(aggregation, scenario.loss_masks, **ids, constant=CONSTANT)
@@ -78,7 +78,7 @@ def test_the_reference_reducer_and_the_whole_step_reference_agree(seed, aggregat
 
 
 @given(seed=st.integers(0, 2**32 - 1), aggregation=st.sampled_from(AGGREGATIONS))
-def test_adding_a_masked_token_with_any_value_changes_nothing(seed, aggregation) -> None:
+def test_adding_a_masked_token_with_any_value_changes_nothing(seed: int, aggregation: str) -> None:
     rng = np.random.default_rng(seed)
     responses = rng.integers(1, 9, 3)
     masks = [np.ones(length, np.int32) for length in responses]
@@ -94,7 +94,7 @@ def test_adding_a_masked_token_with_any_value_changes_nothing(seed, aggregation)
     cp_size=st.integers(1, 5),
     layout=st.sampled_from(["zigzag", "contiguous"]),
 )
-def test_response_slices_of_all_ranks_partition_the_response(lengths, cp_size, layout) -> None:
+def test_response_slices_of_all_ranks_partition_the_response(lengths, cp_size: int, layout: str) -> None:
     shapes = [(total, response % total) for total, response in lengths]
     stream = -(-sum(total for total, _ in shapes) // cp_size) * cp_size
     offset = 0
@@ -109,7 +109,7 @@ def test_response_slices_of_all_ranks_partition_the_response(lengths, cp_size, l
 
 
 @given(totals=st.lists(st.integers(1, 30), min_size=1, max_size=5), cp_size=st.integers(1, 5), width=st.integers(0, 3))
-def test_token_slices_of_all_ranks_hold_every_token_once(totals, cp_size, width) -> None:
+def test_token_slices_of_all_ranks_hold_every_token_once(totals, cp_size: int, width: int) -> None:
     tokens = list(torch.split(torch.arange(sum(totals)), totals))
     if width:
         tokens = [token.unsqueeze(1).expand(-1, width) for token in tokens]

@@ -79,7 +79,7 @@ def test_lengths_that_do_not_fit_are_refused(total, response) -> None:
         ({"size": 2, "layout": "ring"}, "use 'zigzag' or 'contiguous'"),
     ],
 )
-def test_an_impossible_place_is_refused(fields, message) -> None:
+def test_an_impossible_place_is_refused(fields, message: str) -> None:
     with pytest.raises(GeometryError, match=message):
         ContextParallel(**fields)
 
@@ -93,7 +93,7 @@ def test_an_impossible_place_is_refused(fields, message) -> None:
         ({"stream_length": 20, "stream_offset": -1}, "do not fit into a stream"),
     ],
 )
-def test_contiguous_refuses_a_stream_that_cannot_hold_the_sequence(arguments, message) -> None:
+def test_contiguous_refuses_a_stream_that_cannot_hold_the_sequence(arguments, message: str) -> None:
     with pytest.raises(GeometryError, match=message):
         response_slice(10, 4, ContextParallel(2, 0, "contiguous"), **arguments)
 

@@ -43,7 +43,7 @@ def test_another_contract_is_refused_with_both_ids_and_the_fix() -> None:
     assert not contract.is_document(_document(contract="metric-record.v2"))
 
 
-def test_a_newer_minor_is_read_and_logged_once(caplog) -> None:
+def test_a_newer_minor_is_read_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             assert len(parse_document(_document(minor=77, unheard_of=1))) == 2
@@ -62,7 +62,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("changes", "message"), BROKEN)
-def test_code_and_schema_refuse_the_same_records(changes, message) -> None:
+def test_code_and_schema_refuse_the_same_records(changes, message: str) -> None:
     document = _document()
     document["records"][1] |= changes
     (problem,) = contract.validate_document(document)
@@ -81,7 +81,7 @@ def test_code_and_schema_refuse_the_same_records(changes, message) -> None:
         ({"negative_counts": [-1.0]}, "must be weights"),
     ],
 )
-def test_broken_sketches_are_named(changes, message) -> None:
+def test_broken_sketches_are_named(changes, message: str) -> None:
     document = _document()
     document["records"][0]["sketch"] |= changes
     (problem,) = contract.validate_document(document)

@@ -29,14 +29,14 @@ def test_a_prompt_group_shares_the_sum_of_its_masks() -> None:
         ("constant", [1, 1, 1, 1]),
     ],
 )
-def test_every_aggregation_has_its_denominators(aggregation, expected) -> None:
+def test_every_aggregation_has_its_denominators(aggregation: str, expected) -> None:
     assert loss_denominators(aggregation, MASKS, rollout_ids=ROLLOUTS, group_ids=GROUPS).tolist() == expected
 
 
 @pytest.mark.parametrize(
     ("aggregation", "expected"), [("token_mean", 6), ("sample_mean", 4), ("rollout_mean", 3), ("prompt_mean", 2), ("constant", 9)]
 )
-def test_every_aggregation_has_its_units_and_fully_masked_ones_count(aggregation, expected) -> None:
+def test_every_aggregation_has_its_units_and_fully_masked_ones_count(aggregation: str, expected) -> None:
     assert count_step_units(aggregation, MASKS, rollout_ids=ROLLOUTS, group_ids=GROUPS, constant=9) == expected
 
 
@@ -61,6 +61,6 @@ def test_masks_may_be_arrays_of_bools() -> None:
         (lambda: loss_denominators("sample_mean", [[[1]]]), "sample 0: loss mask has shape"),
     ],
 )
-def test_what_is_missing_is_named(call, message) -> None:
+def test_what_is_missing_is_named(call, message: str) -> None:
     with pytest.raises(MetricsError, match=message):
         call()

@@ -33,6 +33,6 @@ def test_a_step_without_trained_tokens_has_no_mean() -> None:
         (lambda: aggregate("token_mean", [[1.0, 2.0]], [[1]]), "sample 0: values of shape"),
     ],
 )
-def test_what_does_not_fit_is_refused(call, message) -> None:
+def test_what_does_not_fit_is_refused(call, message: str) -> None:
     with pytest.raises(MetricsError, match=message):
         call()

@@ -11,7 +11,7 @@ UNIT_MEANS = [aggregation for aggregation in AGGREGATIONS if aggregation != "tok
 
 
 @pytest.mark.parametrize("aggregation", UNIT_MEANS)
-def test_unit_means_undo_the_division_by_micro_batches_and_the_mean_over_ranks(aggregation) -> None:
+def test_unit_means_undo_the_division_by_micro_batches_and_the_mean_over_ranks(aggregation: str) -> None:
     # 4 micro-batches on each of 2 x 2 ranks, 8 units: 4 * 4 / 8
     assert megatron_loss_scale(aggregation, num_microbatches=4, step_units=8, dp_size=2, cp_size=2) == 2.0
 
@@ -25,7 +25,7 @@ def test_only_token_mean_sets_megatrons_per_token_loss() -> None:
 
 
 @pytest.mark.parametrize(("dp", "cp", "k"), [*product([1, 2, 4], [1, 2, 4], [1, 2, 8])])
-def test_the_factor_cancels_exactly_for_every_width(dp, cp, k) -> None:
+def test_the_factor_cancels_exactly_for_every_width(dp: int, cp: int, k) -> None:
     # With a gradient sum S of 1 the result must be 1 / units, whatever Megatron divides by on the way.
     units = Fraction(16)
     scale = Fraction(megatron_loss_scale("rollout_mean", num_microbatches=k, step_units=16, dp_size=dp, cp_size=cp))
@@ -47,7 +47,7 @@ def test_the_factor_cancels_exactly_for_every_width(dp, cp, k) -> None:
         ({"step_units": float("nan")}, "needs a positive number"),
     ],
 )
-def test_sizes_that_are_no_counts_are_refused(arguments, message) -> None:
+def test_sizes_that_are_no_counts_are_refused(arguments, message: str) -> None:
     given = {"num_microbatches": 1, "step_units": 1, "dp_size": 1, "cp_size": 1} | arguments
     with pytest.raises(MetricsError, match=message):
         megatron_loss_scale("rollout_mean", **given)

@@ -47,7 +47,7 @@ def test_the_name_is_never_looked_into() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sum", "mean", "min", "max", "moments", "last", "histogram"])
-def test_no_data_is_none_and_not_zero(kind) -> None:
+def test_no_data_is_none_and_not_zero(kind: str) -> None:
     empty = Metric.empty("x", kind)
     assert empty.value is None
     assert all(value is None for value in empty.report().values())
@@ -89,7 +89,7 @@ def test_report_joins_many_metrics_and_refuses_to_overwrite() -> None:
         (Metric.of_sum("x", 1, unit="token"), "unit is '' here and 'token' there"),
     ],
 )
-def test_unlike_records_do_not_merge(other, message) -> None:
+def test_unlike_records_do_not_merge(other, message: str) -> None:
     with pytest.raises(MetricsError, match=message):
         Metric.of_sum("x", 1).merge(other)
 
@@ -109,7 +109,7 @@ def test_sketches_of_different_bounds_do_not_merge() -> None:
         ({"kind": "histogram"}, "exactly the kind 'histogram' carries a sketch"),
     ],
 )
-def test_records_that_mean_nothing_are_refused(fields, message) -> None:
+def test_records_that_mean_nothing_are_refused(fields, message: str) -> None:
     with pytest.raises(MetricsError, match=message):
         Metric(**({"name": "x", "kind": "sum", "numerator": 1.0, "weight": 1.0} | fields))
 

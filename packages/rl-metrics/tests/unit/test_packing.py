@@ -73,7 +73,7 @@ def test_errors_name_the_sample() -> None:
 @pytest.mark.parametrize(
     ("totals", "responses", "message"), [([4], [1, 1], "1 total lengths but 2 response lengths"), ([4.0], [1], "flat list of integers")]
 )
-def test_lists_that_are_not_lengths_are_refused(totals, responses, message) -> None:
+def test_lists_that_are_not_lengths_are_refused(totals, responses, message: str) -> None:
     with pytest.raises(GeometryError, match=message):
         packed_responses(totals, responses, ContextParallel())
 

@@ -10,7 +10,7 @@ from rl_metrics.scenario import make_scenario
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_step_contains_what_usually_goes_wrong(seed) -> None:
+def test_a_step_contains_what_usually_goes_wrong(seed: int) -> None:
     step = make_scenario(seed)
     assert 1 in step.response_lengths
     counts = np.unique(step.rollout_ids, return_counts=True)[1]
@@ -29,7 +29,7 @@ def test_random_starts_give_different_steps_and_the_same_start_the_same() -> Non
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-def test_the_closed_form_gradient_is_the_slope_of_the_value(aggregation) -> None:
+def test_the_closed_form_gradient_is_the_slope_of_the_value(aggregation: str) -> None:
     step = make_scenario(5)
     for k in range(2):
         nudged = []

@@ -132,7 +132,7 @@ def test_a_wider_padding_moves_ownership() -> None:
 
 @pytest.mark.parametrize("cp", [None, ContextParallel(4, 1)])
 @pytest.mark.parametrize("denominators", [None, "given"])
-def test_the_number_of_operations_does_not_depend_on_the_number_of_samples(cp, denominators) -> None:
+def test_the_number_of_operations_does_not_depend_on_the_number_of_samples(cp: int, denominators) -> None:
     counts = {}
     for n in (8, 512, 4096):
         totals, responses = [40] * n, [30] * n
@@ -162,7 +162,7 @@ def test_the_number_of_operations_does_not_depend_on_the_number_of_samples(cp, d
         (([4], [2], [[1, 1]], [1.0, 2.0]), r"sample_denoms has shape \(2,\) for 1 samples"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(arguments, message) -> None:
+def test_sizes_that_do_not_fit_are_refused(arguments, message: str) -> None:
     with pytest.raises(MetricsError, match=message):
         get_sum_of_sample_mean(*arguments)
 
@@ -183,7 +183,7 @@ def test_values_of_the_wrong_size_are_refused() -> None:
         ("median", None, "unknown loss aggregation"),
     ],
 )
-def test_denominators_must_fit_the_aggregation(aggregation, denominators, message) -> None:
+def test_denominators_must_fit_the_aggregation(aggregation: str, denominators, message: str) -> None:
     with pytest.raises(MetricsError, match=message):
         loss_reducer(aggregation, [3], [1], [[1]], denominators=denominators)
 

@@ -20,25 +20,25 @@ from rl_topp.parquet import stats_of_dump
 PACKAGES = Path(__file__).parents[3]
 
 
-def _json(path):
+def _json(path: Path):
     return json.loads(path.read_text())
 
 
 def _with_arrays(read):
-    def run(path):
+    def run(path: Path):
         content = _json(path)
         return read(content["document"], content["arrays"])
 
     return run
 
 
-def _nucleus_with_dtypes(path):
+def _nucleus_with_dtypes(path: Path):
     content = _json(path)
     arrays = {name: np.array(values, content["document"]["arrays"][name]["dtype"]) for name, values in content["arrays"].items()}
     return rl_topp.NucleusSet.from_document(content["document"], arrays)
 
 
-def _lengths_of_batch(path):
+def _lengths_of_batch(path: Path):
     columns = columns_of_document(*(_json(path)[key] for key in ("document", "arrays")))
     lengths, ids = (np.asarray(columns[name]) for name in ("total_lengths", "rollout_ids"))
     if not lengths.size:
@@ -48,7 +48,7 @@ def _lengths_of_batch(path):
     )
 
 
-def _whole_dump(path):
+def _whole_dump(path: Path):
     dump = rl_dump.open_dump(path)
     dump.verify()
     return {name: dump.column(name) for name in dump.fields}
@@ -98,12 +98,12 @@ def test_the_readers_here_are_those_of_the_metadata() -> None:
 
 
 @pytest.mark.parametrize(("read", "path"), list(_cases()))
-def test_a_reader_reads_every_frozen_document(read, path) -> None:
+def test_a_reader_reads_every_frozen_document(read, path: Path) -> None:
     read(path)
 
 
 @pytest.mark.parametrize(("read", "path"), list(_cases()))
-def test_a_reader_refuses_another_major_and_names_both(read, path, tmp_path) -> None:
+def test_a_reader_refuses_another_major_and_names_both(read, path: Path, tmp_path: Path) -> None:
     contract = path.parent.name
     other = f"{contract.rpartition('.v')[0]}.v9"
     changed = tmp_path / path.name

@@ -23,7 +23,7 @@ def _free_port():
         return listener.getsockname()[1]
 
 
-def _rank_main(connection, function, rank, rendezvous) -> None:
+def _rank_main(connection, function, rank: int, rendezvous) -> None:
     warnings.resetwarnings()
     torch.set_num_threads(1)
     try:
@@ -36,7 +36,7 @@ def _rank_main(connection, function, rank, rendezvous) -> None:
 def run_ranks():
     """Return `run(world_size, function)`: calls `function(rank, rendezvous)` in as many processes and returns their results in rank order."""
 
-    def run(world_size, function):
+    def run(world_size: int, function):
         context = multiprocessing.get_context("fork")
         rendezvous = f"127.0.0.1:{_free_port()}"
         pipes = [context.Pipe(duplex=False) for _ in range(world_size)]

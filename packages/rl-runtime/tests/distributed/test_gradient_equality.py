@@ -6,6 +6,7 @@ context-parallel ranks without a token. The same comparison with one wrong facto
 """
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -50,11 +51,11 @@ WRONG_SCALES = {
 }
 
 
-def _right_scale(aggregation, sizes):
+def _right_scale(aggregation: str, sizes):
     return megatron_loss_scale(aggregation, **sizes)
 
 
-def _recipe(size, mesh, aggregation):
+def _recipe(size: int, mesh, aggregation: str):
     return Recipe.model_validate(
         {
             "run": {"dir": "unused"},
@@ -70,7 +71,7 @@ def _mesh_name(mesh):
 
 
 @pytest.fixture(scope="session")
-def model_folders(tmp_path_factory):
+def model_folders(tmp_path_factory: pytest.TempPathFactory):
     folders = {}
     for size in SIZES:
         folders[size] = tmp_path_factory.mktemp("gradient") / f"model{size}"
@@ -107,7 +108,7 @@ def _items(column, dtype=None):
 class _Rank:
     """One rank's model and place."""
 
-    def __init__(self, rank, rendezvous, *, size, mesh, folder) -> None:
+    def __init__(self, rank: int, rendezvous, *, size: int, mesh, folder: Path) -> None:
         install_device_shim()
         recipe = _recipe(size, mesh, "rollout_mean")
         self.size, self.mesh, self.folder = size, mesh, folder
@@ -116,7 +117,7 @@ class _Rank:
         )
         self.shape = ModelShape.from_hf_config(read_model_config(folder))
 
-    def model(self, aggregation, dtype):
+    def model(self, aggregation: str, dtype):
         """This rank's part of the model with its weights, and its config."""
         config = megatron_config(self.shape, _recipe(self.size, self.mesh, aggregation))
         config.params_dtype = config.pipeline_dtype = dtype
@@ -149,7 +150,7 @@ def _flat_indices(batch, rules):
     return packed_responses(batch.total_lengths, batch.response_lengths, rules.cp).flat_indices
 
 
-def _gradient(place, step, aggregation, dtype, scale_of):
+def _gradient(place, step, aggregation: str, dtype, scale_of):
     """Gradient of one step under Hugging Face names (on the writer rank), and the reported loss (on the last stage)."""
     topology, rules = place.topology, place.rules(dtype)
     model, config = place.model(aggregation, dtype)
@@ -186,7 +187,7 @@ def _gradient(place, step, aggregation, dtype, scale_of):
     return None if tensors is None else {name: tensor.double().numpy() for name, tensor in tensors.items()}, value
 
 
-def _steps_gradients(rank, rendezvous, *, size, mesh, folder, step, scales):
+def _steps_gradients(rank: int, rendezvous, *, size: int, mesh, folder: Path, step, scales):
     """Gradient and loss of every dtype and aggregation with every scale."""
     place = _Rank(rank, rendezvous, size=size, mesh=mesh, folder=folder)
     try:
@@ -201,7 +202,7 @@ def _steps_gradients(rank, rendezvous, *, size, mesh, folder, step, scales):
         end_process_groups()
 
 
-def _formula(rank, rendezvous, *, size, folder, step):
+def _formula(rank: int, rendezvous, *, size: int, folder: Path, step):
     """Gradient of the loss as the formula says it: one process, one sample at a time, plain autograd, no reducer and no scale."""
     place = _Rank(rank, rendezvous, size=size, mesh=(1, 1, 1, 1), folder=folder)
     masks, weights, ids = _items(step["loss_masks"]), _items(step["weights"]), step["rollout_ids"]
@@ -268,7 +269,7 @@ def one_process(run_ranks, model_folders, step):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_gradient_of_one_process_is_that_of_the_formula(run_ranks, model_folders, step, one_process, size) -> None:
+def test_the_gradient_of_one_process_is_that_of_the_formula(run_ranks, model_folders, step, one_process, size: int) -> None:
     (formula,) = run_ranks(1, lambda rank, rendezvous: _formula(rank, rendezvous, size=size, folder=model_folders[size], step=step))
     for aggregation, (gradient, value) in formula.items():
         ours, reported = one_process[size][torch.float64, aggregation, "right"]

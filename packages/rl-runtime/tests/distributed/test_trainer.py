@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -48,13 +49,13 @@ FIRST_STEP_TOLERANCE = 1e-4
 LOG_PROB_TOLERANCE = 1e-5
 
 
-def _recipe(run_dir, parallel, **sections):
+def _recipe(run_dir: Path, parallel, **sections):
     base = {"run": {"dir": str(run_dir)}, "model": MODEL, "parallel": parallel, "train": {"global_batch_size": GLOBAL_BATCH_SIZE}}
     return Recipe.model_validate(base | sections)
 
 
 @pytest.fixture(scope="session")
-def model_folder(tmp_path_factory):
+def model_folder(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("model") / "tiny"
     write_tiny_model(folder, Recipe.model_validate({"model": MODEL}).model, rng=3)
     # Weights that are larger than a fresh start's, and norms other than 1, make mistakes visible.
@@ -144,11 +145,11 @@ def _rank_batch(columns, parallel, dp_rank, *, batch_id=0, global_batch_size=GLO
     )
 
 
-def _train(run_ranks, recipe, model_folder, columns, *, warm_start=True):
+def _train(run_ranks, recipe, model_folder: Path, columns, *, warm_start=True):
     """One supervised step (unless `warm_start` is off), one batch of two policy steps, weights before and after, and the train dump."""
     parallel = recipe.parallel.model_dump()
 
-    def rank_main(rank, rendezvous):
+    def rank_main(rank: int, rendezvous):
         trainer = Trainer(recipe, rank=rank, world_size=recipe.parallel.world_size, rendezvous=rendezvous, model_folder=model_folder)
         dp_rank = trainer.data_parallel_rank
         examples = {name: columns[name] for name in ("tokens", "loss_masks")}
@@ -179,7 +180,7 @@ def _without_speed(report):
 
 
 @pytest.fixture(scope="session")
-def single(run_ranks, model_folder, columns, tmp_path_factory):
+def single(run_ranks, model_folder: Path, columns, tmp_path_factory: pytest.TempPathFactory):
     """The result of one process, which every layout must give."""
     return _train(run_ranks, _recipe(tmp_path_factory.mktemp("single") / "run", {"data": 1}), model_folder, columns)
 
@@ -199,12 +200,12 @@ def _assert_same(result, expected) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_gives_the_log_probs_gradient_norms_and_weights_of_one_process(
-    layout, single, run_ranks, model_folder, columns, tmp_path
+    layout: str, single, run_ranks, model_folder: Path, columns, tmp_path: Path
 ) -> None:
     _assert_same(_train(run_ranks, _recipe(tmp_path / "run", LAYOUTS[layout]), model_folder, columns), single)
 
 
-def test_sequence_parallelism_and_recomputation_change_nothing(single, run_ranks, model_folder, columns, tmp_path) -> None:
+def test_sequence_parallelism_and_recomputation_change_nothing(single, run_ranks, model_folder: Path, columns, tmp_path: Path) -> None:
     megatron = {"sequence_parallel": True, "recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     recipe = _recipe(tmp_path / "run", {"data": 1, "tensor": 2, "context": 2}, megatron=megatron)
     _assert_same(_train(run_ranks, recipe, model_folder, columns), single)
@@ -219,7 +220,7 @@ def test_sequence_parallelism_and_recomputation_change_nothing(single, run_ranks
     ],
     ids=["kl and entropy", "token mean", "engine's log-probs as old"],
 )
-def test_every_loss_is_the_same_in_all_layouts(sections, run_ranks, model_folder, columns, tmp_path) -> None:
+def test_every_loss_is_the_same_in_all_layouts(sections, run_ranks, model_folder: Path, columns, tmp_path: Path) -> None:
     if "loss_aggregation" in sections["algorithm"]:
         columns = {name: column for name, column in columns.items() if name != "loss_denominators"}
     one = _train(run_ranks, _recipe(tmp_path / "one", {"data": 1}, **sections), model_folder, columns)
@@ -257,7 +258,7 @@ def test_the_reported_gap_is_the_mean_difference_over_trained_tokens(single) -> 
 
 
 @pytest.mark.parametrize("layout", ["dp2", "tp2", "pp2", "tp2pp2"])
-def test_loading_then_exporting_returns_the_same_bits(layout, run_ranks, model_folder, columns, tmp_path) -> None:
+def test_loading_then_exporting_returns_the_same_bits(layout: str, run_ranks, model_folder: Path, columns, tmp_path: Path) -> None:
     result = _train(run_ranks, _recipe(tmp_path / "run", LAYOUTS[layout]), model_folder, columns)
     original = load_file(model_folder / "model.safetensors")
     assert result.before.keys() == original.keys()
@@ -275,7 +276,7 @@ ODD_VOCAB_SIZE = VOCAB_SIZE + 1
 """Padded for two tensor ranks; the padding must not count."""
 
 
-def _write_family(folder, family, *, tied):
+def _write_family(folder: Path, family, *, tied):
     """Random weights of a small model of another family, as transformers makes them."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -303,11 +304,11 @@ def _write_family(folder, family, *, tied):
 
 
 @pytest.fixture(scope="session")
-def transformers_logits(run_ranks, columns, tmp_path_factory):
+def transformers_logits(run_ranks, columns, tmp_path_factory: pytest.TempPathFactory):
     """Per family: its folder and, per sample, the logits that predict the response, by transformers in eager float32."""
     folder = tmp_path_factory.mktemp("families")
 
-    def rank_main(rank, rendezvous):
+    def rank_main(rank: int, rendezvous):
         found = {}
         for family, tied in FAMILIES.items():
             model = _write_family(folder / family, family, tied=tied)
@@ -324,7 +325,7 @@ def transformers_logits(run_ranks, columns, tmp_path_factory):
 
 @pytest.mark.parametrize("layout", ["tp2", "pp2"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_log_probs_are_those_of_transformers(family, layout, transformers_logits, run_ranks, columns, tmp_path) -> None:
+def test_log_probs_are_those_of_transformers(family, layout: str, transformers_logits, run_ranks, columns, tmp_path: Path) -> None:
     folder, logits = transformers_logits[family]
     result = _train(run_ranks, _recipe(tmp_path / "run", LAYOUTS[layout]), folder, columns, warm_start=False)
     for row, position in enumerate(result.dump.column("rollout_position")):
@@ -335,7 +336,7 @@ def test_log_probs_are_those_of_transformers(family, layout, transformers_logits
         np.testing.assert_allclose(result.dump.column("entropy")[row], expected.entropy, rtol=0, atol=1e-4)
 
 
-def test_reuse_takes_the_training_forward_as_old_log_probs(run_ranks, model_folder, columns, tmp_path) -> None:
+def test_reuse_takes_the_training_forward_as_old_log_probs(run_ranks, model_folder: Path, columns, tmp_path: Path) -> None:
     """With one step per batch, reuse and recompute are the same update, and the dump holds the same log-probs."""
     sections = {"train": {"global_batch_size": NUM_ROLLOUTS}, "rollout": {"prompts_per_batch": NUM_ROLLOUTS, "rollouts_per_prompt": 1}}
     reuse = {**sections, "algorithm": {"old_log_probs": "reuse"}}
@@ -348,18 +349,18 @@ def test_reuse_takes_the_training_forward_as_old_log_probs(run_ranks, model_fold
     assert reused.steps[0]["train/grad_norm"] == pytest.approx(recomputed.steps[0]["train/grad_norm"], rel=1e-6)
 
 
-def test_without_replay_the_gap_is_that_of_the_whole_vocabulary(single, run_ranks, model_folder, columns, tmp_path) -> None:
+def test_without_replay_the_gap_is_that_of_the_whole_vocabulary(single, run_ranks, model_folder: Path, columns, tmp_path: Path) -> None:
     recipe = _recipe(tmp_path / "run", {"data": 1}, rollout={"replay": False})
     result = _train(run_ranks, recipe, model_folder, columns)
     assert (result.dump.column("log_probs").values <= single.dump.column("log_probs").values + 1e-5).all()
     assert result.steps[0]["train/log_prob_gap"] > single.steps[0]["train/log_prob_gap"] + 0.5
 
 
-def test_reuse_refuses_a_plan_of_several_steps(run_ranks, model_folder, columns, tmp_path) -> None:
+def test_reuse_refuses_a_plan_of_several_steps(run_ranks, model_folder: Path, columns, tmp_path: Path) -> None:
     sections = {"train": {"global_batch_size": NUM_ROLLOUTS}, "rollout": {"prompts_per_batch": NUM_ROLLOUTS, "rollouts_per_prompt": 1}}
     recipe = _recipe(tmp_path / "run", {"data": 1}, algorithm={"old_log_probs": "reuse"}, **sections)
 
-    def rank_main(rank, rendezvous) -> None:
+    def rank_main(rank: int, rendezvous) -> None:
         trainer = Trainer(recipe, rank=rank, world_size=1, rendezvous=rendezvous, model_folder=model_folder)
         trainer.start_reinforcement()
         with pytest.raises(TrainerError, match="2 steps"):
@@ -369,10 +370,10 @@ def test_reuse_refuses_a_plan_of_several_steps(run_ranks, model_folder, columns,
     run_ranks(1, rank_main)
 
 
-def test_ranks_with_different_plans_all_raise(run_ranks, model_folder, columns, tmp_path) -> None:
+def test_ranks_with_different_plans_all_raise(run_ranks, model_folder: Path, columns, tmp_path: Path) -> None:
     recipe = _recipe(tmp_path / "run", {"data": 2})
 
-    def rank_main(rank, rendezvous):
+    def rank_main(rank: int, rendezvous):
         trainer = Trainer(recipe, rank=rank, world_size=2, rendezvous=rendezvous, model_folder=model_folder)
         trainer.start_reinforcement()
         batch = _rank_batch(columns, recipe.parallel.model_dump(), rank)
@@ -389,10 +390,10 @@ def test_ranks_with_different_plans_all_raise(run_ranks, model_folder, columns, 
     assert second in message
 
 
-def test_tensor_ranks_with_different_columns_all_raise(run_ranks, model_folder, columns, tmp_path) -> None:
+def test_tensor_ranks_with_different_columns_all_raise(run_ranks, model_folder: Path, columns, tmp_path: Path) -> None:
     recipe = _recipe(tmp_path / "run", {"data": 1, "tensor": 2})
 
-    def rank_main(rank, rendezvous) -> None:
+    def rank_main(rank: int, rendezvous) -> None:
         trainer = Trainer(recipe, rank=rank, world_size=2, rendezvous=rendezvous, model_folder=model_folder)
         trainer.start_reinforcement()
         given = {**columns, "rewards": columns["rewards"] + rank}
@@ -403,10 +404,10 @@ def test_tensor_ranks_with_different_columns_all_raise(run_ranks, model_folder, 
     run_ranks(2, rank_main)
 
 
-def test_methods_out_of_order_are_refused(run_ranks, model_folder, columns, tmp_path) -> None:
+def test_methods_out_of_order_are_refused(run_ranks, model_folder: Path, columns, tmp_path: Path) -> None:
     recipe = _recipe(tmp_path / "run", {"data": 1})
 
-    def rank_main(rank, rendezvous) -> None:
+    def rank_main(rank: int, rendezvous) -> None:
         trainer = Trainer(recipe, rank=rank, world_size=1, rendezvous=rendezvous, model_folder=model_folder)
         with pytest.raises(TrainerError, match="before start_reinforcement"):
             trainer.train_batch(_rank_batch(columns, {"data": 1}, 0), 1e-3)
@@ -422,10 +423,10 @@ def test_methods_out_of_order_are_refused(run_ranks, model_folder, columns, tmp_
     run_ranks(1, rank_main)
 
 
-def test_a_gradient_that_is_no_number_leaves_the_weights_alone(run_ranks, model_folder, columns, tmp_path) -> None:
+def test_a_gradient_that_is_no_number_leaves_the_weights_alone(run_ranks, model_folder: Path, columns, tmp_path: Path) -> None:
     recipe = _recipe(tmp_path / "run", {"data": 1})
 
-    def rank_main(rank, rendezvous):
+    def rank_main(rank: int, rendezvous):
         trainer = Trainer(recipe, rank=rank, world_size=1, rendezvous=rendezvous, model_folder=model_folder)
         trainer.start_reinforcement()
         before = trainer.export_weights()
@@ -449,13 +450,13 @@ def test_a_gradient_that_is_no_number_leaves_the_weights_alone(run_ranks, model_
         ({"megatron": {"sequence_parallel": True}}, "needs parallel.tensor > 1"),
     ],
 )
-def test_settings_that_cannot_be_honoured_are_refused(sections, words, model_folder, tmp_path) -> None:
+def test_settings_that_cannot_be_honoured_are_refused(sections, words, model_folder: Path, tmp_path: Path) -> None:
     recipe = _recipe(tmp_path, **({"parallel": {"data": 1}} | sections))
     with pytest.raises(ConfigError, match=words):
         Trainer(recipe, rank=0, world_size=1, rendezvous="127.0.0.1:1", model_folder=model_folder)
 
 
-def test_a_folder_that_lacks_a_tensor_is_named(run_ranks, model_folder, tmp_path) -> None:
+def test_a_folder_that_lacks_a_tensor_is_named(run_ranks, model_folder: Path, tmp_path: Path) -> None:
     recipe = _recipe(tmp_path / "run", {"data": 1})
     folder = tmp_path / "model"
     folder.mkdir()
@@ -464,7 +465,7 @@ def test_a_folder_that_lacks_a_tensor_is_named(run_ranks, model_folder, tmp_path
     del weights["model.norm.weight"]
     save_file(weights, folder / "model.safetensors")
 
-    def rank_main(rank, rendezvous) -> None:
+    def rank_main(rank: int, rendezvous) -> None:
         with pytest.raises(RuntimeSetupError, match=r"no tensor named model\.norm\.weight"):
             Trainer(recipe, rank=rank, world_size=1, rendezvous=rendezvous, model_folder=folder)
 

@@ -20,11 +20,11 @@ def _default(field) -> str:
     return "required" if value is PydanticUndefined else f"`{value!r}`" if not isinstance(value, Path) else f"`{str(value)!r}`"
 
 
-def _cell(text):
+def _cell(text: str):
     return " ".join((text or "").split()).replace("|", "\\|")
 
 
-def _table(section):
+def _table(section: str):
     rows = [
         f"| `{name}` | {_cell(_type(field.annotation))} | {_cell(_default(field))} | {_cell(field.description)} |"
         for name, field in section.model_fields.items()

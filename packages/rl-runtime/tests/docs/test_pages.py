@@ -21,7 +21,7 @@ def test_every_package_page_has_a_block_to_run() -> None:
 
 
 @pytest.mark.parametrize(("block", "path"), BLOCKS)
-def test_a_block_runs(block, path) -> None:
+def test_a_block_runs(block, path: Path) -> None:
     if "import torch" in block:
         pytest.importorskip("torch")
     exec(compile(block, str(path), "exec"), {})

@@ -19,7 +19,7 @@ def in_batches(run):
     return metrics.is_file() and '"train/loss"' in metrics.read_text()
 
 
-def assert_ended(run, *, codes, mentions) -> None:
+def assert_ended(run, *, codes, mentions: str) -> None:
     started = time.monotonic()
     assert run.wait(30) in codes, run.text()[-2000:]
     run.wait_until_nothing_is_left(30 - (time.monotonic() - started))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(params=[0, 1], ids=["batch 0", "batch 1"])
-def batch(request, short_run):
+def batch(request: pytest.FixtureRequest, short_run):
     """(batch id, rollout dump, train dump, plan)."""
     number = request.param
     dumps = [open_dump(short_run / "dumps" / f"{side}_{number}.parquet") for side in ("rollout", "train")]
@@ -102,7 +103,7 @@ def test_a_run_leaves_models_report_and_recipe(short_run) -> None:
 
 @pytest.mark.parametrize("axis", ["tensor", "pipeline", "context"])
 def test_another_layout_gives_the_same_log_probs_and_gradient_norm(axis, launch, short_run, one_rank_run) -> None:
-    def trained(folder):
+    def trained(folder: Path):
         norm = next(line["train/grad_norm"] for line in read_metrics(folder) if "train/grad_norm" in line)
         dump = open_dump(folder / "dumps" / "train_0.parquet")
         return norm, dump.column("rollout_position"), dump.column("log_probs").values

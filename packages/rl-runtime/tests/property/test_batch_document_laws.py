@@ -14,7 +14,7 @@ from rl_runtime.errors import BatchMismatchError
 
 
 @st.composite
-def _columns(draw):
+def _columns(draw: st.DrawFn):
     count = draw(st.integers(0, 4))
     columns = {}
     for name in draw(st.lists(st.sampled_from(sorted(FIELDS)), min_size=1, unique=True)):

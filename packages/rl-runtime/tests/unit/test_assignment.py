@@ -30,7 +30,7 @@ def make_sample(rollout: int, group: int, prompt: int, response: int, *, reward:
     )
 
 
-def recipe(*, data=2, gbs=2, aggregation="rollout_mean", cap=64, trailing="drop") -> Recipe:
+def recipe(*, data=2, gbs=2, aggregation: str = "rollout_mean", cap=64, trailing="drop") -> Recipe:
     return Recipe.model_validate(
         {
             "parallel": {"data": data},
@@ -58,7 +58,7 @@ FOUR_ROLLOUTS = [
         ("token_mean", [1, 1, 1, 1, 1], [6, 4]),
     ],
 )
-def test_denominators_and_units_of_four_rollouts_in_two_steps(aggregation, denominators, units) -> None:
+def test_denominators_and_units_of_four_rollouts_in_two_steps(aggregation: str, denominators, units) -> None:
     result = assign_batch(batch_columns(FOUR_ROLLOUTS, divide_by_std=True), recipe(aggregation=aggregation), batch_id=0)
     assert result.columns["loss_denominators"].tolist() == denominators
     assert result.columns["step"].tolist() == [0, 0, 0, 1, 1]

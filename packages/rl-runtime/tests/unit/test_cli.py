@@ -1,17 +1,17 @@
 """The command line: exit codes and one line each for what is wrong; nothing is started, nothing is written."""
 
 from pathlib import Path
+from typing import Never
 
 import pytest
 from typer.testing import CliRunner
 
 from rl_runtime import cli
-from typing import Never
 
 RECIPE = str(Path(__file__).parents[4] / "recipes" / "quickstart.toml")
 
 
-def train(tmp_path, *arguments):
+def train(tmp_path: Path, *arguments):
     return CliRunner().invoke(cli.app, ["train", *arguments, "--set", f"run.dir={tmp_path / 'run'}"])
 
 
@@ -29,7 +29,7 @@ def train(tmp_path, *arguments):
     ],
     ids=["missing recipe", "recipe is a folder", "wrong key", "wrong type", "two problems"],
 )
-def test_what_is_wrong_is_one_line_each_with_exit_code_2(tmp_path, arguments, mentions) -> None:
+def test_what_is_wrong_is_one_line_each_with_exit_code_2(tmp_path: Path, arguments, mentions: str) -> None:
     result = train(tmp_path, *arguments)
     assert result.exit_code == 2
     lines = result.output.splitlines()
@@ -39,7 +39,7 @@ def test_what_is_wrong_is_one_line_each_with_exit_code_2(tmp_path, arguments, me
     assert not (tmp_path / "run").exists()
 
 
-def ended(monkeypatch, error) -> None:
+def ended(monkeypatch: pytest.MonkeyPatch, error) -> None:
     def run(recipe) -> Never:
         recipe.run.dir.mkdir(parents=True)
         raise error
@@ -47,19 +47,19 @@ def ended(monkeypatch, error) -> None:
     monkeypatch.setattr(cli, "_run", run)
 
 
-def test_a_failed_run_ends_with_exit_code_1_and_its_reason(tmp_path, monkeypatch) -> None:
+def test_a_failed_run_ends_with_exit_code_1_and_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended(monkeypatch, RuntimeError("engine 0 is dead"))
     result = train(tmp_path, RECIPE)
     assert (result.exit_code, result.output) == (1, "error: RuntimeError: engine 0 is dead\n")
 
 
-def test_an_interrupted_run_ends_with_exit_code_130_and_names_its_folder(tmp_path, monkeypatch) -> None:
+def test_an_interrupted_run_ends_with_exit_code_130_and_names_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended(monkeypatch, KeyboardInterrupt())
     result = train(tmp_path, RECIPE)
     assert (result.exit_code, result.output) == (130, f"interrupted: everything was stopped; what was written is in {tmp_path / 'run'}\n")
 
 
-def test_a_report_of_no_run_is_refused(tmp_path) -> None:
+def test_a_report_of_no_run_is_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli.app, ["report", str(tmp_path / "none")])
     assert result.exit_code == 2
     assert str(tmp_path / "none") in result.output

@@ -29,7 +29,7 @@ def sample(length: int) -> Sample:
 
 @pytest.mark.parametrize("length", range(1, 9))
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_every_response_token_is_trained_exactly_once(length, count) -> None:
+def test_every_response_token_is_trained_exactly_once(length, count: int) -> None:
     siblings = cut_into_segments(sample(length), count)
     assert len(siblings) == count
     trained = [token for sibling in siblings for token in sibling.response_tokens[sibling.loss_mask == 1].tolist()]

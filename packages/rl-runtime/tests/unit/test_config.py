@@ -14,16 +14,16 @@ def write(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_an_empty_recipe_is_the_default(tmp_path) -> None:
+def test_an_empty_recipe_is_the_default(tmp_path: Path) -> None:
     assert load_recipe(write(tmp_path, "")) == Recipe()
 
 
-def test_a_resolved_recipe_reads_back_equal(tmp_path) -> None:
+def test_a_resolved_recipe_reads_back_equal(tmp_path: Path) -> None:
     recipe = load_recipe(write(tmp_path, '[data]\noptions = { min_word_len = 3 }\n[rollout]\nstop = ["\\n", "\\"x"]\n'))
     assert load_recipe(write(tmp_path, recipe_to_toml(recipe))) == recipe
 
 
-def test_an_override_wins_over_the_file(tmp_path) -> None:
+def test_an_override_wins_over_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, "[optimizer]\nlr = 1e-4\n")
     assert load_recipe(path, ["optimizer.lr=2e-4", "run.dir=some/where"]).optimizer.lr == 2e-4
 
@@ -48,14 +48,14 @@ def test_an_override_wins_over_the_file(tmp_path) -> None:
         ("run = 3\n", ["run.rng=3"], ["is a value, not a table"]),
     ],
 )
-def test_a_wrong_recipe_names_the_key(tmp_path, text, overrides, mentions) -> None:
+def test_a_wrong_recipe_names_the_key(tmp_path: Path, text: str, overrides, mentions: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_recipe(write(tmp_path, text), overrides)
     assert all(mention in str(caught.value) for mention in mentions), caught.value
     assert len(str(caught.value).splitlines()) == text.count("top_") or "top_" not in text
 
 
-def test_a_missing_recipe_is_named(tmp_path) -> None:
+def test_a_missing_recipe_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.toml"):
         load_recipe(tmp_path / "none.toml")
 

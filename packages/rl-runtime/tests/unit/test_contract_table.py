@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from rl_runtime.doctor import Finding, Report, diagnose, report_document
 from rl_runtime.errors import RuntimeSetupError
 
 
-def _install(folder, name, version, *, writes=(), reads=()) -> None:
+def _install(folder: Path, name: str, version: int, *, writes=(), reads=()) -> None:
     """Put the dist-info folder of a distribution that does not exist into `folder`."""
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
@@ -23,7 +24,7 @@ def _install(folder, name, version, *, writes=(), reads=()) -> None:
 
 
 @pytest.fixture
-def complete(tmp_path):
+def complete(tmp_path: Path):
     folder = tmp_path / "complete"
     _install(folder, "rl-dump", "1.0", writes=["train-dump.v2"], reads=["rollout-batch.v1"])
     _install(folder, "rl-runtime", "1.1", writes=["rollout-batch.v1"], reads=["train-dump.v2"])
@@ -31,7 +32,7 @@ def complete(tmp_path):
 
 
 @pytest.fixture
-def newer(tmp_path):
+def newer(tmp_path: Path):
     folder = tmp_path / "newer"
     _install(folder, "rl-dump", "2.0", writes=["train-dump.v3"], reads=["rollout-batch.v1"])
     _install(folder, "rl-runtime", "1.1", writes=["rollout-batch.v1"], reads=["train-dump.v2"])
@@ -78,7 +79,7 @@ def test_a_rank_with_another_major_is_found_whichever_it_is(complete, newer, odd
     assert any(odd in line for line in found)
 
 
-def test_equal_contracts_of_other_versions_are_no_mixed_cluster(complete, tmp_path) -> None:
+def test_equal_contracts_of_other_versions_are_no_mixed_cluster(complete, tmp_path: Path) -> None:
     folder = tmp_path / "patched"
     _install(folder, "rl-dump", "1.0.1", writes=["train-dump.v2"], reads=["rollout-batch.v1"])
     _install(folder, "rl-runtime", "1.1", writes=["rollout-batch.v1"], reads=["train-dump.v2"])
@@ -115,14 +116,14 @@ def test_a_gap_in_any_area_is_a_gap_of_the_report(complete) -> None:
     assert Report(contracts=table, findings=(fine, Finding(area="ray", status="gap", message="down"))).has_gap
 
 
-def test_an_unreachable_ray_cluster_is_a_gap(monkeypatch, tmp_path) -> None:
+def test_an_unreachable_ray_cluster_is_a_gap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     (found,) = [finding for finding in diagnose(tmp_path).findings if finding.area == "ray"]
     assert found.status == "gap"
     assert "127.0.0.1:1" in found.message
 
 
-def test_a_gpu_driver_that_does_not_answer_is_a_gap(monkeypatch, tmp_path) -> None:
+def test_a_gpu_driver_that_does_not_answer_is_a_gap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     command = tmp_path / "nvidia-smi"
     command.write_text("#!/bin/sh\nexit 9\n")
     command.chmod(0o755)
@@ -131,7 +132,7 @@ def test_a_gpu_driver_that_does_not_answer_is_a_gap(monkeypatch, tmp_path) -> No
     assert found.status == "gap"
 
 
-def test_the_report_is_plain_json(tmp_path) -> None:
+def test_the_report_is_plain_json(tmp_path: Path) -> None:
     document = json.loads(json.dumps(report_document(diagnose(tmp_path))))
     assert set(document) == {"ok", "contracts", "findings"}
     assert {finding["area"] for finding in document["findings"]} == {"contracts", "versions", "python", "ports", "gpus", "ray", "disk"}

@@ -1,6 +1,7 @@
 """Data sources: splits that share no word, streams that do not repeat each other."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,7 @@ class CharacterTokenizer:
         assert add_generation_prompt and not tokenize
         return conversation[0]["content"] + " ->"
 
-    def encode(self, text, *, add_special_tokens):
+    def encode(self, text: str, *, add_special_tokens):
         assert not add_special_tokens
         return [ord(character) for character in text]
 
@@ -24,11 +25,11 @@ class CharacterTokenizer:
         raise NotImplementedError
 
 
-def words(source, count=300):
+def words(source, count: int = 300):
     return [prompt.metadata["metadata"]["word"].casefold() for prompt in source.next_prompts(count)]
 
 
-def held_out(source, split, count=100):
+def held_out(source, split, count: int = 100):
     return {prompt.metadata["metadata"]["word"].casefold() for prompt in source.held_out(split, count)}
 
 
@@ -38,7 +39,7 @@ def section():
     return DataSection(prompt_template="{word}", options={"min_word_len": 3, "max_word_len": 6})
 
 
-def test_no_word_of_one_split_is_in_another(section) -> None:
+def test_no_word_of_one_split_is_in_another(section: str) -> None:
     source = make_data_source(section, CharacterTokenizer(), rng=0)
     train, check, evaluation = set(words(source)), held_out(source, "check"), held_out(source, "eval")
     assert not train & check
@@ -46,25 +47,25 @@ def test_no_word_of_one_split_is_in_another(section) -> None:
     assert not check & evaluation
 
 
-def test_held_out_prompts_are_the_same_at_each_call(section) -> None:
+def test_held_out_prompts_are_the_same_at_each_call(section: str) -> None:
     source = make_data_source(section, CharacterTokenizer(), rng=0)
     source.next_prompts(5)
     assert [prompt.text for prompt in source.held_out("eval", 20)] == [prompt.text for prompt in source.held_out("eval", 20)]
 
 
-def test_random_starts_draw_other_prompts_and_the_same_start_the_same(section) -> None:
+def test_random_starts_draw_other_prompts_and_the_same_start_the_same(section: str) -> None:
     first, again, other = (words(make_data_source(section, CharacterTokenizer(), rng=rng), 50) for rng in (1, 1, 2))
     assert first == again
     assert first != other
 
 
-def test_the_warm_start_draws_other_entries_than_the_batches(section) -> None:
+def test_the_warm_start_draws_other_entries_than_the_batches(section: str) -> None:
     source = make_data_source(section, CharacterTokenizer(), rng=0)
     warm = [prompt.text for prompt in source.next_warm_start_prompts(50)]
     assert warm != [prompt.text for prompt in source.next_prompts(50)]
 
 
-def test_a_prompt_is_rendered_by_the_chat_template_and_tokenised(section) -> None:
+def test_a_prompt_is_rendered_by_the_chat_template_and_tokenised(section: str) -> None:
     prompt = make_data_source(section, CharacterTokenizer(), rng=0).next_prompts(1)[0]
     word = prompt.metadata["metadata"]["word"]
     assert prompt.text == f"{word} ->"
@@ -87,12 +88,12 @@ def test_split_shares_follow_the_fraction() -> None:
         ({"split_key": "missing"}, "data.split_key"),
     ],
 )
-def test_a_wrong_section_names_the_key(section, changes, mentions) -> None:
+def test_a_wrong_section_names_the_key(section: str, changes, mentions: str) -> None:
     with pytest.raises(ConfigError, match=mentions):
         make_data_source(section.model_copy(update=changes), CharacterTokenizer(), rng=0).next_prompts(1)
 
 
-def test_files_are_read_line_by_line(tmp_path) -> None:
+def test_files_are_read_line_by_line(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"q{n}", "label": str(n)}) + "\n" for n in range(40)))
     section = DataSection(kind="jsonl", path=str(path), split_key="", chat_template=False, held_out_fraction=0.5)
@@ -102,7 +103,7 @@ def test_files_are_read_line_by_line(tmp_path) -> None:
     assert {prompt.text for prompt in prompts}.isdisjoint(prompt.text for prompt in source.held_out("eval", 20))
 
 
-def test_a_bad_line_is_named(tmp_path) -> None:
+def test_a_bad_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "a"}\n[1]\n')
     with pytest.raises(ConfigError, match="line 2"):

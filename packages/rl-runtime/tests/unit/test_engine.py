@@ -64,7 +64,7 @@ def test_cpu_defaults_are_added_only_where_nothing_is_given() -> None:
     assert set(CPU_DEFAULTS) - set(found) == {"--dtype"}
 
 
-def test_only_the_served_models_module_is_imported(tmp_path) -> None:
+def test_only_the_served_models_module_is_imported(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
     skipped = cpu_environment(tmp_path)["SGLANG_DISABLED_MODEL_ARCHS"].split(",")
     assert {"llama", "qwen2"} <= set(skipped)
@@ -72,7 +72,7 @@ def test_only_the_served_models_module_is_imported(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("config", ['{"model_type": "no_such_model"}', "{}", None])
-def test_an_unknown_model_type_skips_no_module(tmp_path, config) -> None:
+def test_an_unknown_model_type_skips_no_module(tmp_path: Path, config) -> None:
     if config is not None:
         (tmp_path / "config.json").write_text(config)
     assert cpu_environment(tmp_path) == {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -116,7 +116,7 @@ SERVE = """
 
 
 @pytest.fixture
-def stub(monkeypatch, tmp_path):
+def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Make `EngineProcess` start a program of ours instead of the SGLang launcher."""
     (tmp_path / "config.json").write_text("{}")
 
@@ -134,7 +134,7 @@ def stub(monkeypatch, tmp_path):
     return make
 
 
-def child_of(tmp_path):
+def child_of(tmp_path: Path):
     return int((tmp_path / "logs" / "engine_0.log").read_text().split()[1])
 
 
@@ -145,7 +145,7 @@ def is_alive(pid):
         return False
 
 
-def test_stop_kills_the_whole_family_and_removes_its_files(stub, tmp_path) -> None:
+def test_stop_kills_the_whole_family_and_removes_its_files(stub, tmp_path: Path) -> None:
     engine = stub(SERVE)
     engine.start()
     scratch = engine._scratch
@@ -158,7 +158,7 @@ def test_stop_kills_the_whole_family_and_removes_its_files(stub, tmp_path) -> No
     engine.stop()
 
 
-def test_a_killed_server_is_told_by_its_exit_code(stub, tmp_path) -> None:
+def test_a_killed_server_is_told_by_its_exit_code(stub, tmp_path: Path) -> None:
     engine = stub(SERVE)
     engine.start()
     os.kill(engine.pid, signal.SIGKILL)
@@ -170,7 +170,7 @@ def test_a_killed_server_is_told_by_its_exit_code(stub, tmp_path) -> None:
     assert not is_alive(child_of(tmp_path)), "its children are killed even when it is dead already"
 
 
-def test_a_server_that_ends_early_quotes_its_log(stub, tmp_path) -> None:
+def test_a_server_that_ends_early_quotes_its_log(stub, tmp_path: Path) -> None:
     engine = stub('print("no such weights"); sys.exit(3)')
     with pytest.raises(
         EngineError, match=r"(?s)engine 0 ended with exit code 3 before it answered; end of .*engine_0.log:\n.*no such weights"
@@ -179,7 +179,7 @@ def test_a_server_that_ends_early_quotes_its_log(stub, tmp_path) -> None:
     assert not is_alive(child_of(tmp_path))
 
 
-def test_a_server_that_never_answers_is_stopped_at_its_deadline(stub, tmp_path) -> None:
+def test_a_server_that_never_answers_is_stopped_at_its_deadline(stub, tmp_path: Path) -> None:
     engine = stub('print("thinking", flush=True); time.sleep(600)', start_timeout_seconds=2)
     started = time.monotonic()
     with pytest.raises(DeadlineError, match=r"(?s)start_timeout_seconds = 2; end of .*thinking"):
@@ -199,7 +199,7 @@ def test_a_server_outlives_the_thread_that_started_it(stub) -> None:
     engine.stop()
 
 
-def test_a_folder_without_a_model_is_refused_before_anything_starts(tmp_path) -> None:
+def test_a_folder_without_a_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
     engine = EngineProcess(recipe(), index=0, model_folder=tmp_path, run_dir=tmp_path)
     with pytest.raises(RuntimeSetupError, match="has no config"):
         engine.start()

@@ -10,7 +10,7 @@ from rl_runtime.rollout.engine_attention import attend_decode, attend_extend
 G, H, D = 2, 6, 8
 
 
-def cache(lengths, rng):
+def cache(lengths, rng: np.random.Generator):
     """Slots of each sequence, drawn without order from one cache; rows are padded with slot 0."""
     slots = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
     free = iter(torch.randperm(sum(lengths) + 5, generator=rng).tolist())
@@ -30,7 +30,7 @@ def reference(queries, positions, keys, values):
 
 
 @pytest.mark.parametrize("group_elements", [1, 500, 1 << 24])
-def test_decode(monkeypatch, group_elements) -> None:
+def test_decode(monkeypatch: pytest.MonkeyPatch, group_elements) -> None:
     monkeypatch.setattr(engine_attention, "_GROUP_ELEMENTS", group_elements)
     rng = torch.Generator().manual_seed(0)
     lengths = [1, 7, 3, 12, 5]
@@ -46,7 +46,7 @@ def test_decode(monkeypatch, group_elements) -> None:
 
 
 @pytest.mark.parametrize("group_elements", [1, 500, 1 << 24])
-def test_extend_after_prefixes_of_any_length(monkeypatch, group_elements) -> None:
+def test_extend_after_prefixes_of_any_length(monkeypatch: pytest.MonkeyPatch, group_elements) -> None:
     monkeypatch.setattr(engine_attention, "_GROUP_ELEMENTS", group_elements)
     rng = torch.Generator().manual_seed(1)
     prefixes, news = [0, 4, 9, 0, 2], [3, 1, 2, 8, 5]

@@ -17,7 +17,7 @@ from rl_runtime.rollout.engine_client import EngineClient, ModelInfo, Sampling
 FILTERED = Sampling(top_p=0.9)
 
 
-def answer(index, tokens, *, finish="stop", version="3", kept=True, **meta):
+def answer(index, tokens, *, finish="stop", version: int = "3", kept=True, **meta):
     return {
         "index": index,
         "output_ids": tokens,
@@ -229,7 +229,7 @@ def test_a_cancelled_caller_leaves_the_others_alone(serve) -> None:
         (lambda body: [answer(0, [7], finish=None)], "ended before all of its 1 answers were there"),
     ],
 )
-def test_a_bad_answer_is_an_error_that_says_what_is_wrong(serve, chunks, message) -> None:
+def test_a_bad_answer_is_an_error_that_says_what_is_wrong(serve, chunks, message: str) -> None:
     with pytest.raises(EngineError, match=message):
         run(serve(chunks).url, one)
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 
@@ -24,7 +25,7 @@ SERVER = """
 
 
 @pytest.fixture
-def family(tmp_path):
+def family(tmp_path: Path):
     """A server with one forked child, a scratch folder and two files to be removed, of which one is not there."""
     scratch, told = tmp_path / "scratch", tmp_path / "told"
     (scratch / "deeper").mkdir(parents=True)

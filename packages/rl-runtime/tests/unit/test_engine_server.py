@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 VOCAB_SIZE = 85
 
 
-def make_model(folder, rng):
+def make_model(folder: Path, rng: np.random.Generator):
     """A Qwen3 of 1.6 M parameters with random weights and a tokenizer of single characters."""
     torch.manual_seed(rng)
     config = transformers.Qwen3Config(
@@ -60,13 +60,13 @@ def make_model(folder, rng):
 
 
 @pytest.fixture(scope="module")
-def models_by_name(tmp_path_factory):
+def models_by_name(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("models")
     return {name: (folder / name, make_model(folder / name, rng)) for rng, name in enumerate("AB")}
 
 
 @pytest.fixture(scope="module")
-def engine(models_by_name, tmp_path_factory):
+def engine(models_by_name, tmp_path_factory: pytest.TempPathFactory):
     recipe = Recipe.model_validate({"engine": {"start_timeout_seconds": 500}})
     engine = EngineProcess(recipe, index=0, model_folder=models_by_name["A"][0], run_dir=tmp_path_factory.mktemp("run"))
     engine.start()
@@ -90,11 +90,11 @@ def use(engine, function, **section):
     return asyncio.run(main())
 
 
-def greedy(engine, prompt, count=6):
+def greedy(engine, prompt, count: int = 6):
     return use(engine, lambda client: client.generate(prompt, Sampling(temperature=0, max_new_tokens=count))).tokens.tolist()
 
 
-def greedy_of(model, prompt, count=6):
+def greedy_of(model, prompt, count: int = 6):
     with torch.no_grad():
         out = model.generate(torch.tensor(prompt)[None], max_new_tokens=count, do_sample=False)
     return out[0, len(prompt) :].tolist()
@@ -105,7 +105,7 @@ def logits_of(model, prompt, tokens):
         return model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1].double().numpy()
 
 
-def prompts_of(count):
+def prompts_of(count: int):
     rng = np.random.default_rng(5)
     return [rng.integers(3, VOCAB_SIZE, rng.integers(1, 30)) for _ in range(count)]
 
@@ -147,7 +147,7 @@ def test_weights_and_their_version_change_together(engine, models_by_name) -> No
     expected = {name: greedy_of(model, prompt) for name, (_, model) in models_by_name.items()}
     assert expected["A"] != expected["B"]
 
-    async def update(client, name, version):
+    async def update(client, name: str, version: int):
         weights = {key: tensor.numpy() for key, tensor in models_by_name[name][1].state_dict().items() if key != "lm_head.weight"}
         running = [asyncio.create_task(client.generate(prompt, Sampling(temperature=0, max_new_tokens=400))) for _ in range(4)]
         await asyncio.sleep(0.3)
@@ -180,7 +180,7 @@ def test_an_idle_server_leaves_the_cores_alone(engine) -> None:
     assert used() - before < 1.0
 
 
-def test_a_server_dies_with_the_process_that_started_it(models_by_name, tmp_path) -> None:
+def test_a_server_dies_with_the_process_that_started_it(models_by_name, tmp_path: Path) -> None:
     """The starter is killed outright, while the server still loads: none of its processes is left."""
     code = f"""
         import sys, time

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -25,7 +26,7 @@ connection error code 2. End of file. There are some potential root causes. (1) 
 
 
 class Said(RayActorError):
-    def __init__(self, text) -> None:
+    def __init__(self, text: str) -> None:
         self.text = text
 
     def __str__(self) -> str:
@@ -40,7 +41,7 @@ def test_what_has_another_form_is_quoted_in_one_line() -> None:
     assert why_it_died(Said("The actor\n is   gone.")) == "The actor is gone."
 
 
-def test_a_dead_daemon_is_named(tmp_path) -> None:
+def test_a_dead_daemon_is_named(tmp_path: Path) -> None:
     process = psutil.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
     lives = Lives({}, daemons=[process], logs=tmp_path)
     lives.check()

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import sys
 import types
+from typing import Never
 
 import numpy as np
 import pytest
@@ -14,17 +15,16 @@ from rl_runtime.records import Prompt
 from rl_runtime.rollout.engine_client import Generation
 from rl_runtime.rollout.generate import single_turn
 from rl_runtime.rollout.manager import RolloutManager
-from typing import Never
 
 
 class CountingSource:
     def __init__(self) -> None:
         self.groups = itertools.count()
 
-    def next_prompts(self, count):
+    def next_prompts(self, count: int):
         return [Prompt(group_id=(g := next(self.groups)), sample_index=g, text="", tokens=np.array([3]), label="7") for _ in range(count)]
 
-    def held_out(self, split, count):
+    def held_out(self, split, count: int):
         return self.next_prompts(count)
 
 
@@ -53,7 +53,7 @@ class DeadEngine:
 
 
 @pytest.fixture
-def hooks(monkeypatch):
+def hooks(monkeypatch: pytest.MonkeyPatch):
     module = types.ModuleType("hooks_of_this_test")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return module
@@ -101,7 +101,7 @@ async def _mixed_ids(context, prompt, sampling):
 
 
 @pytest.mark.parametrize("bad", [_raises, _empty, _nothing, _mixed_ids], ids=lambda hook: hook.__name__)
-def test_a_rollout_that_always_fails_is_dropped_and_counted(hooks, bad, caplog) -> None:
+def test_a_rollout_that_always_fails_is_dropped_and_counted(hooks, bad, caplog: pytest.LogCaptureFixture) -> None:
     async def hook(context, prompt, sampling):
         return await (bad if context.rollout_id == 4 else single_turn)(context, prompt, sampling)
 

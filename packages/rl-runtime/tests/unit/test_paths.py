@@ -1,12 +1,14 @@
 """Paths of a recipe do not depend on where an actor works."""
 
-from pathlib import Path
+from pathlib import pytest
+
+import Path
 
 from rl_runtime.config import Recipe, absolute_paths
 from rl_runtime.config.dump import in_run_folder
 
 
-def test_relative_paths_start_from_the_current_folder(tmp_path, monkeypatch) -> None:
+def test_relative_paths_start_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/someone")
     recipe = absolute_paths(

@@ -13,24 +13,24 @@ from rl_runtime.preflight import check_before_start
 from rl_runtime.tiny_model import write_tiny_model
 
 
-def problems(tmp_path, **sections):
+def problems(tmp_path: Path, **sections):
     sections.setdefault("run", {"dir": str(tmp_path / "run")})
     with pytest.raises(ConfigError) as caught:
         check_before_start(Recipe.model_validate(sections))
     return str(caught.value).splitlines()
 
 
-def test_a_good_recipe_passes(tmp_path) -> None:
+def test_a_good_recipe_passes(tmp_path: Path) -> None:
     check_before_start(Recipe.model_validate({"run": {"dir": str(tmp_path / "run")}}))
 
 
-def test_an_existing_run_folder_is_refused(tmp_path) -> None:
+def test_an_existing_run_folder_is_refused(tmp_path: Path) -> None:
     (line,) = problems(tmp_path, run={"dir": str(tmp_path)})
     assert "run.dir" in line
     assert "exists already" in line
 
 
-def test_a_taken_port_is_named(tmp_path) -> None:
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -39,12 +39,12 @@ def test_a_taken_port_is_named(tmp_path) -> None:
     assert f"engine.port = {port}" in line
 
 
-def test_a_missing_model_folder_is_named(tmp_path) -> None:
+def test_a_missing_model_folder_is_named(tmp_path: Path) -> None:
     (line,) = problems(tmp_path, model={"path": "/no/such/model"})
     assert "model.path = /no/such/model: no such folder" in line
 
 
-def test_all_problems_are_reported_at_once(tmp_path) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     lines = problems(
         tmp_path,
         model={"path": str(tmp_path)},
@@ -58,13 +58,13 @@ def test_all_problems_are_reported_at_once(tmp_path) -> None:
         assert mention in line
 
 
-def test_training_from_a_dump_needs_the_policy_it_was_sampled_from(tmp_path) -> None:
+def test_training_from_a_dump_needs_the_policy_it_was_sampled_from(tmp_path: Path) -> None:
     lines = problems(tmp_path, debug={"load_rollout_dump": str(tmp_path / "none.parquet")})
     assert "needs model.path" in lines[0]
     assert "no such file" in lines[1]
 
 
-def test_training_from_several_dumps_needs_all_of_them(tmp_path) -> None:
+def test_training_from_several_dumps_needs_all_of_them(tmp_path: Path) -> None:
     for batch_id in (0, 2):
         (tmp_path / f"rollout_{batch_id}.parquet").touch()
     template = str(tmp_path / "rollout_{batch_id}.parquet")
@@ -101,12 +101,12 @@ def test_training_from_several_dumps_needs_all_of_them(tmp_path) -> None:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_cannot_work_is_named_by_its_key(tmp_path, sections, mentions) -> None:
+def test_what_cannot_work_is_named_by_its_key(tmp_path: Path, sections, mentions: str) -> None:
     line = problems(tmp_path, **sections)[0]
     assert all(mention in line for mention in mentions), line
 
 
-def test_what_needs_a_gpu_is_refused_without_one(tmp_path, monkeypatch) -> None:
+def test_what_needs_a_gpu_is_refused_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "_DEVICES", tmp_path)
     sections = {"model": {"dtype": "bfloat16"}, "engine": {"gpus_per_engine": 1}}
     lines = problems(tmp_path, **sections)
@@ -116,7 +116,7 @@ def test_what_needs_a_gpu_is_refused_without_one(tmp_path, monkeypatch) -> None:
     check_before_start(Recipe.model_validate({"run": {"dir": str(tmp_path / "run")}, **sections}))
 
 
-def test_a_hook_whose_module_cannot_be_imported_is_named(tmp_path, monkeypatch) -> None:
+def test_a_hook_whose_module_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_hook.py").write_text("raise RuntimeError('no license file')")
     (tmp_path / "misspelt_hook.py").write_text("def generate(:")
     monkeypatch.syspath_prepend(tmp_path)
@@ -125,7 +125,7 @@ def test_a_hook_whose_module_cannot_be_imported_is_named(tmp_path, monkeypatch) 
     assert "SyntaxError" in lines[1]
 
 
-def test_prompts_from_a_file_need_a_reward_of_their_own(tmp_path) -> None:
+def test_prompts_from_a_file_need_a_reward_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(f'{{"prompt": "{number}", "label": "{number}"}}\n' for number in range(50)))
     data = {"kind": "jsonl", "path": str(path), "split_key": ""}
@@ -138,12 +138,12 @@ def test_prompts_from_a_file_need_a_reward_of_their_own(tmp_path) -> None:
     )
 
 
-def good_model(tmp_path):
+def good_model(tmp_path: Path):
     write_tiny_model(tmp_path / "model", ModelSection(), rng=0)
     return str(tmp_path / "model")
 
 
-def test_a_good_model_folder_passes(tmp_path) -> None:
+def test_a_good_model_folder_passes(tmp_path: Path) -> None:
     check_before_start(Recipe.model_validate({"run": {"dir": str(tmp_path / "run")}, "model": {"path": good_model(tmp_path)}}))
 
 
@@ -159,7 +159,7 @@ def test_a_good_model_folder_passes(tmp_path) -> None:
         ("tokenizer.json", b"", "has no tokenizer"),
     ],
 )
-def test_a_broken_model_folder_is_named(tmp_path, name, content, mention) -> None:
+def test_a_broken_model_folder_is_named(tmp_path: Path, name: str, content, mention) -> None:
     path = Path(good_model(tmp_path)) / name
     if name == "tokenizer.json":
         path.unlink()
@@ -170,10 +170,10 @@ def test_a_broken_model_folder_is_named(tmp_path, name, content, mention) -> Non
     assert mention in line
 
 
-def test_a_reference_that_nothing_reads_is_refused(tmp_path) -> None:
+def test_a_reference_that_nothing_reads_is_refused(tmp_path: Path) -> None:
     (line,) = problems(tmp_path, model={"reference_path": good_model(tmp_path)})
     assert "algorithm.kl_coef = 0" in line
 
 
-def test_braces_in_the_name_of_the_run_folder_are_no_placeholders(tmp_path) -> None:
+def test_braces_in_the_name_of_the_run_folder_are_no_placeholders(tmp_path: Path) -> None:
     check_before_start(Recipe.model_validate({"run": {"dir": str(tmp_path / "run{x}")}}))

@@ -3,12 +3,12 @@
 import subprocess
 import sys
 import time
+from typing import Never
 
 import psutil
 import pytest
 
 from rl_runtime.cluster.process_tree import no_process_left
-from typing import Never
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="orphans can be adopted on Linux only")
 

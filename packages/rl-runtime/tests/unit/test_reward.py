@@ -77,7 +77,7 @@ def test_a_reward_that_the_generate_hook_set_is_kept() -> None:
     ],
     ids=["raises", "nan", "no reward key", "late", "nothing", "text", "list", "a score that is text", "StopIteration", "exits"],
 )
-def test_a_bad_reward_function_is_an_error_that_names_the_rollout(hook, mentions) -> None:
+def test_a_bad_reward_function_is_an_error_that_names_the_rollout(hook, mentions: str) -> None:
     with pytest.raises(RewardError, match="rollout 3") as caught:
         score(make_rollout(), hook, timeout=0.1)
     assert mentions in str(caught.value)

@@ -5,6 +5,7 @@ import json
 import pickle
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -58,7 +59,7 @@ def test_buckets_keep_the_order_and_the_limit() -> None:
 class Answers:
     """A server that records the calls and answers as it is told."""
 
-    def __init__(self, *, refuse=None, version=None, hang=None) -> None:
+    def __init__(self, *, refuse=None, version: int | None = None, hang=None) -> None:
         calls = self.calls = []
         stop = self.stop = threading.Event()
 
@@ -119,7 +120,7 @@ def test_a_server_that_reports_another_version_is_an_error_that_names_both() -> 
 
 
 @pytest.mark.parametrize("path", ["/flush_cache", "/update_weights_from_tensor"])
-def test_a_refused_update_is_quoted_and_generation_continues(path) -> None:
+def test_a_refused_update_is_quoted_and_generation_continues(path: Path) -> None:
     with Answers(refuse=path) as server, pytest.raises(EngineError, match=f"{path}.* answered 500: out of memory"):
         update_weights(server.url, WEIGHTS, version=4, timeout_seconds=20)
     assert server.calls[-1][0] == "/continue_generation"

@@ -14,7 +14,7 @@ StepRows = pytest.importorskip("rl_topp.sglang_plugin_step").StepRows
 
 
 @st.composite
-def batches(draw):
+def batches(draw: st.DrawFn):
     """Probabilities that are multiples of 2**-12, so that float32 sums are exact and no id lies on a boundary by rounding."""
     num_rows, vocab_size = draw(st.integers(1, 5)), draw(st.integers(1, 40))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -26,13 +26,13 @@ def batches(draw):
     return probs, top_k, top_p, min_p
 
 
-def filters(top_k, top_p, min_p):
+def filters(top_k: int, top_p: float, min_p: float):
     return Filters(
         top_ks=torch.tensor(top_k, dtype=torch.int32), top_ps=torch.tensor(top_p), min_ps=torch.tensor(min_p) if any(min_p) else None
     )
 
 
-def expected_sets(probs, top_k, top_p, min_p):
+def expected_sets(probs, top_k: int, top_p: float, min_p: float):
     """The reference's sets without ids of probability 0, which no sampler picks."""
     for row, k, p, m in zip(probs, top_k, top_p, min_p, strict=True):
         kept = nucleus(row, top_k=min(k, row.size), top_p=float(np.float32(p)), min_p=float(np.float32(m)))
@@ -43,7 +43,7 @@ def multinomial(weights, rows):
     return torch.multinomial(weights, 1)
 
 
-def drawn(batch, *, prefix_size=1024, is_filtered=None, draw=multinomial):
+def drawn(batch, *, prefix_size: int = 1024, is_filtered=None, draw: st.DrawFn = multinomial):
     probs, *cuts = batch
     is_filtered = [True] * len(probs) if is_filtered is None else is_filtered
     step = draw_step(torch.tensor(probs, dtype=torch.float32), filters(*cuts), is_filtered, draw, prefix_size=prefix_size)
@@ -52,7 +52,7 @@ def drawn(batch, *, prefix_size=1024, is_filtered=None, draw=multinomial):
 
 
 @given(batches(), st.sampled_from([1, 2, 5, 1024]))
-def test_sets_equal_the_float64_reference_whatever_the_prefix(batch, prefix_size) -> None:
+def test_sets_equal_the_float64_reference_whatever_the_prefix(batch, prefix_size: int) -> None:
     for (row, expected), (_, ids, _) in zip(expected_sets(*batch), drawn(batch, prefix_size=prefix_size), strict=True):
         assert len(set(ids)) == len(ids)
         # Ids of equal probability may stand for one another: sorts break ties as they like.
@@ -67,7 +67,7 @@ def test_a_sampled_id_is_in_its_set_and_its_log_prob_is_renormalised(batch) -> N
 
 
 @given(batches(), st.data())
-def test_rows_without_a_filter_have_no_set_and_the_full_log_prob(batch, data) -> None:
+def test_rows_without_a_filter_have_no_set_and_the_full_log_prob(batch, data: st.DataObject) -> None:
     is_filtered = data.draw(st.lists(st.booleans(), min_size=len(batch[0]), max_size=len(batch[0])))
     for filtered, row, (sampled, ids, log_prob) in zip(is_filtered, batch[0], drawn(batch, is_filtered=is_filtered), strict=True):
         if filtered:

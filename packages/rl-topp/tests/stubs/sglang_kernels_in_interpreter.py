@@ -13,7 +13,7 @@ from rl_topp.sglang_plugin_step import StepRows
 from rl_topp.sglang_plugin_triton import draw_step_on_device
 
 
-def check(rng, vocab_size, prefix_size, block, *, exact_ties, whole) -> None:
+def check(rng: np.random.Generator, vocab_size: int, prefix_size: int, block, *, exact_ties, whole) -> None:
     """A batch with every kind of filter, against the reference; `exact_ties` makes probabilities multiples of 2**-12, so that ties are many and sums exact."""
     num_rows = 6
     concentration = rng.choice([0.02, 0.5, 5.0])

@@ -22,7 +22,7 @@ def test_importing_the_plugin_loads_neither_torch_nor_sglang() -> None:
 
 
 @pytest.mark.parametrize("version", ["0.5.14", "0.5.16", None])
-def test_an_unknown_sglang_is_refused_and_the_tested_versions_are_named(monkeypatch, version) -> None:
+def test_an_unknown_sglang_is_refused_and_the_tested_versions_are_named(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
     monkeypatch.setattr(sglang_plugin, "installed_version", lambda: version)
     with pytest.raises(
         sglang_plugin.UnsupportedSGLangError, match=r"tested with sglang 0\.5\.15\.post1, but (0\.5\.1[46]|none) is installed"
@@ -30,7 +30,7 @@ def test_an_unknown_sglang_is_refused_and_the_tested_versions_are_named(monkeypa
         sglang_plugin.register()
 
 
-def test_every_changed_signature_is_named(monkeypatch) -> None:
+def test_every_changed_signature_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sglang_plugin, "installed_version", lambda: sglang_plugin.TESTED_VERSIONS[0])
     monkeypatch.setattr(
         sglang_plugin,
@@ -42,7 +42,7 @@ def test_every_changed_signature_is_named(monkeypatch) -> None:
     assert "expected ('obj',)" in problems[0]
 
 
-def test_functions_that_are_not_wrapped_are_reported(monkeypatch) -> None:
+def test_functions_that_are_not_wrapped_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sglang_plugin, "installed_version", lambda: sglang_plugin.TESTED_VERSIONS[0])
     monkeypatch.setattr(sglang_plugin, "HOOKED", {"textwrap.dedent": ("x", ("text",))})
     with pytest.raises(sglang_plugin.UnsupportedSGLangError, match=r"textwrap\.dedent is not hooked"):
@@ -85,7 +85,7 @@ def test_sets_larger_than_the_head_come_from_the_device() -> None:
 # Bookkeeping of rows: what SGLang's batches do to the flags ------------------------------------------------------------------------------
 
 
-def request(*, asks=False, top_p=1.0, top_k=1 << 30, min_p=0.0):
+def request(*, asks=False, top_p: float = 1.0, top_k: int = 1 << 30, min_p: float = 0.0):
     params = SimpleNamespace(custom_params={"return_top_p_token_ids": True} if asks else None, top_p=top_p, top_k=top_k, min_p=min_p)
     return SimpleNamespace(sampling_params=params, customized_info=None)
 

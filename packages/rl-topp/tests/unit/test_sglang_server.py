@@ -40,7 +40,7 @@ MARGIN = 1e-5
 
 
 @pytest.fixture(scope="module")
-def model_folder(tmp_path_factory):
+def model_folder(tmp_path_factory: pytest.TempPathFactory):
     """A Qwen3 of 1.6 M parameters whose logits have a spread of about 2, so that top_p 0.9 keeps between 1 and 60 of 85 ids."""
     folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(0)
@@ -65,12 +65,12 @@ def model_folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def model(model_folder):
+def model(model_folder: Path):
     return transformers.Qwen3ForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
 
 
 class Server:
-    def __init__(self, folder, log, *arguments, **environment) -> None:
+    def __init__(self, folder: Path, log, *arguments, **environment) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -99,7 +99,7 @@ class Server:
             assert self.process.poll() is None and time.monotonic() < deadline, self.log.read_text()[-3000:]
             time.sleep(0.2)
 
-    def call(self, path, body=None):
+    def call(self, path: Path, body=None):
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/{path}",
             data=None if body is None else json.dumps(body).encode(),
@@ -125,7 +125,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def running(folder, tmp_path_factory, *arguments, **environment):
+def running(folder: Path, tmp_path_factory: pytest.TempPathFactory, *arguments, **environment):
     server = Server(folder, tmp_path_factory.mktemp("server") / "log", *arguments, **environment)
     try:
         server.wait()
@@ -135,7 +135,7 @@ def running(folder, tmp_path_factory, *arguments, **environment):
 
 
 @pytest.fixture(scope="module", params=[(), ("--disable-overlap-schedule",)], ids=["overlap", "synchronous"])
-def server(request, model_folder, tmp_path_factory):
+def server(request: pytest.FixtureRequest, model_folder: Path, tmp_path_factory: pytest.TempPathFactory):
     with running(model_folder, tmp_path_factory, *request.param) as server:
         yield server
 
@@ -200,13 +200,13 @@ FILTERS = {
 }
 
 
-def prompts_of(count, seed):
+def prompts_of(count: int, seed: int):
     rng = np.random.default_rng(seed)
     return [rng.integers(3, VOCAB_SIZE, rng.integers(1, 40)).tolist() for _ in range(count)]
 
 
 @pytest.mark.parametrize("name", FILTERS)
-def test_sets_equal_the_reconstruction(server, model, name) -> None:
+def test_sets_equal_the_reconstruction(server, model, name: str) -> None:
     params = {**FILTERS[name], "max_new_tokens": 12, "ignore_eos": True, "custom_params": OPT_IN}
     prompts = prompts_of(6, 1)
     answers = server.generate(prompts, params)
@@ -332,7 +332,7 @@ def test_samples_follow_the_renormalised_set(server, model) -> None:
     assert chisquare(bins[0][bins[1] > 0], bins[1][bins[1] > 0]).pvalue > 1e-6
 
 
-def test_batches_in_which_nobody_asks_give_stock_tokens(model_folder, tmp_path_factory) -> None:
+def test_batches_in_which_nobody_asks_give_stock_tokens(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Two servers with one random start, the second without the plugin, asked the same in the same order."""
     prompts = prompts_of(6, 9)
     plain = [

@@ -42,7 +42,7 @@ class _Handle:
     def __init__(self, actor, options) -> None:
         self.actor, self.asked_for = actor, options
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str):
         return _Method(getattr(self.actor, name))
 
 

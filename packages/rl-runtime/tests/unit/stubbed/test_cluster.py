@@ -17,7 +17,7 @@ from rl_runtime.errors import DeadlineError, RuntimeSetupError  # noqa: E402
 
 
 @pytest.fixture
-def resources(monkeypatch):
+def resources(monkeypatch: pytest.MonkeyPatch):
     def there_are(**amounts) -> None:
         monkeypatch.setattr(ray, "RESOURCES", amounts)
 
@@ -64,7 +64,7 @@ def test_a_wait_ends_at_its_deadline() -> None:
         waiter.all([ray.ObjectRef(ready=False)], "training", timeout_seconds=0.01)
 
 
-def test_a_rank_with_other_contracts_is_refused_before_anything_starts(resources, tmp_path, monkeypatch) -> None:
+def test_a_rank_with_other_contracts_is_refused_before_anything_starts(resources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rl_runtime.cluster import actor_group, trainer_actor
     from rl_runtime.contract_table import installed_contracts
 

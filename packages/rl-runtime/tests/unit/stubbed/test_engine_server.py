@@ -15,7 +15,7 @@ from sglang.srt.utils import ENDED  # noqa: E402
 from rl_runtime.rollout import engine_server  # noqa: E402
 
 
-def test_a_server_on_an_accelerator_gets_its_arguments_and_leaves_no_process(monkeypatch) -> None:
+def test_a_server_on_an_accelerator_gets_its_arguments_and_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_server, "die_with_parent", lambda: None)
     monkeypatch.setattr("rl_topp.sglang_plugin.require_installed", lambda: None)
     arguments = ["--model-path", "folder", "--device", "cuda"]

@@ -51,7 +51,7 @@ def _site(library):
     return Path(next(iter(spec.submodule_search_locations))).parent
 
 
-def _definition(path, name):
+def _definition(path: Path, name: str):
     body = ast.parse(path.read_text()).body
     for part in name.split("."):
         nodes = [node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == part]
@@ -62,7 +62,7 @@ def _definition(path, name):
 
 
 @pytest.mark.parametrize(("stub", "name", "real"), CASES, ids=[f"{stub}:{name}" for stub, name, _ in CASES])
-def test_a_stand_in_takes_what_the_real_one_takes(stub, name, real) -> None:
+def test_a_stand_in_takes_what_the_real_one_takes(stub, name: str, real) -> None:
     there = _definition(_site(stub.split("/")[0]) / real, name)
     here = _definition(STUBS / stub, name)
     assert type(here) is type(there)

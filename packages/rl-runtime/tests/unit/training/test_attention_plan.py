@@ -8,7 +8,7 @@ import pytest
 from rl_runtime.training.attention_plan import plan_attention
 
 
-def _global_rows(lengths, cp_size, cp_rank):
+def _global_rows(lengths, cp_size: int, cp_rank):
     """(sequence, position) of every local row, by the definition of the zigzag layout."""
     rows = []
     for sequence, length in enumerate(lengths):
@@ -22,7 +22,7 @@ LENGTHS = ([4], [8, 4, 12], [16, 4, 4, 32, 8], [4] * 9)
 
 
 @pytest.mark.parametrize(("lengths", "cp_size"), list(itertools.product(LENGTHS, (1, 2))))
-def test_queries_see_their_sequence_up_to_themselves(lengths, cp_size) -> None:
+def test_queries_see_their_sequence_up_to_themselves(lengths, cp_size: int) -> None:
     gathered = [row for rank in range(cp_size) for row in _global_rows(lengths, cp_size, rank)]
     for cp_rank in range(cp_size):
         mine = _global_rows(lengths, cp_size, cp_rank)
@@ -38,7 +38,7 @@ def test_queries_see_their_sequence_up_to_themselves(lengths, cp_size) -> None:
 
 
 @pytest.mark.parametrize(("lengths", "cp_size"), list(itertools.product(LENGTHS, (1, 2))))
-def test_buckets_say_the_same_as_segments(lengths, cp_size) -> None:
+def test_buckets_say_the_same_as_segments(lengths, cp_size: int) -> None:
     plan = plan_attention(lengths, cp_size=cp_size, cp_rank=cp_size - 1)
     flat = []
     for bucket in plan.buckets:

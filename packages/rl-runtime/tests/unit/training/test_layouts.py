@@ -24,7 +24,7 @@ def _cases():
 
 @pytest.mark.parametrize("tp_size", [1, 2, 4])
 @pytest.mark.parametrize(("layout", "tensors"), _cases())
-def test_merge_undoes_shard(layout, tensors, tp_size) -> None:
+def test_merge_undoes_shard(layout: str, tensors, tp_size: int) -> None:
     shards = [layout.shard(tensors, rank, tp_size) for rank in range(tp_size)]
     assert len({shard.shape for shard in shards}) == 1
     for merged, tensor in zip(layout.merge(shards), tensors, strict=True):

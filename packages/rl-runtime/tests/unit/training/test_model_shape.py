@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -77,7 +78,7 @@ def test_all_problems_are_in_one_message() -> None:
         ModelShape.from_hf_config({**QWEN3_06B, "hidden_act": "gelu", "mlp_bias": True, "hidden_size": None})
 
 
-def test_a_folder_without_config_is_named(tmp_path) -> None:
+def test_a_folder_without_config_is_named(tmp_path: Path) -> None:
     with pytest.raises(RuntimeSetupError, match=r"config\.json"):
         read_model_config(tmp_path)
     (tmp_path / "config.json").write_text("[1]")

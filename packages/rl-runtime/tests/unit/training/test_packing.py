@@ -24,7 +24,7 @@ SHAPE = ModelShape.from_hf_config(
 )
 
 
-def _rules(*, size=1, rank=0, tp_size=1, use_kept_sets=True):
+def _rules(*, size: int = 1, rank: int = 0, tp_size: int = 1, use_kept_sets=True):
     return PackingRules(
         cp=ContextParallel(size, rank),
         tp_size=tp_size,
@@ -80,7 +80,7 @@ def test_the_tail_is_padded_to_what_tensor_parallelism_needs() -> None:
 
 
 @pytest.mark.parametrize(("size", "tp_size"), [(1, 1), (2, 1), (2, 2)])
-def test_a_filler_is_padding_without_samples(size, tp_size) -> None:
+def test_a_filler_is_padding_without_samples(size: int, tp_size: int) -> None:
     batch = pack_micro_batch(COLUMNS, np.zeros(0, np.int64), _rules(size=size, tp_size=tp_size))
     assert batch.tokens_1T.tolist() == [[0] * (2 * tp_size)]
     assert batch.num_local_tokens == batch.num_trained_tokens == 0

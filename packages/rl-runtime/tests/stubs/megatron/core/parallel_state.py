@@ -4,7 +4,7 @@ SIZES = {"tp": 1, "cp": 1, "dp": 1, "pp": 1}
 PLACE = {"rank": 0}
 
 
-def place(rank, *, tp=1, cp=1, dp=1, pp=1) -> None:
+def place(rank: int, *, tp: int = 1, cp: int = 1, dp: int = 1, pp: int = 1) -> None:
     PLACE["rank"] = rank
     SIZES.update(tp=tp, cp=cp, dp=dp, pp=pp)
 
