@@ -1,8 +1,8 @@
 """Paths of a recipe do not depend on where an actor works."""
 
-from pathlib import pytest
+from pathlib import Path
 
-import Path
+import pytest
 
 from rl_runtime.config import Recipe, absolute_paths
 from rl_runtime.config.dump import in_run_folder
