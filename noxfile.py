@@ -44,11 +44,11 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 STRICT = ["-W", "error", "-ra", "--import-mode=importlib", "--strict-markers", "-p", "no:cacheprovider", "--hypothesis-profile=small"]
 
 
-def workspace(session: nox.Session, *command: str, success_codes: list[int] | None = None) -> None:
+def workspace(session: nox.Session, *command: str, success_codes: list[int] | None = None, **environment: str) -> None:
     """Run a command in the workspace's environment, with one thread per process: tests start several."""
     synchronise()
     prefix = ("uv", "run", "--no-sync", "--project", str(ROOT))
-    session.run(*prefix, *command, external=True, env=ONE_THREAD, success_codes=success_codes)
+    session.run(*prefix, *command, external=True, env={**ONE_THREAD, **environment}, success_codes=success_codes)
 
 
 @cache
@@ -103,14 +103,18 @@ def install_light(session: nox.Session, package: str) -> None:
 def lint(session: nox.Session) -> None:
     """Style; the star of imports: leaves never import one another; the skeleton of every package."""
     workspace(session, "ruff", "check", ".")
+    workspace(session, "ruff", "format", "--check", ".")
     workspace(session, "lint-imports")
     workspace(session, "python", ".ci/skeleton.py")
 
 
 @nox.session(venv_backend="none")
 def types(session: nox.Session) -> None:
-    """Strict types of all sources and of this file."""
+    """Strict types of all sources, all tests and this file."""
     workspace(session, "mypy", *(f"packages/{package}/src" for package in PROJECTS), "noxfile.py", *map(str, sorted(ROOT.glob(".ci/*.py"))))
+    for package in PROJECTS:
+        tests = f"packages/{package}/tests"
+        workspace(session, "mypy", "--explicit-package-bases", tests, MYPYPATH=tests)
 
 
 @nox.session

@@ -2,8 +2,10 @@
 
 import ast
 import importlib.util
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("rl-runtime", deadline=None, max_examples=100)
@@ -17,19 +19,22 @@ _ENGINES = ("torch", "ray", "transformers", "tokenizers", "sglang", "megatron", 
 _FOUND = {name: importlib.util.find_spec(name) for name in _ENGINES}
 _ABSENT = {name for name, spec in _FOUND.items() if spec is None}
 _STAND_INS = {name for name, spec in _FOUND.items() if spec is not None and "/tests/stubs/" in (spec.origin or "")}
-_SOURCES = Path(next(iter(importlib.util.find_spec("rl_runtime").submodule_search_locations)))
+_PACKAGE = importlib.util.find_spec("rl_runtime")
+assert _PACKAGE is not None
+assert _PACKAGE.submodule_search_locations is not None
+_SOURCES = Path(next(iter(_PACKAGE.submodule_search_locations)))
 
 
-def _statements(body):
+def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
     """Every statement that importing a file executes, those in `with` and `try` blocks too."""
     for node in body:
         yield node
-        yield from _statements(getattr(node, "body", []) if isinstance(node, ast.With | ast.Try) else [])
+        yield from _statements(node.body if isinstance(node, ast.With | ast.Try) else [])
 
 
-def _imports(path: Path, seen):
+def _imports(path: Path, seen: set[str]) -> set[str]:
     """Name every library that importing a file loads, through our own modules."""
-    found = set()
+    found: set[str] = set()
     for node in _statements(ast.parse(path.read_text()).body):
         names = (
             [alias.name for alias in node.names]
@@ -63,7 +68,7 @@ _NEEDS_ENGINES_WHILE_IT_RUNS = {
 """Tests whose code imports an engine or its tasks while it runs, or reads the recipes of the checkout."""
 
 
-def _needs_what_is_not_here(path: Path):
+def _needs_what_is_not_here(path: Path) -> set[str]:
     # Only the tests in `stubbed` are made for the stand-ins.
     return _imports(path, set()) & (_ABSENT if "stubbed" in path.parts else _ABSENT | _STAND_INS)
 
@@ -77,7 +82,7 @@ if _ABSENT:
     collect_ignore += [str(path.parent) for path in _HERE.glob("*/**/conftest.py") if _needs_what_is_not_here(path)]
 
 
-def pytest_configure(config) -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Register the markers, so that the tests also run outside the workspace."""
     markers = {
         "slow": "starts a server",

@@ -19,14 +19,14 @@ PUBLIC = {
 
 
 @pytest.mark.parametrize("module", PUBLIC)
-def test_the_public_names_are_these(module) -> None:
+def test_the_public_names_are_these(module: str) -> None:
     found = importlib.import_module(module)
     assert found.__all__ == PUBLIC[module]
     assert all(hasattr(found, name) for name in found.__all__)
 
 
 @pytest.mark.parametrize("module", PUBLIC)
-def test_every_public_function_and_class_is_documented(module) -> None:
+def test_every_public_function_and_class_is_documented(module: str) -> None:
     found = importlib.import_module(module)
     for name in found.__all__:
         if callable(getattr(found, name)):

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Encoding", "choose_encodings", "writer_options"]
 
-WORTH = 0.85
-"""Packed values must be smaller than this part of plain ones: a reader decodes plain floats twice as fast."""
+WORTH = 0.8
+"""Packed values must be smaller than this part of plain ones: plain floats are read four times as fast, straight from the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

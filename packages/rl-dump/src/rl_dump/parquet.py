@@ -121,7 +121,11 @@ def checksum(array: pa.Array) -> int:
 
 def _plain_bytes(array: pa.Array) -> Any:
     filled = pc.fill_null(array, False if pa.types.is_boolean(array.type) else 0) if array.null_count else array
-    return np.ascontiguousarray(filled.to_numpy(zero_copy_only=False)).data.cast("B") if len(filled) else b""
+    if not len(filled):
+        return b""
+    values = filled.to_numpy(zero_copy_only=False)
+    # As they lie in the file, whatever the byte order of this machine.
+    return np.ascontiguousarray(values, values.dtype.newbyteorder("<")).data.cast("B")
 
 
 def _value_type(field: Field) -> pa.DataType:

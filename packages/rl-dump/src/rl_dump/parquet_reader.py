@@ -5,7 +5,7 @@ Layer: algorithms (imports pyarrow).
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,21 +14,24 @@ import pyarrow.parquet as pq
 
 from rl_dump.checks import structure_problems
 from rl_dump.errors import DumpError
+from rl_dump.fields import Column
 from rl_dump.header import field_of, open_header
 from rl_dump.parquet import CRC_KEY, HEADER_KEY, arrow_schema, checksum, decode
+from rl_dump.plain_columns import read_plain
 from rl_dump.problems import Problem
+from rl_dump.ragged import RaggedArray
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
     from rl_dump.contract import DumpHeader
-    from rl_dump.fields import Column, Field
+    from rl_dump.fields import Field
 
 __all__ = ["ParquetSource"]
 
 _MAGIC = b"PAR1"
-_THREADS = 4
-_GROUPS_PER_THREAD = 16
 _ARROW_ERRORS = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, IndexError, OverflowError, MemoryError)
 
 
@@ -44,11 +47,11 @@ class ParquetSource:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = _open(path)
+        self._file, self._bytes = _open(path)
         metadata = self._file.metadata
         keys = metadata.metadata or {}
         if HEADER_KEY.encode() not in keys:
-            self._file.close()
+            self.close()
             msg = f"{path}: a Parquet file, but not a dump: it has no {HEADER_KEY!r} metadata"
             raise DumpError(msg)
         try:
@@ -58,19 +61,23 @@ class ParquetSource:
             }
             self._starts = self._check_layout()
         except BaseException:
-            self._file.close()
+            self.close()
             raise
 
     def column(self, name: str, *, stored: bool) -> Column:
         """Read one column of all samples; see `Dump.column`."""
-        groups = len(self.header["row_groups"])
-        parts = [part.tolist() for part in np.array_split(np.arange(groups), max(1, min(_THREADS, groups // _GROUPS_PER_THREAD)))]
-        if len(parts) == 1:
-            whole = self._read_part(self._file, name, parts[0])
-        else:
-            with ThreadPoolExecutor(len(parts)) as pool:
-                whole = pa.concat_arrays(pool.map(lambda part: self._read_part(self._reopened(), name, part), parts))
-        return self._decode(self.fields[name], whole, stored=stored)
+        field = self.fields[name]
+        plain = self._plain_column(field, stored=stored)
+        if plain is not None:
+            return plain
+        try:
+            chunks = self._file.read(columns=[name], use_threads=False).column(name)
+            whole = chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
+        except _ARROW_ERRORS as error:
+            raise self._damaged(f"field {name}", error) from error
+        for group in range(len(self.header["row_groups"])):
+            self._check(name, group, whole.slice(self._starts[group], self._starts[group + 1] - self._starts[group]))
+        return self._decode(field, whole, stored=stored)
 
     def sample(self, row: int) -> dict[str, Any]:
         """Read one sample; see `Dump.sample`."""
@@ -97,7 +104,8 @@ class ParquetSource:
 
     def close(self) -> None:
         """Release the file."""
-        self._file.close()
+        # Without force, arrow leaves open what it was given open.
+        self._file.close(force=True)
 
     def _decode(self, field: Field, array: pa.Array, *, stored: bool = False) -> Column:
         try:
@@ -106,25 +114,32 @@ class ParquetSource:
             msg = f"{self._path}: field {error}"
             raise DumpError(msg) from error
 
-    def _read_part(self, file: pq.ParquetFile, name: str, groups: list[int]) -> pa.Array:
-        """Read a run of row groups of one column, checked; decoding and checking leave Python's lock, so parts run side by side."""
-        try:
-            table = file.read_row_groups(groups, columns=[name], use_threads=False)
-            chunks = table.column(name)
-            part = chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
-        except _ARROW_ERRORS as error:
-            raise self._damaged(f"field {name}", error) from error
-        first = self._starts[groups[0]] if groups else 0
-        for group in groups:
-            self._check(name, group, part.slice(self._starts[group] - first, self._starts[group + 1] - self._starts[group]))
-        return part
+    def _plain_column(self, field: Field, *, stored: bool) -> Column | None:
+        """Read a response-aligned column past arrow, if it lies in the file as it is; None if not."""
+        if not field.response_aligned or field.kind != "ragged" or field.trailing or field.nullable:
+            return None
+        lengths = self._response_lengths
+        if lengths is None:
+            return None
+        column, dtype = list(self.fields).index(field.name), np.dtype(field.stored)
+        values = read_plain(self._bytes, self._file.metadata, column, dtype, lengths, self.header["checksums"][field.name])
+        if values is None:
+            return None
+        logical = values if stored else values.astype(field.numpy_dtype, copy=False)
+        return Column(field=field, values=RaggedArray(logical, np.concatenate([[0], np.cumsum(lengths)])))
 
-    def _reopened(self) -> pq.ParquetFile:
-        # One reader per thread: arrow does not say that one may be shared.
+    @cached_property
+    def _response_lengths(self) -> NDArray[np.int64] | None:
+        """The length that response-aligned fields should have: int64 [N]; None if the dump does not say."""
+        if "response_lengths" not in self.fields:
+            return None
         try:
-            return pq.ParquetFile(self._path, memory_map=True, metadata=self._file.metadata)
-        except _ARROW_ERRORS as error:
-            raise self._damaged("file", error) from error
+            lengths = self.column("response_lengths", stored=False)
+        except DumpError:
+            # Another column than the one that is asked for: that one can be read without it.
+            return None
+        known = lengths.valid is None and isinstance(lengths.values, np.ndarray) and lengths.values.dtype == np.int64
+        return lengths.values if known else None
 
     def _read_group(self, group: int) -> pa.Table:
         try:
@@ -169,22 +184,22 @@ class ParquetSource:
         return [0, *np.cumsum(found).tolist()]
 
 
-def _open(path: Path) -> pq.ParquetFile:
+def _open(path: Path) -> tuple[pq.ParquetFile, memoryview]:
+    """Map a file once, for arrow and for `read_plain`: both see the same file, whatever takes its name."""
     try:
-        with path.open("rb") as file:
-            head = file.read(4)
-            size = file.seek(0, 2)
+        if not path.stat().st_size:
+            msg = f"{path}: empty file"
+            raise DumpError(msg)
+        mapped = pa.memory_map(str(path))
+        whole = memoryview(mapped.read_buffer())
     except OSError as error:
         msg = f"{path}: cannot be opened: {error.strerror or error}"
         raise DumpError(msg) from error
-    if size == 0:
-        msg = f"{path}: empty file"
-        raise DumpError(msg)
-    if head != _MAGIC:
-        msg = f"{path}: not a Parquet file (it starts with {head!r})"
+    if whole[:4] != _MAGIC:
+        msg = f"{path}: not a Parquet file (it starts with {bytes(whole[:4])!r})"
         raise DumpError(msg)
     try:
-        return pq.ParquetFile(path, memory_map=True)
+        return pq.ParquetFile(mapped), whole
     except _ARROW_ERRORS as error:
         msg = f"{path}: damaged or cut short ({_one_line(error)})"
         raise DumpError(msg) from error

@@ -14,7 +14,7 @@ from rl_runtime.contract_table import gaps, installed_contracts
 PACKAGES = Path(__file__).parents[3]
 
 
-def _entries(group):
+def _entries(group: str) -> dict[str, set[str]]:
     projects = {path.parent.name: tomllib.loads(path.read_text())["project"] for path in sorted(PACKAGES.glob("*/pyproject.toml"))}
     return {name: set(project["entry-points"].get(group, {})) for name, project in projects.items()}
 
@@ -25,12 +25,12 @@ OWNERS = {contract: name for name, contracts in WRITES.items() for contract in c
 CONTRACTS = {"schedule-plan.v1", "metric-record.v1", "nucleus-set.v1", "train-dump.v2", "rollout-dump.v1", "rollout-batch.v1"}
 
 
-def golden_folder(package, contract):
+def golden_folder(package: str, contract: str) -> Path:
     """The folder with a package's frozen documents of one contract."""
     return PACKAGES / package / "tests" / "golden" / contract
 
 
-def golden_files(package, contract):
+def golden_files(package: str, contract: str) -> dict[str, Path]:
     """The frozen documents, without the note on where they come from."""
     return {path.name: path for path in sorted(golden_folder(package, contract).glob("*")) if path.name != "PROVENANCE.md"}
 
@@ -51,7 +51,7 @@ def test_the_installed_metadata_is_that_of_the_tree_and_has_no_gap() -> None:
 
 
 @pytest.mark.parametrize("contract", sorted(CONTRACTS))
-def test_the_owner_has_frozen_documents_and_a_schema(contract) -> None:
+def test_the_owner_has_frozen_documents_and_a_schema(contract: str) -> None:
     assert golden_files(OWNERS[contract], contract)
     module = import_module(OWNERS[contract].replace("-", "_"))
     (folder,) = module.__path__
@@ -63,7 +63,7 @@ def test_the_owner_has_frozen_documents_and_a_schema(contract) -> None:
 @pytest.mark.parametrize(
     ("package", "contract"), sorted((package, contract) for package, contracts in READS.items() for contract in contracts)
 )
-def test_a_readers_copies_are_the_owners_bytes(package, contract) -> None:
+def test_a_readers_copies_are_the_owners_bytes(package: str, contract: str) -> None:
     assert "byte for byte" in (golden_folder(package, contract) / "PROVENANCE.md").read_text()
     copies, originals = golden_files(package, contract), golden_files(OWNERS[contract], contract)
     assert {name: path.read_bytes() for name, path in copies.items()} == {name: path.read_bytes() for name, path in originals.items()}

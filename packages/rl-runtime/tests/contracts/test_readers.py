@@ -1,12 +1,15 @@
 """Every reader of a contract reads every frozen document of it, and refuses another major."""
 
 import json
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import tomllib
+from _pytest.mark.structures import ParameterSet
 
 import rl_dump
 import rl_metrics
@@ -19,26 +22,29 @@ from rl_topp.parquet import stats_of_dump
 
 PACKAGES = Path(__file__).parents[3]
 
+Reader = Callable[[Path], object]
+"""Reads one document or dump."""
 
-def _json(path: Path):
+
+def _json(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
-def _with_arrays(read):
-    def run(path: Path):
+def _with_arrays(read: Callable[[Mapping[str, Any], Mapping[str, Any]], object]) -> Reader:
+    def run(path: Path) -> object:
         content = _json(path)
         return read(content["document"], content["arrays"])
 
     return run
 
 
-def _nucleus_with_dtypes(path: Path):
+def _nucleus_with_dtypes(path: Path) -> rl_topp.NucleusSet:
     content = _json(path)
     arrays = {name: np.array(values, content["document"]["arrays"][name]["dtype"]) for name, values in content["arrays"].items()}
     return rl_topp.NucleusSet.from_document(content["document"], arrays)
 
 
-def _lengths_of_batch(path: Path):
+def _lengths_of_batch(path: Path) -> rl_schedule.SchedulePlan | None:
     columns = columns_of_document(*(_json(path)[key] for key in ("document", "arrays")))
     lengths, ids = (np.asarray(columns[name]) for name in ("total_lengths", "rollout_ids"))
     if not lengths.size:
@@ -48,13 +54,13 @@ def _lengths_of_batch(path: Path):
     )
 
 
-def _whole_dump(path: Path):
+def _whole_dump(path: Path) -> dict[str, object]:
     dump = rl_dump.open_dump(path)
     dump.verify()
     return {name: dump.column(name) for name in dump.fields}
 
 
-READERS = {
+READERS: dict[tuple[str, str], Reader] = {
     ("rl-schedule", "rollout-dump.v1"): read_batch,
     ("rl-schedule", "rollout-batch.v1"): _lengths_of_batch,
     ("rl-topp", "train-dump.v2"): stats_of_dump,
@@ -71,7 +77,7 @@ READERS = {
 }
 """How each reader named in the metadata reads a document."""
 
-OWNERS = {
+OWNERS: dict[str, Reader] = {
     "schedule-plan.v1": READERS["rl-runtime", "schedule-plan.v1"],
     "metric-record.v1": READERS["rl-runtime", "metric-record.v1"],
     "nucleus-set.v1": _nucleus_with_dtypes,
@@ -82,7 +88,7 @@ OWNERS = {
 """How the owner reads its own."""
 
 
-def _cases():
+def _cases() -> Iterator[ParameterSet]:
     readers = {**READERS, **{("owner", contract): read for contract, read in OWNERS.items()}}
     for (package, contract), read in readers.items():
         folders = sorted(PACKAGES.glob(f"*/tests/golden/{contract}"))
@@ -98,12 +104,12 @@ def test_the_readers_here_are_those_of_the_metadata() -> None:
 
 
 @pytest.mark.parametrize(("read", "path"), list(_cases()))
-def test_a_reader_reads_every_frozen_document(read, path: Path) -> None:
+def test_a_reader_reads_every_frozen_document(read: Reader, path: Path) -> None:
     read(path)
 
 
 @pytest.mark.parametrize(("read", "path"), list(_cases()))
-def test_a_reader_refuses_another_major_and_names_both(read, path: Path, tmp_path: Path) -> None:
+def test_a_reader_refuses_another_major_and_names_both(read: Reader, path: Path, tmp_path: Path) -> None:
     contract = path.parent.name
     other = f"{contract.rpartition('.v')[0]}.v9"
     changed = tmp_path / path.name

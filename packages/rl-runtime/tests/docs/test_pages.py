@@ -16,12 +16,12 @@ BLOCKS = [
 
 
 def test_every_package_page_has_a_block_to_run() -> None:
-    pages = {param.values[1].stem for param in BLOCKS}
+    pages = {Path(str(param.values[1])).stem for param in BLOCKS}
     assert {"rl-schedule", "rl-metrics", "rl-dump", "rl-topp", "rl-runtime"} <= pages
 
 
 @pytest.mark.parametrize(("block", "path"), BLOCKS)
-def test_a_block_runs(block, path: Path) -> None:
+def test_a_block_runs(block: str, path: Path) -> None:
     if "import torch" in block:
         pytest.importorskip("torch")
     exec(compile(block, str(path), "exec"), {})
@@ -29,6 +29,8 @@ def test_a_block_runs(block, path: Path) -> None:
 
 def test_the_configuration_page_is_that_of_the_classes() -> None:
     spec = importlib.util.spec_from_file_location("configuration_page", Path(__file__).parent / "configuration_page.py")
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert module.PAGE.read_text(encoding="utf-8") == module.page(), "run python packages/rl-runtime/tests/docs/configuration_page.py"

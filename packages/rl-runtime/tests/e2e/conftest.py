@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +44,7 @@ class Run:
         except subprocess.TimeoutExpired:
             pytest.fail(f"not done within {seconds} s:\n{self.text()[-3000:]}")
 
-    def wait_for(self, reached, what: str, seconds: float) -> None:
+    def wait_for(self, reached: Callable[[], bool], what: str, seconds: float) -> None:
         """Poll until `reached()` is true."""
         deadline = time.monotonic() + seconds
         while not reached():

@@ -5,21 +5,25 @@ from __future__ import annotations
 import os
 import signal
 import time
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+
+if TYPE_CHECKING:
+    from e2e.conftest import Launcher, Run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 LONG = ("train.num_batches=500", "warm_start.steps=2", "warm_start.first_check=2")
 
 
-def in_batches(run):
+def in_batches(run: Run) -> bool:
     metrics = run.folder / "metrics.jsonl"
     return metrics.is_file() and '"train/loss"' in metrics.read_text()
 
 
-def assert_ended(run, *, codes, mentions: str) -> None:
+def assert_ended(run: Run, *, codes: set[int], mentions: str) -> None:
     started = time.monotonic()
     assert run.wait(30) in codes, run.text()[-2000:]
     run.wait_until_nothing_is_left(30 - (time.monotonic() - started))
@@ -27,7 +31,7 @@ def assert_ended(run, *, codes, mentions: str) -> None:
     assert "Traceback" not in run.text()
 
 
-def test_a_killed_server_ends_the_run(launch) -> None:
+def test_a_killed_server_ends_the_run(launch: Launcher) -> None:
     run = launch("killed", *launch.short, *LONG)
     run.wait_for(lambda: in_batches(run), "a trained batch", 300)
     server = next(pid for pid, command in run.processes().items() if "engine_server" in command)
@@ -35,7 +39,7 @@ def test_a_killed_server_ends_the_run(launch) -> None:
     assert_ended(run, codes={1}, mentions="engine 0")
 
 
-def test_control_c_ends_the_run(launch) -> None:
+def test_control_c_ends_the_run(launch: Launcher) -> None:
     run = launch("interrupted", *launch.short, *LONG)
     run.wait_for(lambda: in_batches(run), "a trained batch", 300)
     # A terminal sends the signal to the whole foreground process group.
@@ -43,7 +47,7 @@ def test_control_c_ends_the_run(launch) -> None:
     assert_ended(run, codes={130}, mentions="interrupted")
 
 
-def test_a_killed_trainer_ends_the_run(launch) -> None:
+def test_a_killed_trainer_ends_the_run(launch: Launcher) -> None:
     run = launch("trainer", *launch.short, *LONG)
     run.wait_for(lambda: in_batches(run), "a trained batch", 300)
     trainer = next(
@@ -53,7 +57,7 @@ def test_a_killed_trainer_ends_the_run(launch) -> None:
     assert_ended(run, codes={1}, mentions="trainer rank")
 
 
-def test_a_killed_driver_leaves_nothing(launch) -> None:
+def test_a_killed_driver_leaves_nothing(launch: Launcher) -> None:
     run = launch("driver", *launch.short, *LONG)
     run.wait_for(lambda: in_batches(run), "a trained batch", 300)
     command = psutil.Process(run.process.pid)

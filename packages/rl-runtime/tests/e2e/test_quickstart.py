@@ -4,48 +4,68 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
-from rl_dump import join, open_dump
+from rl_dump import Dump, RaggedArray, join, open_dump
 from rl_runtime.tracking.tracker import read_metrics
 from rl_schedule import SchedulePlan
+
+if TYPE_CHECKING:
+    from e2e.conftest import Launcher
+
+Batch = tuple[int, Dump, Dump, SchedulePlan]
+"""(batch id, rollout dump, train dump, plan)."""
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(params=[0, 1], ids=["batch 0", "batch 1"])
-def batch(request: pytest.FixtureRequest, short_run):
-    """(batch id, rollout dump, train dump, plan)."""
+def batch(request: pytest.FixtureRequest, short_run: Path) -> Batch:
     number = request.param
-    dumps = [open_dump(short_run / "dumps" / f"{side}_{number}.parquet") for side in ("rollout", "train")]
+    rollout, train = (open_dump(short_run / "dumps" / f"{side}_{number}.parquet") for side in ("rollout", "train"))
     plan = SchedulePlan.from_document(json.loads((short_run / "plans" / f"plan_{number}.json").read_text()))
-    return number, *dumps, plan
+    return number, rollout, train, plan
 
 
-def test_trainer_and_engine_agree_on_batch_0(short_run) -> None:
+def ragged(dump: Dump, name: str) -> RaggedArray:
+    """A column of one array per sample."""
+    column = dump.column(name)
+    assert isinstance(column, RaggedArray)
+    return column
+
+
+def per_sample(dump: Dump, name: str) -> npt.NDArray[Any]:
+    """A column of one value per sample."""
+    column = dump.column(name)
+    assert isinstance(column, np.ndarray)
+    return column
+
+
+def test_trainer_and_engine_agree_on_batch_0(short_run: Path) -> None:
     first = next(line for line in read_metrics(short_run) if "train/log_prob_gap" in line)
     assert (first["batch"], first["step"]) == (0, 0)
     assert first["train/log_prob_gap"] <= 1e-4
 
 
-def test_held_out_scores_are_there_before_the_first_batch_and_after_the_last(short_run) -> None:
+def test_held_out_scores_are_there_before_the_first_batch_and_after_the_last(short_run: Path) -> None:
     evaluations = [line for line in read_metrics(short_run) if "eval/exact_match" in line]
     assert [line["batch"] for line in evaluations] == [0, 2]
     assert all("eval/reward_mean" in line for line in evaluations)
 
 
-def test_every_batch_was_sampled_by_the_weights_of_the_batch_before(short_run) -> None:
-    versions = [
-        np.unique(open_dump(short_run / "dumps" / f"rollout_{number}.parquet").column("weight_versions").values) for number in (0, 1)
-    ]
+def test_every_batch_was_sampled_by_the_weights_of_the_batch_before(short_run: Path) -> None:
+    dumps = [open_dump(short_run / "dumps" / f"rollout_{number}.parquet") for number in (0, 1)]
+    versions = [np.unique(ragged(dump, "weight_versions").values) for dump in dumps]
     assert [version.size for version in versions] == [1, 1]
     assert versions[1][0] == versions[0][0] + 1
     assert all(line["rollout/staleness_batches"] == 0 for line in read_metrics(short_run) if "rollout/staleness_batches" in line)
 
 
-def test_the_dumps_join_on_every_sample(batch) -> None:
+def test_the_dumps_join_on_every_sample(batch: Batch) -> None:
     _, rollout, train, _ = batch
     joined = join(rollout, train)
     assert not joined.missing_in_rollout
@@ -55,24 +75,24 @@ def test_the_dumps_join_on_every_sample(batch) -> None:
     assert not train.verify()
 
 
-def test_every_rollouts_samples_are_in_one_step_and_where_the_plan_puts_them(batch) -> None:
+def test_every_rollouts_samples_are_in_one_step_and_where_the_plan_puts_them(batch: Batch) -> None:
     _, _, train, plan = batch
     step_of_rollout: dict[int, set[int]] = {}
-    for rollout, step in zip(train.column("rollout_ids"), train.column("step"), strict=True):
+    for rollout, step in zip(per_sample(train, "rollout_ids"), per_sample(train, "step"), strict=True):
         step_of_rollout.setdefault(int(rollout), set()).add(int(step))
     assert all(len(steps) == 1 for steps in step_of_rollout.values())
     for rank, partition in enumerate(plan.partitions):
-        mine = np.flatnonzero(train.column("data_parallel_rank") == rank)
-        assert sorted(train.column("rollout_position")[mine].tolist()) == sorted(partition.tolist())
+        mine = np.flatnonzero(per_sample(train, "data_parallel_rank") == rank)
+        assert sorted(per_sample(train, "rollout_position")[mine].tolist()) == sorted(partition.tolist())
 
 
-def test_the_fan_out_is_one_plus_i_mod_three(batch) -> None:
+def test_the_fan_out_is_one_plus_i_mod_three(batch: Batch) -> None:
     _, rollout, _, _ = batch
-    ids, counts = np.unique(rollout.column("rollout_ids"), return_counts=True)
+    ids, counts = np.unique(per_sample(rollout, "rollout_ids"), return_counts=True)
     assert counts.tolist() == [1 + int(rollout_id) % 3 for rollout_id in ids]
 
 
-def test_kept_sets_hold_the_sampled_ids(batch) -> None:
+def test_kept_sets_hold_the_sampled_ids(batch: Batch) -> None:
     _, rollout, _, _ = batch
     sizes = []
     for row in range(0, rollout.num_samples, 7):
@@ -84,29 +104,31 @@ def test_kept_sets_hold_the_sampled_ids(batch) -> None:
     assert max(sizes) > 1
 
 
-def test_the_dumped_log_probs_are_the_ones_that_the_loss_used(batch, short_run) -> None:
+def test_the_dumped_log_probs_are_the_ones_that_the_loss_used(batch: Batch, short_run: Path) -> None:
     number, _, train, _ = batch
     # The first step's report is over the samples of that step, under the weights that the batch began with.
     line = next(line for line in read_metrics(short_run) if line["batch"] == number and "train/log_prob_gap" in line)
-    mask = train.column("loss_masks")
-    gap = np.abs(train.column("log_probs").values - train.column("rollout_log_probs").values)
-    first = np.repeat(train.column("step") == 0, mask.lengths) & (mask.values == 1)
-    assert np.unique(train.column("rollout_ids")[train.column("step") == 0]).size == 32
+    mask, in_first_step = ragged(train, "loss_masks"), per_sample(train, "step") == 0
+    gap = np.abs(ragged(train, "log_probs").values - ragged(train, "rollout_log_probs").values)
+    first = np.repeat(in_first_step, mask.lengths) & (mask.values == 1)
+    assert np.unique(per_sample(train, "rollout_ids")[in_first_step]).size == 32
     assert line["train/log_prob_gap"] == pytest.approx(gap[first].astype(np.float64).mean(), rel=1e-4)
     assert line["train/ratio"] == pytest.approx(1.0, abs=1e-5)
 
 
-def test_a_run_leaves_models_report_and_recipe(short_run) -> None:
+def test_a_run_leaves_models_report_and_recipe(short_run: Path) -> None:
     for name in ("warm_start/model.safetensors", "warm_start/tokenizer.json", "final/model.safetensors", "report.html", "recipe.toml"):
         assert (short_run / name).stat().st_size > 0, name
 
 
 @pytest.mark.parametrize("axis", ["tensor", "pipeline", "context"])
-def test_another_layout_gives_the_same_log_probs_and_gradient_norm(axis, launch, short_run, one_rank_run) -> None:
-    def trained(folder: Path):
+def test_another_layout_gives_the_same_log_probs_and_gradient_norm(
+    axis: str, launch: Launcher, short_run: Path, one_rank_run: Path
+) -> None:
+    def trained(folder: Path) -> tuple[float, npt.NDArray[Any], npt.NDArray[Any]]:
         norm = next(line["train/grad_norm"] for line in read_metrics(folder) if "train/grad_norm" in line)
         dump = open_dump(folder / "dumps" / "train_0.parquet")
-        return norm, dump.column("rollout_position"), dump.column("log_probs").values
+        return norm, per_sample(dump, "rollout_position"), ragged(dump, "log_probs").values
 
     run = launch(axis, *_replay(launch, short_run), "parallel.data=1", f"parallel.{axis}=2")
     assert run.wait(240) == 0, run.text()[-3000:]
@@ -118,14 +140,14 @@ def test_another_layout_gives_the_same_log_probs_and_gradient_norm(axis, launch,
 
 
 @pytest.fixture(scope="session")
-def one_rank_run(launch, short_run):
+def one_rank_run(launch: Launcher, short_run: Path) -> Path:
     """The default layout (two data-parallel ranks) from the same warm start and the same rollout dump."""
     run = launch("default", *_replay(launch, short_run))
     assert run.wait(240) == 0, run.text()[-3000:]
     return run.folder
 
 
-def _replay(launch, short_run):
+def _replay(launch: Launcher, short_run: Path) -> tuple[str, ...]:
     return (
         *launch.short,
         "train.num_batches=1",

@@ -8,15 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_dump import RaggedArray
+from rl_runtime.batch import Column
 from rl_runtime.batch_document import columns_of_document, document_of_columns
 from rl_runtime.contract import FIELDS
 from rl_runtime.errors import BatchMismatchError
 
 
 @st.composite
-def _columns(draw: st.DrawFn):
+def _columns(draw: st.DrawFn) -> dict[str, Column]:
     count = draw(st.integers(0, 4))
-    columns = {}
+    columns: dict[str, Column] = {}
     for name in draw(st.lists(st.sampled_from(sorted(FIELDS)), min_size=1, unique=True)):
         dtype, ragged = FIELDS[name]
         lengths = [draw(st.integers(0, 3)) for _ in range(count)] if ragged else [1] * count
@@ -26,7 +27,7 @@ def _columns(draw: st.DrawFn):
 
 
 @given(_columns())
-def test_columns_come_back_in_dtype_and_value_also_through_json(columns) -> None:
+def test_columns_come_back_in_dtype_and_value_also_through_json(columns: dict[str, Column]) -> None:
     document, arrays = document_of_columns(columns, batch_id=3)
     texts = json.loads(json.dumps({"document": document, "arrays": {name: array.tolist() for name, array in arrays.items()}}))
     for found in (columns_of_document(document, arrays), columns_of_document(texts["document"], texts["arrays"])):
@@ -38,7 +39,7 @@ def test_columns_come_back_in_dtype_and_value_also_through_json(columns) -> None
 
 
 @given(_columns())
-def test_a_missing_array_is_named(columns) -> None:
+def test_a_missing_array_is_named(columns: dict[str, Column]) -> None:
     document, arrays = document_of_columns(columns, batch_id=3)
     name = next(iter(arrays))
     del arrays[name]

@@ -5,21 +5,31 @@ Layer: torch. Every function copies: training may change its tensors as soon as 
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 
 from rl_dump.errors import DumpError
 from rl_dump.ragged import RaggedArray
+from rl_dump.writer import row_group_bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from rl_dump.fields import ColumnInput
 
-__all__ = ["CpuColumns", "is_sample_list", "to_cpu_columns", "to_ragged"]
+_Copied = TypeVar("_Copied")
+
+__all__ = ["CHUNK_BYTES", "CpuColumns", "copy_fields", "copy_into", "copy_threads", "is_sample_list", "to_cpu_columns", "to_ragged"]
+
+CHUNK_BYTES = 64 << 20
+"""Bytes joined on the device at a time: large enough that a copy's start-up cost does not show, small beside a model."""
+COPY_THREADS = 4
+"""Fields copied at a time: training waits for memory, not for Python, and one thread does not use all of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +40,59 @@ class CpuColumns:
     """Per field what `write_dump` takes."""
     dtypes: Mapping[str, str]
     """`bfloat16` for fields held as float32."""
+
+
+def copy_fields(copy: Callable[[str], _Copied], names: Sequence[str], *, threads: int) -> dict[str, _Copied]:
+    """Return `copy(name)` of every field, without gradients, several at a time.
+
+    Args:
+        copy: copies one field; must not wait for another rank unless `threads` is 1.
+        names: the fields.
+        threads: how many to copy at a time; with 1, in this thread and in order.
+    """
+
+    def run(name: str) -> _Copied:
+        # Whether gradients are recorded is a thread's own setting.
+        with torch.no_grad():
+            return copy(name)
+
+    workers = min(threads, len(names), os.cpu_count() or 1)
+    if workers <= 1:
+        return {name: run(name) for name in names}
+    with ThreadPoolExecutor(workers, thread_name_prefix="rl-dump-copy") as pool:
+        return dict(zip(names, pool.map(run, names), strict=True))
+
+
+def copy_threads(columns: Iterable[Any]) -> int:
+    """Return how many of these columns may be copied at a time: one if any is on a device, where each needs memory of its own."""
+    heads = (column[0] if isinstance(column, (list, tuple)) and column else column for column in columns)
+    return 1 if any(isinstance(head, torch.Tensor) and head.device.type != "cpu" for head in heads) else COPY_THREADS
+
+
+def copy_into(target: torch.Tensor, parts: list[torch.Tensor]) -> None:
+    """Copy tensors end to end into CPU memory; on the device nothing is allocated if they lie end to end already, as after a gather."""
+    whole = _end_to_end(parts)
+    if whole is not None:
+        target.copy_(whole)
+    elif parts[0].device.type == "cpu":
+        torch.cat(parts, out=target)
+    else:
+        target.copy_(torch.cat(parts))
+
+
+def _end_to_end(parts: list[torch.Tensor]) -> torch.Tensor | None:
+    """Return one view of parts that are consecutive in one storage, None if they are not."""
+    filled = [part for part in parts if part.numel()]
+    if not filled:
+        return None
+    first = filled[0]
+    storage, following = first.untyped_storage().data_ptr(), first.storage_offset()
+    for part in filled:
+        if part.untyped_storage().data_ptr() != storage or part.storage_offset() != following or not part.is_contiguous():
+            return None
+        following += part.numel()
+    rows = sum(part.shape[0] for part in filled)
+    return first.as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())
 
 
 def is_sample_list(value: object) -> bool:
@@ -50,13 +113,10 @@ def to_cpu_columns(columns: Mapping[str, Any]) -> CpuColumns:
     """
     values: dict[str, ColumnInput] = {}
     dtypes: dict[str, str] = {}
-    for name, value in columns.items():
-        if isinstance(value, torch.Tensor):
-            values[name], dtype = _to_numpy(value.detach().to("cpu", copy=True))
-        elif isinstance(value, (list, tuple)) and value and all(isinstance(item, torch.Tensor) for item in value):
-            values[name], dtype = _list_to_numpy(name, value)
-        else:
-            values[name], dtype = _copied(value), None
+    for name, (copied, dtype) in copy_fields(
+        lambda name: _to_cpu(name, columns[name]), list(columns), threads=copy_threads(columns.values())
+    ).items():
+        values[name] = copied
         if dtype is not None:
             dtypes[name] = dtype
     return CpuColumns(values=values, dtypes=dtypes)
@@ -68,19 +128,38 @@ def to_ragged(values: torch.Tensor, lengths: Sequence[int]) -> tuple[RaggedArray
     return RaggedArray(array, np.concatenate([[0], np.cumsum(np.asarray(lengths, np.int64))]).astype(np.int64)), dtype
 
 
+def _to_cpu(name: str, value: Any) -> tuple[ColumnInput, str | None]:
+    if isinstance(value, torch.Tensor):
+        return _to_numpy(value.detach().to("cpu", copy=True))
+    if isinstance(value, (list, tuple)) and value and all(issubclass(kind, torch.Tensor) for kind in set(map(type, value))):
+        return _list_to_numpy(name, value)
+    return _copied(value), None
+
+
 def _list_to_numpy(name: str, items: Sequence[torch.Tensor]) -> tuple[ColumnInput, str | None]:
     dtypes, shapes = {item.dtype for item in items}, [item.shape for item in items]
     if len(dtypes) > 1:
         msg = f"{name}: tensors of different dtypes {sorted(map(str, dtypes))}; a field has one dtype"
         raise DumpError(msg)
     dims = set(map(len, shapes))
-    with torch.no_grad():
-        if dims == {0}:
-            return _to_numpy(torch.stack(list(items)).to("cpu", copy=True))
-        if len(dims) > 1 or (dims != {1} and len({shape[1:] for shape in shapes}) > 1):
-            msg = f"{name}: tensors of shapes that differ after the first dimension; a field is ragged in its first dimension only"
-            raise DumpError(msg)
-        return to_ragged(torch.cat(list(items)).cpu(), [shape[0] for shape in shapes])
+    if dims == {0}:
+        return _to_numpy(torch.stack(list(items)).to("cpu", copy=True))
+    if len(dims) > 1 or (dims != {1} and len({shape[1:] for shape in shapes}) > 1):
+        msg = f"{name}: tensors of shapes that differ after the first dimension; a field is ragged in its first dimension only"
+        raise DumpError(msg)
+    return to_ragged(_joined(list(items), shapes), [shape[0] for shape in shapes])
+
+
+def _joined(items: list[torch.Tensor], shapes: list[torch.Size]) -> torch.Tensor:
+    if all(item.device.type == "cpu" for item in items):
+        return torch.cat(items)
+    flat = torch.empty((sum(shape[0] for shape in shapes), *shapes[0][1:]), dtype=items[0].dtype)
+    start = 0
+    for first, last in row_group_bounds(np.array([item.nbytes for item in items], np.int64), CHUNK_BYTES):
+        stop = start + sum(shape[0] for shape in shapes[first:last])
+        copy_into(flat[start:stop], items[first:last])
+        start = stop
+    return flat
 
 
 def _to_numpy(tensor: torch.Tensor) -> tuple[np.ndarray[Any, Any], str | None]:

@@ -18,7 +18,7 @@ import torch
 
 from rl_dump.contract import RESPONSE_FIELDS
 from rl_dump.errors import DumpError
-from rl_dump.torch.columns import CpuColumns, to_ragged
+from rl_dump.torch.columns import CHUNK_BYTES, CpuColumns, copy_fields, copy_into, copy_threads, to_ragged
 from rl_dump.writer import row_group_bounds
 
 if TYPE_CHECKING:
@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 
     from rl_dump.fields import ColumnInput
 
-__all__ = ["CHUNK_BYTES", "GatherTensor", "restore_context_parallel_fields_to_cpu"]
-
-CHUNK_BYTES = 64 << 20
-"""Restored bytes per collective: large enough that its start-up cost does not show, small beside a model."""
+__all__ = ["GatherTensor", "restore_context_parallel_fields_to_cpu"]
 
 
 class GatherTensor(Protocol):
@@ -77,9 +74,13 @@ def restore_context_parallel_fields_to_cpu(
         _check_pieces(name, rollout_data[name], len(responses))
     values: dict[str, ColumnInput] = {}
     dtypes: dict[str, str] = {}
-    for name in present:
-        with torch.no_grad():
-            flat = _restore_field(name, rollout_data[name], gather_tensor, totals, responses, keep=keep_restored, chunk_bytes=chunk_bytes)
+
+    def restore(name: str) -> torch.Tensor | None:
+        return _restore_field(name, rollout_data[name], gather_tensor, totals, responses, keep=keep_restored, chunk_bytes=chunk_bytes)
+
+    # Collectives keep their order on every rank: with a gather, one field after the other.
+    threads = copy_threads(rollout_data[name] for name in present) if gather_tensor is None else 1
+    for name, flat in copy_fields(restore, present, threads=threads).items():
         if flat is None:
             continue
         values[name], dtype = to_ragged(flat, responses)
@@ -110,36 +111,10 @@ def _restore_field(
         _check_restored(name, restored, responses[first:last], first)
         if flat is not None:
             stop = start + sum(responses[first:last])
-            _join_into(flat[start:stop], restored)
+            copy_into(flat[start:stop], restored)
             start = stop
         del chunk, restored
     return flat
-
-
-def _join_into(target: torch.Tensor, parts: list[torch.Tensor]) -> None:
-    """Copy tensors end to end into CPU memory; on the device nothing is allocated if they lie end to end already, as after a gather."""
-    whole = _end_to_end(parts)
-    if whole is not None:
-        target.copy_(whole)
-    elif parts[0].device.type == "cpu":
-        torch.cat(parts, out=target)
-    else:
-        target.copy_(torch.cat(parts))
-
-
-def _end_to_end(parts: list[torch.Tensor]) -> torch.Tensor | None:
-    """Return one view of parts that are consecutive in one storage, None if they are not."""
-    filled = [part for part in parts if part.numel()]
-    if not filled:
-        return None
-    first = filled[0]
-    storage, following = first.untyped_storage().data_ptr(), first.storage_offset()
-    for part in filled:
-        if part.untyped_storage().data_ptr() != storage or part.storage_offset() != following or not part.is_contiguous():
-            return None
-        following += part.numel()
-    rows = sum(part.shape[0] for part in filled)
-    return first.as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())
 
 
 def _check_restored(name: str, restored: list[torch.Tensor], responses: list[int], first: int) -> None:

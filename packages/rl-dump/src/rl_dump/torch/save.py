@@ -14,12 +14,8 @@ from rl_dump.contract import FIELD_RULES, RESPONSE_FIELDS, TRAIN_DUMP, DroppedSa
 from rl_dump.errors import DumpError
 from rl_dump.inference import build_columns
 from rl_dump.templates import resolve_template
-from rl_dump.torch.columns import CpuColumns, is_sample_list, to_cpu_columns
-from rl_dump.torch.restore import (
-    CHUNK_BYTES,
-    GatherTensor,
-    restore_context_parallel_fields_to_cpu,
-)
+from rl_dump.torch.columns import CHUNK_BYTES, CpuColumns, is_sample_list, to_cpu_columns
+from rl_dump.torch.restore import GatherTensor, restore_context_parallel_fields_to_cpu
 from rl_dump.torch.shards import Shard, write_shards
 
 if TYPE_CHECKING:

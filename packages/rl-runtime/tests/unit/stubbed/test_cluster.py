@@ -1,5 +1,6 @@
 """Placement, start and refusal of the actors, with a stand-in for Ray (`nox -s stubs`)."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,18 +18,18 @@ from rl_runtime.errors import DeadlineError, RuntimeSetupError  # noqa: E402
 
 
 @pytest.fixture
-def resources(monkeypatch: pytest.MonkeyPatch):
-    def there_are(**amounts) -> None:
+def resources(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def there_are(**amounts: float) -> None:
         monkeypatch.setattr(ray, "RESOURCES", amounts)
 
     return there_are
 
 
-def _recipe(**parallel):
+def _recipe(**parallel: int) -> Recipe:
     return Recipe.model_validate({"parallel": parallel, "engine": {"count": 2}})
 
 
-def test_every_actor_has_a_bundle_of_its_own(resources) -> None:
+def test_every_actor_has_a_bundle_of_its_own(resources: Callable[..., None]) -> None:
     recipe = _recipe(data=2)
     resources(CPU=100.0)
     placement = reserve(recipe)
@@ -45,7 +46,7 @@ def test_every_actor_has_a_bundle_of_its_own(resources) -> None:
     assert placement.group.removed
 
 
-def test_no_room_names_what_was_asked_for_and_what_is_there(resources) -> None:
+def test_no_room_names_what_was_asked_for_and_what_is_there(resources: Callable[..., None]) -> None:
     resources(CPU=0.5)
     with pytest.raises(RuntimeSetupError, match=r"2 engines.*asked for.*free are \{'CPU': 0\.5"):
         reserve(_recipe(data=2))
@@ -64,7 +65,9 @@ def test_a_wait_ends_at_its_deadline() -> None:
         waiter.all([ray.ObjectRef(ready=False)], "training", timeout_seconds=0.01)
 
 
-def test_a_rank_with_other_contracts_is_refused_before_anything_starts(resources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_with_other_contracts_is_refused_before_anything_starts(
+    resources: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from rl_runtime.cluster import actor_group, trainer_actor
     from rl_runtime.contract_table import installed_contracts
 
@@ -75,7 +78,7 @@ def test_a_rank_with_other_contracts_is_refused_before_anything_starts(resources
     monkeypatch.setattr(trainer_actor, "installed_contracts", lambda: installed_contracts([str(tmp_path)]))
     for module in ("trainer_actor", "rollout_actor", "engine_actor"):
         monkeypatch.setattr(f"rl_runtime.cluster.{module}.log_to_file", lambda _path: None)
-    started = []
+    started: list[str] = []
     monkeypatch.setattr(trainer_actor.TrainerActor, "start", lambda *_: started.append("trainer"))
     resources(CPU=100.0)
     recipe = Recipe.model_validate({"run": {"dir": str(tmp_path / "run")}, "engine": {"url": "http://127.0.0.1:1"}})

@@ -1,14 +1,14 @@
 """Every stand-in in `tests/stubs` has the signature of what it stands for, read from the real library's source where that is installed."""
 
 import ast
-import importlib.util
+import importlib.machinery
 import sys
 from pathlib import Path
 
 import pytest
 
 STUBS = Path(__file__).parents[2] / "stubs"
-DEFINED_IN = {
+DEFINED_IN: dict[str, dict[str, str | None]] = {
     "ray/__init__.py": {
         "get": "ray/_private/worker.py",
         "put": "ray/_private/worker.py",
@@ -42,7 +42,7 @@ DEFINED_IN = {
 CASES = [(stub, name, real or stub) for stub, names in DEFINED_IN.items() for name, real in names.items()]
 
 
-def _site(library):
+def _site(library: str) -> Path:
     """Where the real library is, past the stand-ins that may be on the path."""
     path = [folder for folder in sys.path if Path(folder or ".").name != "stubs"]
     spec = importlib.machinery.PathFinder.find_spec(library, path)
@@ -51,7 +51,7 @@ def _site(library):
     return Path(next(iter(spec.submodule_search_locations))).parent
 
 
-def _definition(path: Path, name: str):
+def _definition(path: Path, name: str) -> ast.FunctionDef | ast.ClassDef:
     body = ast.parse(path.read_text()).body
     for part in name.split("."):
         nodes = [node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == part]
@@ -62,13 +62,14 @@ def _definition(path: Path, name: str):
 
 
 @pytest.mark.parametrize(("stub", "name", "real"), CASES, ids=[f"{stub}:{name}" for stub, name, _ in CASES])
-def test_a_stand_in_takes_what_the_real_one_takes(stub, name: str, real) -> None:
+def test_a_stand_in_takes_what_the_real_one_takes(stub: str, name: str, real: str) -> None:
     there = _definition(_site(stub.split("/")[0]) / real, name)
     here = _definition(STUBS / stub, name)
     assert type(here) is type(there)
     if isinstance(here, ast.ClassDef):
         assert {base.id for base in here.bases if isinstance(base, ast.Name)} & {"Enum", "Exception", "RayError"}
         return
+    assert isinstance(there, ast.FunctionDef)
     positional = [argument.arg for argument in there.args.posonlyargs + there.args.args]
     ours = [argument.arg for argument in here.args.posonlyargs + here.args.args]
     assert ours == positional[: len(ours)]

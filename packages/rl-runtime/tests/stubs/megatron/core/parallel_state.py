@@ -9,7 +9,7 @@ def place(rank: int, *, tp: int = 1, cp: int = 1, dp: int = 1, pp: int = 1) -> N
     SIZES.update(tp=tp, cp=cp, dp=dp, pp=pp)
 
 
-def _coordinate(axis):
+def _coordinate(axis: str) -> int:
     rest = PLACE["rank"]
     for name, size in SIZES.items():
         if name == axis:
@@ -18,19 +18,19 @@ def _coordinate(axis):
     raise KeyError(axis)
 
 
-def get_tensor_model_parallel_rank():
+def get_tensor_model_parallel_rank() -> int:
     return _coordinate("tp")
 
 
-def get_context_parallel_rank():
+def get_context_parallel_rank() -> int:
     return _coordinate("cp")
 
 
-def get_data_parallel_rank(with_context_parallel=False):
+def get_data_parallel_rank(with_context_parallel: bool = False) -> int:
     return _coordinate("dp") * SIZES["cp"] + _coordinate("cp") if with_context_parallel else _coordinate("dp")
 
 
-def get_pipeline_model_parallel_rank():
+def get_pipeline_model_parallel_rank() -> int:
     return _coordinate("pp")
 
 

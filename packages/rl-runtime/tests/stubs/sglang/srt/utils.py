@@ -1,7 +1,7 @@
 """Processes: ending them is recorded."""
 
-ENDED = []
+ENDED: list[tuple[int | None, bool]] = []
 
 
-def kill_process_tree(parent_pid, include_parent=True) -> None:
+def kill_process_tree(parent_pid: int | None, include_parent: bool = True) -> None:
     ENDED.append((parent_pid, include_parent))

@@ -1,7 +1,7 @@
 """The server: starting it is recorded."""
 
-LAUNCHED = []
+LAUNCHED: list[list[str]] = []
 
 
-def launch_server(server_args) -> None:
+def launch_server(server_args: list[str]) -> None:
     LAUNCHED.append(server_args)

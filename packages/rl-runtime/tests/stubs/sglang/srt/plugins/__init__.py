@@ -1,6 +1,6 @@
 """Plugins: loading them is recorded."""
 
-LOADED = []
+LOADED: list[bool] = []
 
 
 def load_plugins() -> None:

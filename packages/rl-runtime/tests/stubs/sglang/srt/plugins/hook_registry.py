@@ -1,8 +1,8 @@
 """Hooks: registered ones are recorded and applied to nothing."""
 
+from collections.abc import Callable
 from enum import Enum
-
-REGISTERED = {}
+from typing import Any
 
 
 class HookType(Enum):
@@ -12,13 +12,16 @@ class HookType(Enum):
     REPLACE = "replace"
 
 
+REGISTERED: dict[str, tuple[Callable[..., Any], HookType]] = {}
+
+
 class HookRegistry:
     applied = 0
 
     @classmethod
-    def register(cls, target, hook, hook_type=HookType.AFTER):
+    def register(cls, target: str, hook: Callable[..., Any], hook_type: HookType = HookType.AFTER) -> None:
         REGISTERED[target] = (hook, hook_type)
 
     @classmethod
-    def apply_hooks(cls):
+    def apply_hooks(cls) -> None:
         cls.applied += 1
