@@ -1,7 +1,7 @@
 """Every reader of a contract reads every frozen document of it, and refuses another major."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import tomllib
-from _pytest.mark.structures import ParameterSet
 
 import rl_dump
 import rl_metrics
@@ -88,13 +87,19 @@ OWNERS: dict[str, Reader] = {
 """How the owner reads its own."""
 
 
-def _cases() -> Iterator[ParameterSet]:
+def _cases() -> dict[str, tuple[Reader, Path]]:
+    """Every reader with every document of its contract, by name."""
+    cases: dict[str, tuple[Reader, Path]] = {}
     readers = {**READERS, **{("owner", contract): read for contract, read in OWNERS.items()}}
     for (package, contract), read in readers.items():
         folders = sorted(PACKAGES.glob(f"*/tests/golden/{contract}"))
         for name in sorted({path.name for folder in folders for path in folder.iterdir() if path.name != "PROVENANCE.md"}):
             path = next(folder / name for folder in folders if (folder / name).exists())
-            yield pytest.param(read, path, id=f"{package}-{contract}-{name}")
+            cases[f"{package}-{contract}-{name}"] = read, path
+    return cases
+
+
+CASES = _cases()
 
 
 def test_the_readers_here_are_those_of_the_metadata() -> None:
@@ -103,12 +108,12 @@ def test_the_readers_here_are_those_of_the_metadata() -> None:
     assert set(READERS) == named
 
 
-@pytest.mark.parametrize(("read", "path"), list(_cases()))
+@pytest.mark.parametrize(("read", "path"), CASES.values(), ids=CASES)
 def test_a_reader_reads_every_frozen_document(read: Reader, path: Path) -> None:
     read(path)
 
 
-@pytest.mark.parametrize(("read", "path"), list(_cases()))
+@pytest.mark.parametrize(("read", "path"), CASES.values(), ids=CASES)
 def test_a_reader_refuses_another_major_and_names_both(read: Reader, path: Path, tmp_path: Path) -> None:
     contract = path.parent.name
     other = f"{contract.rpartition('.v')[0]}.v9"
