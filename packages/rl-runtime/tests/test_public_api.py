@@ -7,10 +7,10 @@ import pytest
 PUBLIC = {
     "rl_runtime.config": ["Recipe", "absolute_paths", "load_recipe", "recipe_to_toml"],
     "rl_runtime.contract": [
-        "FIELDS", "MINOR", "OFFSETS", "READS", "ROLLOUT_BATCH", "WRITES", "ArrayDescription", "RolloutBatchDocument", "check_contract",
+        "FIELDS", "MINOR", "OFFSETS", "READS", "ROLLOUT_BATCH", "WRITES", "ArrayDescription", "Producer", "RolloutBatchDocument", "check_contract",
         "load_schema", "log_newer_minor",
     ],
-    "rl_runtime.batch_document": ["columns_of_document", "document_of_columns"],
+    "rl_runtime.batch_document": ["RankMessage", "columns_of_document", "document_of_columns", "message_of_rank_batch", "rank_batch_of_message"],
     "rl_runtime.contract_table": [
         "READS_GROUP", "WRITES_GROUP", "ContractTable", "differences", "gaps", "installed_contracts", "refuse_mixed_cluster", "version_differences",
     ],

@@ -24,7 +24,7 @@ Column = npt.NDArray[np.generic] | RaggedArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankBatch:
-    """What one data-parallel rank receives for one batch: one object in the object store."""
+    """What one data-parallel rank trains on in one batch."""
 
     batch_id: int
     """Loop counter."""

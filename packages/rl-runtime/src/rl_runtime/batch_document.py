@@ -1,4 +1,4 @@
-"""Columns of a batch as `rollout-batch.v1`, and back. Layer: records, above `contract` and `batch`.
+"""Columns of a batch as `rollout-batch.v1`, and back: the form in which they go from process to process. Layer: records, above `contract` and `batch`.
 
 Invariants, each matched by a test in `tests/contracts`: `columns_of_document(*document_of_columns(columns))` gives the same columns in dtype and
 bits; another contract id is refused; unknown columns are carried along.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from rl_dump import RaggedArray
-from rl_runtime.batch import Column
+from rl_runtime.batch import Column, RankBatch
 from rl_runtime.contract import (
     FIELDS,
     MINOR,
@@ -26,10 +26,47 @@ from rl_runtime.contract import (
     log_newer_minor,
 )
 from rl_runtime.errors import BatchMismatchError
+from rl_schedule import RankView
 
-__all__ = ["columns_of_document", "document_of_columns"]
+__all__ = ["RankMessage", "columns_of_document", "document_of_columns", "message_of_rank_batch", "rank_batch_of_message"]
 
 Arrays = dict[str, npt.NDArray[Any]]
+
+
+class RankMessage(TypedDict):
+    """What one data-parallel rank is sent: a `rollout-batch.v1` document of its samples, and its part of the plan."""
+
+    document: RolloutBatchDocument
+    """Of the rank's samples, in the order of `plan.partition`."""
+    arrays: Arrays
+    """Beside the document."""
+    plan: RankView
+    """The rank's part of the plan."""
+    step_units: npt.NDArray[np.float64]
+    """float64 [steps]; see `RankBatch`."""
+
+
+def message_of_rank_batch(batch: RankBatch) -> RankMessage:
+    """Bring a rank's batch into the form in which it is sent; errors as for `document_of_columns`."""
+    document, arrays = document_of_columns(batch.columns, batch_id=batch.batch_id)
+    return {"document": document, "arrays": arrays, "plan": batch.plan, "step_units": batch.step_units}
+
+
+def rank_batch_of_message(message: RankMessage) -> RankBatch:
+    """Read what `message_of_rank_batch` made, without copying arrays.
+
+    Raises:
+        UnsupportedContractError, BatchMismatchError: as for `columns_of_document`.
+        BatchMismatchError: another number of samples than the plan gives this rank.
+    """
+    document = message["document"]
+    columns = columns_of_document(document, message["arrays"])
+    planned = len(message["plan"].partition)
+    if document["num_samples"] != planned:
+        raise BatchMismatchError(
+            f"batch {document['batch_id']}: {document['num_samples']} samples came, the plan gives this rank {planned}"
+        )
+    return RankBatch(batch_id=document["batch_id"], plan=message["plan"], columns=columns, step_units=message["step_units"])
 
 
 def document_of_columns(columns: Mapping[str, Column], *, batch_id: int) -> tuple[RolloutBatchDocument, Arrays]:
@@ -60,7 +97,7 @@ def document_of_columns(columns: Mapping[str, Column], *, batch_id: int) -> tupl
     document: RolloutBatchDocument = {
         "contract": ROLLOUT_BATCH,
         "minor": MINOR,
-        "producer": f"rl-runtime {version('rl-runtime')}",
+        "producer": {"distribution": "rl-runtime", "version": version("rl-runtime")},
         "batch_id": batch_id,
         "num_samples": next(iter(counts.values()), 0),
         "arrays": described,

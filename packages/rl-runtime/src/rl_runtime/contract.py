@@ -26,6 +26,7 @@ __all__ = [
     "ROLLOUT_BATCH",
     "WRITES",
     "ArrayDescription",
+    "Producer",
     "RolloutBatchDocument",
     "check_contract",
     "load_schema",
@@ -78,6 +79,15 @@ class ArrayDescription(TypedDict):
     """One entry: the number of elements."""
 
 
+class Producer(TypedDict):
+    """Who wrote a document."""
+
+    distribution: str
+    """Name of the distribution, such as "rl-runtime"."""
+    version: str
+    """Its version."""
+
+
 class RolloutBatchDocument(TypedDict):
     """The JSON part of a rollout batch."""
 
@@ -85,8 +95,8 @@ class RolloutBatchDocument(TypedDict):
     """The id."""
     minor: int
     """Minor version of the writer."""
-    producer: str
-    """Distribution and version of the writer, such as "rl-runtime 0.1.0"."""
+    producer: Producer
+    """Who wrote it."""
     batch_id: int
     """Loop counter."""
     num_samples: int

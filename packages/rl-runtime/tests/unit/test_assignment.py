@@ -1,5 +1,6 @@
 """From scored samples to rank batches: nothing is lost, weights are per rollout."""
 
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -7,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rl_runtime.batch import take_columns
+from rl_runtime.batch_document import message_of_rank_batch, rank_batch_of_message
 from rl_runtime.config import Recipe
-from rl_runtime.errors import GenerateError, RewardError
+from rl_runtime.errors import BatchMismatchError, GenerateError, RewardError
 from rl_runtime.records import Sample
 from rl_runtime.rollout.assignment import assign_batch
 from rl_runtime.rollout.columns import batch_columns
@@ -126,3 +129,23 @@ def test_kept_sets_for_some_samples_only_are_refused() -> None:
 def test_a_sample_with_arrays_of_unequal_length_is_refused(changes) -> None:
     with pytest.raises(GenerateError, match="sample of rollout 7"):
         replace(make_sample(7, 0, 1, 3), **changes)
+
+
+def test_a_rank_batch_survives_its_message() -> None:
+    for part in assign_batch(batch_columns(FOUR_ROLLOUTS, divide_by_std=True), recipe(), batch_id=5).rank_batches:
+        message = message_of_rank_batch(part)
+        assert message["document"]["contract"] == "rollout-batch.v1"
+        found = rank_batch_of_message(pickle.loads(pickle.dumps(message)))
+        assert (found.batch_id, found.plan.digest) == (5, part.plan.digest)
+        assert np.array_equal(found.step_units, part.step_units)
+        assert list(found.columns) == list(part.columns)
+        for name, column in part.columns.items():
+            for ours, theirs in zip(column, found.columns[name], strict=True):
+                assert np.array_equal(ours, theirs), name
+
+
+def test_a_message_whose_samples_are_not_those_of_its_plan_is_refused() -> None:
+    first = assign_batch(batch_columns(FOUR_ROLLOUTS, divide_by_std=True), recipe(data=1), batch_id=5).rank_batches[0]
+    fewer = replace(first, columns=take_columns(first.columns, np.arange(2)))
+    with pytest.raises(BatchMismatchError, match="batch 5: 2 samples came, the plan gives this rank 5"):
+        rank_batch_of_message(message_of_rank_batch(fewer))

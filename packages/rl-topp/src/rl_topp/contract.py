@@ -13,7 +13,17 @@ from typing import Final, Literal, TypedDict
 
 from rl_topp.errors import UnsupportedContractError
 
-__all__ = ["ARRAY_DTYPES", "CONTRACT", "MINOR", "SCHEMA_FILE", "ArrayDescription", "NucleusSetArrays", "NucleusSetDocument", "check_header"]
+__all__ = [
+    "ARRAY_DTYPES",
+    "CONTRACT",
+    "MINOR",
+    "SCHEMA_FILE",
+    "ArrayDescription",
+    "NucleusSetArrays",
+    "NucleusSetDocument",
+    "Producer",
+    "check_header",
+]
 
 CONTRACT: Final = "nucleus-set.v1"
 """Id of the contract, major included."""
@@ -45,13 +55,22 @@ class NucleusSetArrays(TypedDict):
     """uint8 [T]: 0 kept set recorded, 1 no filter (whole vocabulary), 2 not sampled, 3 truncated in transport."""
 
 
+class Producer(TypedDict):
+    """Who wrote a document."""
+
+    distribution: str
+    """Name of the distribution, such as "rl-topp"."""
+    version: str
+    """Its version."""
+
+
 class NucleusSetDocument(TypedDict):
     """The JSON part of `nucleus-set.v1`."""
 
     contract: Literal["nucleus-set.v1"]
     minor: int
-    producer: str
-    """Distribution and version that wrote it, for example `rl-topp 0.1.0`."""
+    producer: Producer
+    """Who wrote it."""
     vocab_size: int
     """Number of token ids, unit ids; every id lies in [0, vocab_size)."""
     arrays: NucleusSetArrays

@@ -289,17 +289,15 @@ class NucleusSet:
 
     # Document --------------------------------------------------------------------------------------------------------------------
 
-    def to_document(self, *, producer: str) -> tuple[NucleusSetDocument, dict[str, npt.NDArray[Any]]]:
-        """Return the JSON part of `nucleus-set.v1` and the arrays that lie beside it.
+    def to_document(self) -> tuple[NucleusSetDocument, dict[str, npt.NDArray[Any]]]:
+        """Return the JSON part of `nucleus-set.v1` and the arrays that lie beside it."""
+        from importlib.metadata import version  # takes as long as the rest of the package
 
-        Args:
-            producer: distribution and version, for example `rl-topp 0.1.0`.
-        """
         arrays: dict[str, npt.NDArray[Any]] = {name: getattr(self, name) for name in ARRAY_DTYPES}
         document: NucleusSetDocument = {
             "contract": CONTRACT,
             "minor": MINOR,
-            "producer": producer,
+            "producer": {"distribution": "rl-topp", "version": version("rl-topp")},
             "vocab_size": self.vocab_size,
             "arrays": {
                 "ids": {"dtype": "int32", "shape": [self.ids.size]},

@@ -62,7 +62,7 @@ def test_the_wire_loses_nothing(nucleus: NucleusSet) -> None:
 
 @given(nucleus_sets())
 def test_the_document_loses_nothing(nucleus: NucleusSet) -> None:
-    document, arrays = nucleus.to_document(producer="test 0")
+    document, arrays = nucleus.to_document()
     assert NucleusSet.from_document(json.loads(json.dumps(document)), arrays) == nucleus
 
 

@@ -122,6 +122,7 @@ class RolloutActor:
     def _assign(self, columns: Any, batch_id: int) -> tuple[list[Any], dict[str, float]]:
         if self._recipe.debug.rollout_only:
             return [], {}
+        from rl_runtime.batch_document import message_of_rank_batch
         from rl_runtime.rollout.assignment import assign_batch
         from rl_runtime.rollout.report import schedule_report
 
@@ -129,4 +130,4 @@ class RolloutActor:
         plans = self._recipe.run.dir / "plans"
         plans.mkdir(exist_ok=True)
         (plans / f"plan_{batch_id}.json").write_text(json.dumps(assignment.plan.to_document()), encoding="utf-8")
-        return [ray.put(part) for part in assignment.rank_batches], schedule_report(assignment)
+        return [ray.put(message_of_rank_batch(part)) for part in assignment.rank_batches], schedule_report(assignment)

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from rl_runtime.batch import Column, RankBatch
+    from rl_runtime.batch import Column
+    from rl_runtime.batch_document import RankMessage
     from rl_runtime.training.trainer import Trainer
 
 __all__ = ["TrainerActor"]
@@ -77,9 +78,11 @@ class TrainerActor:
         """See `Trainer.start_reinforcement`."""
         self._started().start_reinforcement()
 
-    def train_batch(self, batch: RankBatch, lr: float) -> list[dict[str, float]]:
-        """See `Trainer.train_batch`."""
-        return self._started().train_batch(batch, lr)
+    def train_batch(self, message: RankMessage, lr: float) -> list[dict[str, float]]:
+        """Read the rank's part of a batch and train on it; see `Trainer.train_batch`."""
+        from rl_runtime.batch_document import rank_batch_of_message
+
+        return self._started().train_batch(rank_batch_of_message(message), lr)
 
     def export_weights(self) -> dict[str, npt.NDArray[np.generic]] | None:
         """See `Trainer.export_weights`."""
