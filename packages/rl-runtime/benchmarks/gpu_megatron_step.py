@@ -4,10 +4,10 @@
     python packages/rl-runtime/benchmarks/gpu_megatron_step.py --tiny      a few tokens on the CPU: that both heads run and agree
 
 Every token is a response token with a kept set (mean 5). Forward, backward, gradient clipping and Adam; bfloat16 weights, float32 gradients, Megatron-Core's
-data parallelism with the distributed optimizer, its local layer spec with `rl_runtime`'s packed attention. Norms and rotary embeddings run through
-torch.compile and SwiGLU and residual sums through Megatron-Core's own fusions, in all variants alike; `--eager` leaves all of these out. Before timing, the
-sparse head on sets of the whole vocabulary must give the loss and the gradient norm of the cross-entropy. Needs torch, megatron-core and numpy;
-with OUT set, the figures go to $OUT/megatron_step.json.
+data parallelism with the distributed optimizer, its local layer spec with `rl_runtime`'s packed attention; kept ids are scored as `rl_runtime`'s trainer
+scores them. Norms and rotary embeddings run through torch.compile and SwiGLU and residual sums through Megatron-Core's own fusions, in all variants alike;
+`--eager` leaves all of these out. Before timing, the sparse head on sets of the whole vocabulary must give the loss and the gradient norm of the
+cross-entropy. Needs torch, megatron-core and numpy; with OUT set, the figures go to $OUT/megatron_step.json.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from rl_runtime.training import attention
 from rl_runtime.training.device_shim import cpu_construction, install_device_shim
+from rl_runtime.training.log_probs import ResponseScores, ScoreRequest, score_responses
 from rl_runtime.training.model_shape import ModelShape
 from rl_runtime.training.rotary import RotaryTable
 from rl_topp import NucleusSet
-from rl_topp.lm_head import nucleus_lm_head_log_probs
 
 QWEN3_06B = ModelShape(
     num_layers=28,
@@ -165,15 +165,6 @@ def build(shape: ModelShape, device: torch.device, *, fused: bool) -> tuple[Any,
     return wrapped, optimizer, config
 
 
-def sparse_head(
-    *, hidden_states: torch.Tensor, output_layer: Any, output_weight: torch.Tensor | None, context: Any, **_: Any
-) -> torch.Tensor:
-    """The `output_processor`: log-probs [T] of the targets over their kept sets."""
-    targets_T, rows = context
-    weight = output_layer.weight if output_weight is None else output_weight
-    return nucleus_lm_head_log_probs(hidden_states.squeeze(1), weight, targets_T, rows, hidden_gradient="partial").log_probs
-
-
 def packed_batch(shape: ModelShape, lengths: list[int], targets_T: torch.Tensor, device: torch.device) -> Batch:
     positions = torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])).to(device)
     stream = attention.pack_stream(
@@ -208,15 +199,23 @@ class Trial:
 
     def sparse(self, rows: NucleusSet) -> torch.Tensor:
         batch = self.batch
-        log_probs: torch.Tensor = self.model(
+        request = ScoreRequest(
+            rows_K=torch.arange(len(rows), device=self.device),
+            targets_K=batch.targets_T,
+            kept_sets=rows,
+            temperature=1.0,
+            wanted=frozenset(),
+            tp_group=mpu.get_tensor_model_parallel_group(),
+        )
+        scores: ResponseScores = self.model(
             batch.tokens_1T,
             batch.positions_1T,
             None,
             packed_seq_params=batch.stream,
-            output_processor=sparse_head,
-            output_processor_context=(batch.targets_T, rows),
+            output_processor=score_responses,
+            output_processor_context=request,
         )
-        return -log_probs.mean()
+        return -scores.log_probs.mean()
 
     def gradients(self, loss: Callable[[], torch.Tensor]) -> tuple[float, float]:
         """Return the loss and the gradient norm, without an update."""

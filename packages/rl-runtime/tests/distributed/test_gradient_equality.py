@@ -170,12 +170,12 @@ def _gradient(place, step, aggregation: str, dtype, scale_of):
         reducer = loss_reducer(
             aggregation, batch.total_lengths, batch.response_lengths, batch.loss_masks, denominators=batch.denominators, cp=rules.cp
         )
-        reduced = reducer(_losses(batch, scores.log_probs_K, weights, _flat_indices(batch, rules)))
+        reduced = reducer(_losses(batch, scores.log_probs, weights, _flat_indices(batch, rules)))
         report = MicroBatchMetrics(sums={"loss": reduced.detach().clone()}, num_tokens=batch.num_trained_tokens)
         return reduced * scale_of(aggregation, sizes), report
 
     wrapped.zero_grad_buffer()
-    reports = run_training_pass(wrapped, micro_batches, loss, temperature=1.0, entropy=False, tp_group=topology.tp_group)
+    reports = run_training_pass(wrapped, micro_batches, loss, temperature=1.0, wanted=frozenset(), tp_group=topology.tp_group)
     value = None
     if topology.is_last_stage:
         value = reduce_train_step_metrics(

@@ -96,6 +96,9 @@ def megatron_config(shape: ModelShape, recipe: Recipe) -> TransformerConfig:
         "finalize_model_grads_func": finalize_model_grads,
         "use_cpu_initialization": not torch.cuda.is_available(),
         "perform_initialization": False,
+        # Both concern Megatron-Core's own output layer, in whose place `log_probs` scores.
+        "use_mup": False,
+        "defer_embedding_wgrad_compute": False,
     }
     _check_pass_through(recipe.megatron, decided)
     return TransformerConfig(**{**decided, **recipe.megatron})

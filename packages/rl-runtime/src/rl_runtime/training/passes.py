@@ -9,7 +9,8 @@ token is kept in its micro-batch's `fields`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from rl_metrics import MicroBatchMetrics
 from rl_runtime.training.batch import MicroBatch
-from rl_runtime.training.log_probs import ResponseScores, ScoreRequest, score_responses
+from rl_runtime.training.log_probs import ResponseScores, ScoreName, ScoreRequest, score_responses
 
 __all__ = ["LossFunction", "run_scoring_pass", "run_training_pass"]
 
@@ -34,32 +35,27 @@ def run_scoring_pass(
     *,
     temperature: float,
     tp_group: dist.ProcessGroup,
-    log_probs_name: str,
-    entropy_name: str | None = None,
+    fields: Mapping[str, ScoreName],
 ) -> None:
-    """Compute log-probs without gradients and keep them in the micro-batches, on the last pipeline stage.
+    """Compute scores without gradients and keep them in the micro-batches, on the last pipeline stage.
 
     Args:
         model: the model, wrapped or not.
         micro_batches: at least one; the same number on every rank.
         temperature: divisor of the logits.
         tp_group: tensor-parallel ranks.
-        log_probs_name: name of the field that log-probs are kept under.
-        entropy_name: name of the field for entropies; None: not computed.
+        fields: by name of a field, the score that is kept under it.
     """
 
     def keep(batch: MicroBatch) -> _OutputFunction:
         def collect(scores: ResponseScores, non_loss_data: bool = True) -> None:
             assert non_loss_data
-            batch.fields[log_probs_name] = scores.log_probs_K.detach()
-            if entropy_name is not None:
-                assert scores.entropy_K is not None
-                batch.fields[entropy_name] = scores.entropy_K.detach()
+            batch.fields.update({field: scores[name].detach() for field, name in fields.items()})
 
         return collect
 
     with torch.no_grad():
-        _run(model, micro_batches, keep, temperature=temperature, entropy=entropy_name is not None, tp_group=tp_group, forward_only=True)
+        _run(model, micro_batches, keep, temperature=temperature, wanted=set(fields.values()), tp_group=tp_group, forward_only=True)
 
 
 def run_training_pass(
@@ -68,7 +64,7 @@ def run_training_pass(
     loss_function: LossFunction,
     *,
     temperature: float,
-    entropy: bool,
+    wanted: AbstractSet[ScoreName],
     tp_group: dist.ProcessGroup,
 ) -> list[MicroBatchMetrics]:
     """Compute losses and gradients, reduced over all ranks.
@@ -78,7 +74,7 @@ def run_training_pass(
         micro_batches: at least one; the same number on every rank.
         loss_function: the scaled loss of one micro-batch.
         temperature: divisor of the logits.
-        entropy: whether the loss function wants entropies.
+        wanted: the scores that the loss function reads, besides log-probs.
         tp_group: tensor-parallel ranks.
 
     Returns:
@@ -94,7 +90,7 @@ def run_training_pass(
 
         return finish
 
-    return _run(model, micro_batches, close, temperature=temperature, entropy=entropy, tp_group=tp_group, forward_only=False)
+    return _run(model, micro_batches, close, temperature=temperature, wanted=wanted, tp_group=tp_group, forward_only=False)
 
 
 def _run(
@@ -103,7 +99,7 @@ def _run(
     close: Callable[[MicroBatch], _OutputFunction],
     *,
     temperature: float,
-    entropy: bool,
+    wanted: AbstractSet[ScoreName],
     tp_group: dist.ProcessGroup,
     forward_only: bool,
 ) -> list[Any]:
@@ -115,7 +111,14 @@ def _run(
             None,
             packed_seq_params=batch.stream,
             output_processor=score_responses,
-            output_processor_context=ScoreRequest(micro_batch=batch, temperature=temperature, entropy=entropy, tp_group=tp_group),
+            output_processor_context=ScoreRequest(
+                rows_K=batch.rows_K,
+                targets_K=batch.targets_K,
+                kept_sets=batch.kept_sets,
+                temperature=temperature,
+                wanted=wanted,
+                tp_group=tp_group,
+            ),
         )
         return output, close(batch)
 

@@ -46,30 +46,29 @@ def reinforcement_loss(algorithm: AlgorithmSection, *, num_microbatches: int, st
     place = topology.context_parallel
 
     def loss(batch: MicroBatch, scores: ResponseScores) -> tuple[torch.Tensor, MicroBatchMetrics]:
-        current = scores.log_probs_K.detach()
+        current = scores.log_probs.detach()
         kept = batch.fields.setdefault("log_probs", current)
         old = batch.fields["rollout_log_probs"] if algorithm.old_log_probs == "rollout" else kept
         terms = policy_loss(
-            scores.log_probs_K,
+            scores.log_probs,
             old,
             batch.fields["advantages"],
             clip_low=algorithm.clip_low,
             clip_high=algorithm.clip_high,
             ref_log_probs=batch.fields.get("ref_log_probs"),
             kl_coef=algorithm.kl_coef,
-            entropy=scores.entropy_K,
+            entropy=scores.entropy,
             entropy_coef=algorithm.entropy_coef,
         )
         reducer = loss_reducer(
             aggregation, batch.total_lengths, batch.response_lengths, batch.loss_masks, denominators=batch.denominators, cp=place
         )
         reduced = reducer(terms.loss)
-        assert scores.entropy_K is not None
         train_log_probs = kept if algorithm.old_log_probs == "recompute" else current
         shown = {
             "ratio": terms.ratio,
             "clip_fraction": terms.clipped,
-            "entropy": scores.entropy_K.detach(),
+            "entropy": scores["entropy"].detach(),
             "log_prob_gap": (train_log_probs - batch.fields["rollout_log_probs"]).abs(),
         }
         if terms.kl is not None:

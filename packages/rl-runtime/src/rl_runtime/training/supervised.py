@@ -101,7 +101,7 @@ def supervised_loss(*, aggregation: Aggregation, num_microbatches: int, trained_
 
     def loss(batch: MicroBatch, scores: ResponseScores) -> tuple[torch.Tensor, MicroBatchMetrics]:
         reducer = loss_reducer(aggregation, batch.total_lengths, batch.response_lengths, batch.loss_masks, cp=place)
-        reduced = reducer(-scores.log_probs_K)
+        reduced = reducer(-scores.log_probs)
         metrics = MicroBatchMetrics(
             sums={"loss": reduced.detach().clone()}, num_tokens=batch.num_trained_tokens, metrics=[token_count(batch, topology.cp_size)]
         )

@@ -30,6 +30,7 @@ from rl_runtime.training.advantages import spread_rewards
 from rl_runtime.training.agreement import check_same_batch
 from rl_runtime.training.batch import MicroBatch, PackingRules, pack_micro_batch
 from rl_runtime.training.device_shim import install_device_shim
+from rl_runtime.training.log_probs import ScoreName
 from rl_runtime.training.model import build_model, megatron_config, wrap_for_training
 from rl_runtime.training.model_shape import ModelShape, read_model_config
 from rl_runtime.training.optimizer import AdamSettings, TrainerOptimizer
@@ -124,7 +125,9 @@ class Trainer:
             aggregation=aggregation, num_microbatches=len(micro_batches), trained_tokens=trained_tokens, topology=self._topology
         )
         optimizer.zero_grad()
-        metrics = run_training_pass(self._wrapped, micro_batches, loss, temperature=1.0, entropy=False, tp_group=self._topology.tp_group)
+        metrics = run_training_pass(
+            self._wrapped, micro_batches, loss, temperature=1.0, wanted=frozenset(), tp_group=self._topology.tp_group
+        )
         grad_norm = optimizer.step(lr)
         return finish_report(
             metrics,
@@ -258,18 +261,17 @@ class Trainer:
 
     def _score_before_training(self, micro_batches: Sequence[MicroBatch]) -> None:
         if self._recipe.algorithm.old_log_probs == "recompute":
-            self._score(self._wrapped, micro_batches, "log_probs", entropy_name="entropy")
+            self._score(self._wrapped, micro_batches, {"log_probs": "log_probs", "entropy": "entropy"})
         if self._reference is not None:
-            self._score(self._reference, micro_batches, "ref_log_probs")
+            self._score(self._reference, micro_batches, {"ref_log_probs": "log_probs"})
 
-    def _score(self, model: torch.nn.Module, micro_batches: Sequence[MicroBatch], name: str, entropy_name: str | None = None) -> None:
+    def _score(self, model: torch.nn.Module, micro_batches: Sequence[MicroBatch], fields: Mapping[str, ScoreName]) -> None:
         run_scoring_pass(
             model,
             micro_batches,
             temperature=self._recipe.rollout.temperature,
             tp_group=self._topology.tp_group,
-            log_probs_name=name,
-            entropy_name=entropy_name,
+            fields=fields,
         )
 
     def _policy_step(self, micro_batches: list[MicroBatch], step_units: float, lr: float) -> dict[str, float]:
@@ -284,7 +286,7 @@ class Trainer:
             micro_batches,
             loss,
             temperature=self._recipe.rollout.temperature,
-            entropy=True,
+            wanted={"entropy"},
             tp_group=self._topology.tp_group,
         )
         grad_norm = self._optimizer.step(lr)
