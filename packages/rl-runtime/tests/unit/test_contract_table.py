@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from rl_runtime.doctor import Finding, Report, diagnose, report_document
 from rl_runtime.errors import RuntimeSetupError
 
 
-def _install(folder: Path, name: str, version: int, *, writes=(), reads=()) -> None:
+def _install(folder: Path, name: str, version: str, *, writes: Sequence[str] = (), reads: Sequence[str] = ()) -> None:
     """Put the dist-info folder of a distribution that does not exist into `folder`."""
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
@@ -24,7 +25,7 @@ def _install(folder: Path, name: str, version: int, *, writes=(), reads=()) -> N
 
 
 @pytest.fixture
-def complete(tmp_path: Path):
+def complete(tmp_path: Path) -> Path:
     folder = tmp_path / "complete"
     _install(folder, "rl-dump", "1.0", writes=["train-dump.v2"], reads=["rollout-batch.v1"])
     _install(folder, "rl-runtime", "1.1", writes=["rollout-batch.v1"], reads=["train-dump.v2"])
@@ -32,14 +33,14 @@ def complete(tmp_path: Path):
 
 
 @pytest.fixture
-def newer(tmp_path: Path):
+def newer(tmp_path: Path) -> Path:
     folder = tmp_path / "newer"
     _install(folder, "rl-dump", "2.0", writes=["train-dump.v3"], reads=["rollout-batch.v1"])
     _install(folder, "rl-runtime", "1.1", writes=["rollout-batch.v1"], reads=["train-dump.v2"])
     return folder
 
 
-def test_the_table_names_writers_readers_and_versions_without_importing_them(complete) -> None:
+def test_the_table_names_writers_readers_and_versions_without_importing_them(complete: Path) -> None:
     assert installed_contracts([str(complete)]) == {
         "versions": {"rl-dump": "1.0", "rl-runtime": "1.1"},
         "writes": {"train-dump.v2": ["rl-dump"], "rollout-batch.v1": ["rl-runtime"]},
@@ -47,30 +48,30 @@ def test_the_table_names_writers_readers_and_versions_without_importing_them(com
     }
 
 
-def test_a_distribution_found_twice_counts_as_it_would_be_imported(complete, newer) -> None:
+def test_a_distribution_found_twice_counts_as_it_would_be_imported(complete: Path, newer: Path) -> None:
     assert installed_contracts([str(newer), str(complete)])["writes"]["train-dump.v3"] == ["rl-dump"]
     assert "train-dump.v3" not in installed_contracts([str(complete), str(newer)])["writes"]
 
 
-def test_a_complete_installation_has_no_gap(complete) -> None:
+def test_a_complete_installation_has_no_gap(complete: Path) -> None:
     assert gaps(installed_contracts([str(complete)])) == []
 
 
-def test_a_writer_of_another_major_is_a_gap_on_both_sides(newer) -> None:
+def test_a_writer_of_another_major_is_a_gap_on_both_sides(newer: Path) -> None:
     read, written = gaps(installed_contracts([str(newer)]))
     assert "train-dump.v2 is read by rl-runtime 1.1" in read
     assert "train-dump.v3 is there" in read
     assert "train-dump.v3 is written by rl-dump 2.0" in written
 
 
-def test_two_owners_of_one_contract_are_a_gap(complete) -> None:
+def test_two_owners_of_one_contract_are_a_gap(complete: Path) -> None:
     _install(complete, "rl-other", "0.3", writes=["train-dump.v2"])
     (gap,) = gaps(installed_contracts([str(complete)]))
     assert "rl-dump 1.0, rl-other 0.3" in gap
 
 
 @pytest.mark.parametrize("odd", ["trainer rank 0", "trainer rank 2"])
-def test_a_rank_with_another_major_is_found_whichever_it_is(complete, newer, odd) -> None:
+def test_a_rank_with_another_major_is_found_whichever_it_is(complete: Path, newer: Path, odd: str) -> None:
     ranks = ["trainer rank 0", "trainer rank 1", "trainer rank 2"]
     tables = {rank: installed_contracts([str(newer if rank == odd else complete)]) for rank in ranks}
     found = differences(tables)
@@ -79,7 +80,7 @@ def test_a_rank_with_another_major_is_found_whichever_it_is(complete, newer, odd
     assert any(odd in line for line in found)
 
 
-def test_equal_contracts_of_other_versions_are_no_mixed_cluster(complete, tmp_path: Path) -> None:
+def test_equal_contracts_of_other_versions_are_no_mixed_cluster(complete: Path, tmp_path: Path) -> None:
     folder = tmp_path / "patched"
     _install(folder, "rl-dump", "1.0.1", writes=["train-dump.v2"], reads=["rollout-batch.v1"])
     _install(folder, "rl-runtime", "1.1", writes=["rollout-batch.v1"], reads=["train-dump.v2"])
@@ -88,7 +89,7 @@ def test_equal_contracts_of_other_versions_are_no_mixed_cluster(complete, tmp_pa
     assert "rl-dump 1.0.1" in version_differences(tables)[0]
 
 
-def test_a_mixed_cluster_is_refused_before_the_first_step(complete, newer) -> None:
+def test_a_mixed_cluster_is_refused_before_the_first_step(complete: Path, newer: Path) -> None:
     """Each rank is a process of its own that sees other dist-info folders, as on a node with another installation."""
     code = (
         "import json, sys; from rl_runtime.contract_table import installed_contracts; print(json.dumps(installed_contracts([sys.argv[1]])))"
@@ -104,12 +105,12 @@ def test_a_mixed_cluster_is_refused_before_the_first_step(complete, newer) -> No
     refuse_mixed_cluster(tables)
 
 
-def test_one_table_or_none_differs_from_nothing(complete) -> None:
+def test_one_table_or_none_differs_from_nothing(complete: Path) -> None:
     assert differences({}) == version_differences({}) == []
     assert differences({"driver": installed_contracts([str(complete)])}) == []
 
 
-def test_a_gap_in_any_area_is_a_gap_of_the_report(complete) -> None:
+def test_a_gap_in_any_area_is_a_gap_of_the_report(complete: Path) -> None:
     table = installed_contracts([str(complete)])
     fine = Finding(area="disk", status="note", message="little left")
     assert not Report(contracts=table, findings=(fine,)).has_gap
@@ -138,7 +139,7 @@ def test_the_report_is_plain_json(tmp_path: Path) -> None:
     assert {finding["area"] for finding in document["findings"]} == {"contracts", "versions", "python", "ports", "gpus", "ray", "disk"}
 
 
-def test_the_command_exits_with_1_on_a_gap_and_imports_nothing_heavy(newer) -> None:
+def test_the_command_exits_with_1_on_a_gap_and_imports_nothing_heavy(newer: Path) -> None:
     code = f"""
 import importlib.metadata as m, sys
 found = list(m.distributions(path=[{str(newer)!r}]))

@@ -9,7 +9,9 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,11 +22,11 @@ from rl_runtime.rollout.engine import EngineProcess, check_port_free, choose_por
 from rl_runtime.rollout.engine_server import CPU_DEFAULTS, cpu_arguments, cpu_environment
 
 
-def recipe(**sections):
+def recipe(**sections: dict[str, Any]) -> Recipe:
     return Recipe.model_validate(sections)
 
 
-def arguments(**sections):
+def arguments(**sections: dict[str, Any]) -> list[str]:
     return server_arguments(recipe(**sections), index=1, port=21000, model_folder=Path("m"))
 
 
@@ -72,7 +74,7 @@ def test_only_the_served_models_module_is_imported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", ['{"model_type": "no_such_model"}', "{}", None])
-def test_an_unknown_model_type_skips_no_module(tmp_path: Path, config) -> None:
+def test_an_unknown_model_type_skips_no_module(tmp_path: Path, config: str | None) -> None:
     if config is not None:
         (tmp_path / "config.json").write_text(config)
     assert cpu_environment(tmp_path) == {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -115,12 +117,15 @@ SERVE = """
 """
 
 
+Stub = Callable[..., EngineProcess]
+
+
 @pytest.fixture
-def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Stub:
     """Make `EngineProcess` start a program of ours instead of the SGLang launcher."""
     (tmp_path / "config.json").write_text("{}")
 
-    def make(then, **section):
+    def make(then: str, **section: Any) -> EngineProcess:
         program = tmp_path / "program.py"
         program.write_text(textwrap.dedent(FAMILY).replace("{then}", textwrap.dedent(then)))
         start_kept = engine_module._start_kept
@@ -134,21 +139,22 @@ def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     return make
 
 
-def child_of(tmp_path: Path):
+def child_of(tmp_path: Path) -> int:
     return int((tmp_path / "logs" / "engine_0.log").read_text().split()[1])
 
 
-def is_alive(pid):
+def is_alive(pid: int | None) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
 
 
-def test_stop_kills_the_whole_family_and_removes_its_files(stub, tmp_path: Path) -> None:
+def test_stop_kills_the_whole_family_and_removes_its_files(stub: Stub, tmp_path: Path) -> None:
     engine = stub(SERVE)
     engine.start()
     scratch = engine._scratch
+    assert scratch is not None
     child = child_of(tmp_path)
     assert engine.poll() is None and engine.failure() is None
     assert is_alive(child) and scratch.is_dir()
@@ -158,19 +164,22 @@ def test_stop_kills_the_whole_family_and_removes_its_files(stub, tmp_path: Path)
     engine.stop()
 
 
-def test_a_killed_server_is_told_by_its_exit_code(stub, tmp_path: Path) -> None:
+def test_a_killed_server_is_told_by_its_exit_code(stub: Stub, tmp_path: Path) -> None:
     engine = stub(SERVE)
     engine.start()
+    assert engine.pid is not None
     os.kill(engine.pid, signal.SIGKILL)
     deadline = time.monotonic() + 5
     while engine.failure() is None and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert f"engine 0 ({engine.url}, pid {engine.pid}) ended with exit code -9" in engine.failure()
+    failure = engine.failure()
+    assert failure is not None
+    assert f"engine 0 ({engine.url}, pid {engine.pid}) ended with exit code -9" in failure
     engine.stop()
     assert not is_alive(child_of(tmp_path)), "its children are killed even when it is dead already"
 
 
-def test_a_server_that_ends_early_quotes_its_log(stub, tmp_path: Path) -> None:
+def test_a_server_that_ends_early_quotes_its_log(stub: Stub, tmp_path: Path) -> None:
     engine = stub('print("no such weights"); sys.exit(3)')
     with pytest.raises(
         EngineError, match=r"(?s)engine 0 ended with exit code 3 before it answered; end of .*engine_0.log:\n.*no such weights"
@@ -179,7 +188,7 @@ def test_a_server_that_ends_early_quotes_its_log(stub, tmp_path: Path) -> None:
     assert not is_alive(child_of(tmp_path))
 
 
-def test_a_server_that_never_answers_is_stopped_at_its_deadline(stub, tmp_path: Path) -> None:
+def test_a_server_that_never_answers_is_stopped_at_its_deadline(stub: Stub, tmp_path: Path) -> None:
     engine = stub('print("thinking", flush=True); time.sleep(600)', start_timeout_seconds=2)
     started = time.monotonic()
     with pytest.raises(DeadlineError, match=r"(?s)start_timeout_seconds = 2; end of .*thinking"):
@@ -188,7 +197,7 @@ def test_a_server_that_never_answers_is_stopped_at_its_deadline(stub, tmp_path: 
     assert not is_alive(engine.pid) and not is_alive(child_of(tmp_path))
 
 
-def test_a_server_outlives_the_thread_that_started_it(stub) -> None:
+def test_a_server_outlives_the_thread_that_started_it(stub: Stub) -> None:
     """The kernel's parent-death signal follows the starting thread; actors start engines from pool threads."""
     engine = stub("import ctypes, signal\nctypes.CDLL(None).prctl(1, signal.SIGKILL)\n" + textwrap.dedent(SERVE))
     thread = threading.Thread(target=engine.start)
@@ -206,7 +215,7 @@ def test_a_folder_without_a_model_is_refused_before_anything_starts(tmp_path: Pa
     assert engine.pid is None
 
 
-def test_a_fixed_port_that_is_taken_is_refused(stub) -> None:
+def test_a_fixed_port_that_is_taken_is_refused(stub: Stub) -> None:
     with socket.socket() as listener:
         port = choose_port("127.0.0.1")
         listener.bind(("127.0.0.1", port))

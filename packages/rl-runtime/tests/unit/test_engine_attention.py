@@ -1,8 +1,10 @@
 """Attention over whole batches equals a loop over sequences in float64."""
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
+from torch import Tensor
 
 from rl_runtime.rollout import engine_attention
 from rl_runtime.rollout.engine_attention import attend_decode, attend_extend
@@ -10,7 +12,7 @@ from rl_runtime.rollout.engine_attention import attend_decode, attend_extend
 G, H, D = 2, 6, 8
 
 
-def cache(lengths, rng: np.random.Generator):
+def cache(lengths: list[int], rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """Slots of each sequence, drawn without order from one cache; rows are padded with slot 0."""
     slots = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
     free = iter(torch.randperm(sum(lengths) + 5, generator=rng).tolist())
@@ -20,17 +22,18 @@ def cache(lengths, rng: np.random.Generator):
     return slots, torch.randn(shape, generator=rng), torch.randn(shape, generator=rng)
 
 
-def reference(queries, positions, keys, values):
+def reference(queries: Tensor, positions: npt.ArrayLike, keys: Tensor, values: Tensor) -> npt.NDArray[np.float64]:
     """One sequence, float64: queries [n, H, D] at `positions` over keys [L, G, D]."""
-    keys, values = (np.repeat(array.double().numpy(), H // G, axis=1) for array in (keys, values))
-    logits = np.einsum("qhd,khd->hqk", queries.double().numpy(), keys) / np.sqrt(D)
-    logits[:, np.arange(len(keys)) > np.asarray(positions)[:, None]] = -np.inf
+    keys_LHD, values_LHD = (np.repeat(cached.double().numpy(), H // G, axis=1) for cached in (keys, values))
+    logits = np.einsum("qhd,khd->hqk", queries.double().numpy(), keys_LHD) / np.sqrt(D)
+    logits[:, np.arange(len(keys_LHD)) > np.asarray(positions)[:, None]] = -np.inf
     weights = np.exp(logits - logits.max(-1, keepdims=True))
-    return np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), values)
+    output: npt.NDArray[np.float64] = np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), values_LHD)
+    return output
 
 
 @pytest.mark.parametrize("group_elements", [1, 500, 1 << 24])
-def test_decode(monkeypatch: pytest.MonkeyPatch, group_elements) -> None:
+def test_decode(monkeypatch: pytest.MonkeyPatch, group_elements: int) -> None:
     monkeypatch.setattr(engine_attention, "_GROUP_ELEMENTS", group_elements)
     rng = torch.Generator().manual_seed(0)
     lengths = [1, 7, 3, 12, 5]
@@ -46,7 +49,7 @@ def test_decode(monkeypatch: pytest.MonkeyPatch, group_elements) -> None:
 
 
 @pytest.mark.parametrize("group_elements", [1, 500, 1 << 24])
-def test_extend_after_prefixes_of_any_length(monkeypatch: pytest.MonkeyPatch, group_elements) -> None:
+def test_extend_after_prefixes_of_any_length(monkeypatch: pytest.MonkeyPatch, group_elements: int) -> None:
     monkeypatch.setattr(engine_attention, "_GROUP_ELEMENTS", group_elements)
     rng = torch.Generator().manual_seed(1)
     prefixes, news = [0, 4, 9, 0, 2], [3, 1, 2, 8, 5]

@@ -5,19 +5,29 @@ import contextlib
 import json
 import threading
 import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 
 from rl_runtime.config.engine import EngineSection
 from rl_runtime.errors import DeadlineError, EngineError
-from rl_runtime.rollout.engine_client import EngineClient, ModelInfo, Sampling
+from rl_runtime.rollout.engine_client import EngineClient, Generation, ModelInfo, Sampling
 
 FILTERED = Sampling(top_p=0.9)
 
+T = TypeVar("T")
+Body = dict[str, Any]
+"""The JSON of a request to /generate."""
+Chunks = Callable[[Body], Iterable[Body | int | None]]
+"""What a stream carries, by its request: answers, an int for a status code, None where the connection is cut."""
 
-def answer(index, tokens, *, finish="stop", version: int = "3", kept=True, **meta):
+
+def answer(
+    index: int, tokens: list[int], *, finish: str | None = "stop", version: str = "3", kept: bool = True, **meta: Any
+) -> dict[str, Any]:
     return {
         "index": index,
         "output_ids": tokens,
@@ -31,7 +41,7 @@ def answer(index, tokens, *, finish="stop", version: int = "3", kept=True, **met
     }
 
 
-def echo(body):
+def echo(body: Body) -> Iterator[Body]:
     """Answer each prompt with its own tokens."""
     for index, tokens in enumerate(body["input_ids"]):
         yield answer(index, tokens[:1], finish=None)
@@ -39,10 +49,10 @@ def echo(body):
 
 
 class Server:
-    """`chunks(body)` yields what the stream of /generate carries; an int is a status code, None cuts the connection."""
+    """Streams `chunks(body)` from /generate, and keeps the bodies of all requests, those of other paths with the path."""
 
-    def __init__(self, chunks=echo) -> None:
-        self.bodies = []
+    def __init__(self, chunks: Chunks = echo) -> None:
+        self.bodies: list[Any] = []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -78,20 +88,20 @@ class Server:
                     self.wfile.write(b"data: [DONE]\n\n")
                 self.close_connection = True
 
-            def reply(self, code, data) -> None:
+            def reply(self, code: int, data: bytes) -> None:
                 self.send_response(code)
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
                 self.wfile.write(data)
 
-            def log_message(self, *_) -> None:
+            def log_message(self, *_: object) -> None:
                 pass
 
         class Listener(ThreadingHTTPServer):
             daemon_threads = True
             request_queue_size = 128
 
-            def handle_error(self, *_) -> None:
+            def handle_error(self, *_: object) -> None:
                 pass
 
         self.listener = Listener(("127.0.0.1", 0), Handler)
@@ -103,11 +113,14 @@ class Server:
         self.listener.server_close()
 
 
-@pytest.fixture
-def serve():
-    servers = []
+Serve = Callable[..., Server]
 
-    def make(chunks=echo):
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    servers: list[Server] = []
+
+    def make(chunks: Chunks = echo) -> Server:
         servers.append(Server(chunks))
         return servers[-1]
 
@@ -116,8 +129,14 @@ def serve():
         server.close()
 
 
-def run(url, use, *, failure=None, **section):
-    async def main():
+def run(
+    url: str,
+    use: Callable[[EngineClient], Awaitable[T]],
+    *,
+    failure: Callable[[], Awaitable[str | None]] | None = None,
+    **section: Any,
+) -> T:
+    async def main() -> T:
         client = EngineClient(url, EngineSection(**section), vocab_size=50, failure=failure)
         try:
             return await asyncio.wait_for(use(client), 60)
@@ -127,20 +146,21 @@ def run(url, use, *, failure=None, **section):
     return asyncio.run(main())
 
 
-def one(client, sampling=FILTERED):
+def one(client: EngineClient, sampling: Sampling = FILTERED) -> Coroutine[Any, Any, Generation]:
     return client.generate(np.array([5, 6]), sampling)
 
 
-def test_an_answer_is_read_into_arrays(serve) -> None:
+def test_an_answer_is_read_into_arrays(serve: Serve) -> None:
     found = run(serve().url, one)
     assert found.tokens.tolist() == [5, 6] and found.tokens.dtype == np.int64
     assert found.full_log_probs.tolist() == [-1.5, -1.5] and found.full_log_probs.dtype == np.float32
     assert found.kept_log_probs.tolist() == [-0.5, -0.5] and found.kept_log_probs.dtype == np.float32
+    assert found.nucleus is not None
     assert found.nucleus.ids.tolist() == [5, 40, 6, 40]
     assert (found.finish_reason, found.weight_version) == ("stop", 3)
 
 
-def test_without_a_filter_no_sets_are_asked_for(serve) -> None:
+def test_without_a_filter_no_sets_are_asked_for(serve: Serve) -> None:
     server = serve(lambda body: [answer(0, [7], kept=False)])
     found = run(server.url, lambda client: one(client, Sampling()))
     assert found.nucleus is None
@@ -153,16 +173,16 @@ def test_without_a_filter_no_sets_are_asked_for(serve) -> None:
     [Sampling(top_p=0.5), Sampling(top_k=3), Sampling(min_p=0.1), Sampling(temperature=0)],
     ids=["top_p", "top_k", "min_p", "greedy"],
 )
-def test_with_a_filter_they_are(serve, sampling) -> None:
+def test_with_a_filter_they_are(serve: Serve, sampling: Sampling) -> None:
     server = serve()
     assert run(server.url, lambda client: one(client, sampling)).nucleus is not None
     assert server.bodies[0]["sampling_params"][0]["custom_params"] == {"return_top_p_token_ids": True}
 
 
-def test_prompts_of_one_moment_share_requests_and_get_their_own_answers(serve) -> None:
+def test_prompts_of_one_moment_share_requests_and_get_their_own_answers(serve: Serve) -> None:
     server = serve()
 
-    async def use(client):
+    async def use(client: EngineClient) -> list[Generation]:
         return await asyncio.gather(*(client.generate(np.array([i % 40, 1]), Sampling(top_k=1 + i)) for i in range(130)))
 
     found = run(server.url, use, max_concurrent_requests=200)
@@ -171,22 +191,22 @@ def test_prompts_of_one_moment_share_requests_and_get_their_own_answers(serve) -
     assert sorted(params["top_k"] for body in server.bodies for params in body["sampling_params"]) == list(range(1, 131))
 
 
-def test_no_more_prompts_are_in_flight_than_allowed(serve) -> None:
+def test_no_more_prompts_are_in_flight_than_allowed(serve: Serve) -> None:
     server = serve()
     run(server.url, lambda client: client.generate_many(np.array([1]), 20, FILTERED), max_concurrent_requests=8)
     assert max(len(body["input_ids"]) for body in server.bodies) <= 8
     assert sum(len(body["input_ids"]) for body in server.bodies) == 20
 
 
-def test_a_finished_answer_does_not_wait_for_the_others_of_its_request(serve) -> None:
+def test_a_finished_answer_does_not_wait_for_the_others_of_its_request(serve: Serve) -> None:
     release = threading.Event()
 
-    def chunks(body):
+    def chunks(body: Body) -> Iterator[Body | None]:
         yield answer(1, [9])
         release.wait(20)
         yield answer(0, [8])
 
-    async def use(client) -> None:
+    async def use(client: EngineClient) -> None:
         slow, fast = asyncio.create_task(one(client)), asyncio.create_task(one(client))
         assert (await asyncio.wait_for(fast, 10)).tokens.tolist() == [9]
         assert not slow.done()
@@ -196,14 +216,14 @@ def test_a_finished_answer_does_not_wait_for_the_others_of_its_request(serve) ->
     run(serve(chunks).url, use)
 
 
-def test_a_cancelled_caller_leaves_the_others_alone(serve) -> None:
+def test_a_cancelled_caller_leaves_the_others_alone(serve: Serve) -> None:
     release = threading.Event()
 
-    def chunks(body):
+    def chunks(body: Body) -> Iterator[Body | None]:
         release.wait(20)
         yield from echo(body)
 
-    async def use(client) -> None:
+    async def use(client: EngineClient) -> None:
         leaving, staying = asyncio.create_task(one(client)), asyncio.create_task(one(client))
         await asyncio.sleep(0.2)
         leaving.cancel()
@@ -229,25 +249,26 @@ def test_a_cancelled_caller_leaves_the_others_alone(serve) -> None:
         (lambda body: [answer(0, [7], finish=None)], "ended before all of its 1 answers were there"),
     ],
 )
-def test_a_bad_answer_is_an_error_that_says_what_is_wrong(serve, chunks, message: str) -> None:
+def test_a_bad_answer_is_an_error_that_says_what_is_wrong(serve: Serve, chunks: Chunks, message: str) -> None:
     with pytest.raises(EngineError, match=message):
         run(serve(chunks).url, one)
 
 
-def test_an_answer_that_was_aborted_before_its_first_token_is_empty(serve) -> None:
+def test_an_answer_that_was_aborted_before_its_first_token_is_empty(serve: Serve) -> None:
     found = run(serve(lambda body: [answer(0, [], finish="abort", kept=False)]).url, one)
+    assert found.nucleus is not None
     assert (found.tokens.size, found.kept_log_probs.size, len(found.nucleus.offsets), found.finish_reason) == (0, 0, 1, "abort")
 
 
-def test_a_cut_connection_is_tried_again_for_what_is_still_missing(serve) -> None:
-    def chunks(body):
+def test_a_cut_connection_is_tried_again_for_what_is_still_missing(serve: Serve) -> None:
+    def chunks(body: Body) -> Iterator[Body | None]:
         if len(body["input_ids"]) == 3:
             yield answer(1, [9])
             yield None
         else:
             yield from echo(body)
 
-    async def use(client):
+    async def use(client: EngineClient) -> list[Generation]:
         return await asyncio.gather(*(client.generate(np.array([i]), FILTERED) for i in (1, 2, 3)))
 
     server = serve(chunks)
@@ -255,7 +276,7 @@ def test_a_cut_connection_is_tried_again_for_what_is_still_missing(serve) -> Non
     assert [body["input_ids"] for body in server.bodies] == [[[1], [2], [3]], [[1], [3]]]
 
 
-def test_a_server_that_always_cuts_is_given_up(serve) -> None:
+def test_a_server_that_always_cuts_is_given_up(serve: Serve) -> None:
     server = serve(lambda body: [None])
     with pytest.raises(EngineError, match="cannot be reached after 4 attempts"):
         run(server.url, one)
@@ -273,7 +294,7 @@ def test_a_dead_process_is_not_tried_again() -> None:
 
 
 def test_a_living_process_is_tried_again() -> None:
-    asked = []
+    asked: list[int] = []
 
     async def failure() -> None:
         asked.append(1)
@@ -283,10 +304,10 @@ def test_a_living_process_is_tried_again() -> None:
     assert len(asked) == 4
 
 
-def test_a_request_has_a_deadline(serve) -> None:
+def test_a_request_has_a_deadline(serve: Serve) -> None:
     release = threading.Event()
 
-    def chunks(body):
+    def chunks(body: Body) -> Iterator[Body | None]:
         yield answer(0, [1], finish=None)
         release.wait(20)
 
@@ -295,24 +316,28 @@ def test_a_request_has_a_deadline(serve) -> None:
     release.set()
 
 
-def test_closing_ends_what_is_in_flight(serve) -> None:
+def test_closing_ends_what_is_in_flight(serve: Serve) -> None:
     release = threading.Event()
 
-    async def use(client) -> None:
+    def nothing(_body: Body) -> tuple[()]:
+        release.wait(10)
+        return ()
+
+    async def use(client: EngineClient) -> None:
         task = asyncio.create_task(one(client))
         await asyncio.sleep(0.2)
         await client.aclose()
         with pytest.raises(EngineError, match="the client was closed"):
             await task
 
-    run(serve(lambda body: release.wait(10) and ()).url, use)
+    run(serve(nothing).url, use)
     release.set()
 
 
-def test_control_calls(serve) -> None:
+def test_control_calls(serve: Serve) -> None:
     server = serve()
 
-    async def use(client):
+    async def use(client: EngineClient) -> ModelInfo:
         await client.pause()
         await client.abort()
         await client.flush()

@@ -8,9 +8,13 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import psutil
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -18,7 +22,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import EngineError
 from rl_runtime.rollout.engine import EngineProcess
-from rl_runtime.rollout.engine_client import EngineClient, Sampling
+from rl_runtime.rollout.engine_client import EngineClient, Generation, Sampling
 from rl_topp.reference import nucleus, softmax
 
 torch = pytest.importorskip("torch")
@@ -28,8 +32,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 VOCAB_SIZE = 85
 
+T = TypeVar("T")
+Tokens = npt.NDArray[np.int64]
+Models = dict[str, tuple[Path, Any]]
+"""Folder and Hugging Face model, by name."""
 
-def make_model(folder: Path, rng: np.random.Generator):
+
+def make_model(folder: Path, rng: int) -> Any:
     """A Qwen3 of 1.6 M parameters with random weights and a tokenizer of single characters."""
     torch.manual_seed(rng)
     config = transformers.Qwen3Config(
@@ -60,13 +69,13 @@ def make_model(folder: Path, rng: np.random.Generator):
 
 
 @pytest.fixture(scope="module")
-def models_by_name(tmp_path_factory: pytest.TempPathFactory):
+def models_by_name(tmp_path_factory: pytest.TempPathFactory) -> Models:
     folder = tmp_path_factory.mktemp("models")
     return {name: (folder / name, make_model(folder / name, rng)) for rng, name in enumerate("AB")}
 
 
 @pytest.fixture(scope="module")
-def engine(models_by_name, tmp_path_factory: pytest.TempPathFactory):
+def engine(models_by_name: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
     recipe = Recipe.model_validate({"engine": {"start_timeout_seconds": 500}})
     engine = EngineProcess(recipe, index=0, model_folder=models_by_name["A"][0], run_dir=tmp_path_factory.mktemp("run"))
     engine.start()
@@ -74,13 +83,13 @@ def engine(models_by_name, tmp_path_factory: pytest.TempPathFactory):
     engine.stop()
 
 
-def use(engine, function, **section):
+def use(engine: EngineProcess, function: Callable[[EngineClient], Awaitable[T]], **section: Any) -> T:
     """Run `function(client)` with a client of the engine."""
 
-    async def failure():
+    async def failure() -> str | None:
         return engine.failure()
 
-    async def main():
+    async def main() -> T:
         client = EngineClient(engine.url, Recipe.model_validate({"engine": section}).engine, vocab_size=VOCAB_SIZE, failure=failure)
         try:
             return await function(client)
@@ -90,31 +99,34 @@ def use(engine, function, **section):
     return asyncio.run(main())
 
 
-def greedy(engine, prompt, count: int = 6):
-    return use(engine, lambda client: client.generate(prompt, Sampling(temperature=0, max_new_tokens=count))).tokens.tolist()
+def greedy(engine: EngineProcess, prompt: Tokens, count: int = 6) -> list[int]:
+    tokens: list[int] = use(engine, lambda client: client.generate(prompt, Sampling(temperature=0, max_new_tokens=count))).tokens.tolist()
+    return tokens
 
 
-def greedy_of(model, prompt, count: int = 6):
+def greedy_of(model: Any, prompt: Tokens, count: int = 6) -> list[int]:
     with torch.no_grad():
         out = model.generate(torch.tensor(prompt)[None], max_new_tokens=count, do_sample=False)
-    return out[0, len(prompt) :].tolist()
+    tokens: list[int] = out[0, len(prompt) :].tolist()
+    return tokens
 
 
-def logits_of(model, prompt, tokens):
+def logits_of(model: Any, prompt: Tokens, tokens: Tokens) -> npt.NDArray[np.float64]:
     with torch.no_grad():
-        return model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1].double().numpy()
+        logits: npt.NDArray[np.float64] = model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1].double().numpy()
+    return logits
 
 
-def prompts_of(count: int):
+def prompts_of(count: int) -> list[Tokens]:
     rng = np.random.default_rng(5)
     return [rng.integers(3, VOCAB_SIZE, rng.integers(1, 30)) for _ in range(count)]
 
 
-def test_log_probs_and_kept_sets_equal_the_model_in_float64(engine, models_by_name) -> None:
+def test_log_probs_and_kept_sets_equal_the_model_in_float64(engine: EngineProcess, models_by_name: Models) -> None:
     """96 answers at once, so that batched attention sees every mixture of lengths; a set may differ where an id lies within 1e-5 of the boundary."""
     sampling = Sampling(temperature=0.8, top_p=0.9, max_new_tokens=8)
 
-    async def ask(client):
+    async def ask(client: EngineClient) -> list[Generation]:
         return await asyncio.gather(*(client.generate(prompt, sampling) for prompt in prompts_of(96)))
 
     compared = 0
@@ -122,6 +134,7 @@ def test_log_probs_and_kept_sets_equal_the_model_in_float64(engine, models_by_na
         probs = softmax(logits_of(models_by_name["A"][1], prompt, answer.tokens), temperature=0.8)
         taken = probs[np.arange(answer.tokens.size), answer.tokens]
         np.testing.assert_allclose(answer.full_log_probs, np.log(taken), atol=1e-4)
+        assert answer.nucleus is not None
         for t, row in enumerate(probs):
             kept = answer.nucleus.ids[answer.nucleus.offsets[t] : answer.nucleus.offsets[t + 1]]
             assert answer.tokens[t] in kept
@@ -133,7 +146,7 @@ def test_log_probs_and_kept_sets_equal_the_model_in_float64(engine, models_by_na
     assert compared > 300
 
 
-def test_an_answer_ends_at_the_end_of_sequence_id_or_the_limit(engine) -> None:
+def test_an_answer_ends_at_the_end_of_sequence_id_or_the_limit(engine: EngineProcess) -> None:
     answers = use(engine, lambda client: client.generate_many(np.array([5, 6, 7]), 64, Sampling(temperature=2.0, max_new_tokens=40)))
     assert {answer.finish_reason for answer in answers} == {"stop", "length"}
     for answer in answers:
@@ -141,13 +154,13 @@ def test_an_answer_ends_at_the_end_of_sequence_id_or_the_limit(engine) -> None:
         assert 1 not in answer.tokens[:-1]
 
 
-def test_weights_and_their_version_change_together(engine, models_by_name) -> None:
+def test_weights_and_their_version_change_together(engine: EngineProcess, models_by_name: Models) -> None:
     """Back and forth, also while answers are being drawn: those are aborted with what they have."""
     prompt = np.array([7, 8, 9, 10])
     expected = {name: greedy_of(model, prompt) for name, (_, model) in models_by_name.items()}
     assert expected["A"] != expected["B"]
 
-    async def update(client, name: str, version: int):
+    async def update(client: EngineClient, name: str, version: int) -> list[Generation]:
         weights = {key: tensor.numpy() for key, tensor in models_by_name[name][1].state_dict().items() if key != "lm_head.weight"}
         running = [asyncio.create_task(client.generate(prompt, Sampling(temperature=0, max_new_tokens=400))) for _ in range(4)]
         await asyncio.sleep(0.3)
@@ -156,22 +169,22 @@ def test_weights_and_their_version_change_together(engine, models_by_name) -> No
         return await asyncio.gather(*running)
 
     for version, name in ((1, "B"), (2, "A")):
-        interrupted = use(engine, lambda client, name=name, version=version: update(client, name, version))
+        interrupted = use(engine, partial(update, name=name, version=version))
         assert all(answer.finish_reason in ("abort", "stop") and answer.nucleus is not None for answer in interrupted)
         assert greedy(engine, prompt) == expected[name]
         assert use(engine, lambda client: client.generate(prompt, Sampling(top_p=0.9))).weight_version == version
 
 
-def test_a_refused_prompt_is_told_and_the_server_goes_on(engine) -> None:
+def test_a_refused_prompt_is_told_and_the_server_goes_on(engine: EngineProcess) -> None:
     with pytest.raises(EngineError, match=r"/generate.*context length"):
         use(engine, lambda client: client.generate(np.full(600, 5), Sampling()))
     assert len(greedy(engine, np.array([5]))) > 0
 
 
-def test_an_idle_server_leaves_the_cores_alone(engine) -> None:
+def test_an_idle_server_leaves_the_cores_alone(engine: EngineProcess) -> None:
     processes = [psutil.Process(engine.pid), *psutil.Process(engine.pid).children(recursive=True)]
 
-    def used():
+    def used() -> float:
         return sum(sum(process.cpu_times()[:2]) for process in processes)
 
     time.sleep(1.0)
@@ -180,7 +193,7 @@ def test_an_idle_server_leaves_the_cores_alone(engine) -> None:
     assert used() - before < 1.0
 
 
-def test_a_server_dies_with_the_process_that_started_it(models_by_name, tmp_path: Path) -> None:
+def test_a_server_dies_with_the_process_that_started_it(models_by_name: Models, tmp_path: Path) -> None:
     """The starter is killed outright, while the server still loads: none of its processes is left."""
     code = f"""
         import sys, time
@@ -196,6 +209,7 @@ def test_a_server_dies_with_the_process_that_started_it(models_by_name, tmp_path
         engine.EngineProcess(Recipe(), index=0, model_folder=Path({str(models_by_name["A"][0])!r}), run_dir=Path({str(tmp_path)!r})).start()
     """
     starter = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
+    assert starter.stdout is not None
     pid = int(starter.stdout.readline())
     starter.kill()
     starter.wait()
@@ -203,16 +217,18 @@ def test_a_server_dies_with_the_process_that_started_it(models_by_name, tmp_path
     _wait_until(lambda: not _alive_in_session(pid), 10)
 
 
-def test_a_killed_server_is_an_error_at_once_and_leaves_nothing(engine) -> None:
+def test_a_killed_server_is_an_error_at_once_and_leaves_nothing(engine: EngineProcess) -> None:
     """Last, for it ends the module's server."""
+    scratch, pid = engine._scratch, engine.pid
+    assert scratch is not None and pid is not None
 
-    async def ask(client):
+    async def ask(client: EngineClient) -> list[Generation | BaseException]:
         tasks = [asyncio.create_task(client.generate(np.array([5, 6]), Sampling(temperature=0, max_new_tokens=450))) for _ in range(8)]
         await asyncio.sleep(0.3)
-        os.kill(engine.pid, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
         return await asyncio.gather(*tasks, client.generate(np.array([5]), Sampling()), return_exceptions=True)
 
-    left_behind = {engine._scratch, *_load_files(engine)}
+    left_behind = {scratch, *_load_files(engine)}
     assert len(left_behind) == 2 and all(path.exists() for path in left_behind)
     started = time.monotonic()
     results = use(engine, ask)
@@ -220,24 +236,24 @@ def test_a_killed_server_is_an_error_at_once_and_leaves_nothing(engine) -> None:
     assert isinstance(results[-1], EngineError)
     assert "ended with exit code -9" in str(results[-1])
     engine.stop()
-    assert _alive_in_session(engine.pid) == []
+    assert _alive_in_session(pid) == []
     _wait_until(lambda: not any(path.exists() for path in left_behind), 5)
 
 
-def _load_files(engine):
+def _load_files(engine: EngineProcess) -> set[Path]:
     """Shared-memory files that the server's processes have mapped."""
     maps = "".join(Path(f"/proc/{process.pid}/maps").read_text() for process in psutil.Process(engine.pid).children(recursive=True))
     return {Path(path) for path in re.findall(r"/dev/shm/sglang_loads_\S+", maps)}
 
 
-def _wait_until(condition, seconds) -> None:
+def _wait_until(condition: Callable[[], bool], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
-def _alive_in_session(session):
+def _alive_in_session(session: int) -> list[int]:
     alive = []
     for process in psutil.process_iter():
         try:
