@@ -15,8 +15,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -71,23 +69,14 @@ def build_wheels(session: nox.Session, *packages: str) -> list[str]:
     return [str(path) for path in sorted(folder.glob("*.whl"))]
 
 
-@contextmanager
-def outside_checkout(session: nox.Session, package: str) -> Iterator[Path]:
-    """Enter a copy of a package's tests (and README, which they execute) from where the checkout cannot be imported or read."""
-    with tempfile.TemporaryDirectory(prefix=f"{package}-") as folder:
-        copy = Path(folder) / package
-        skipped = shutil.ignore_patterns("distributed", "e2e", "contracts", "docs", "__pycache__", ".hypothesis")
-        shutil.copytree(ROOT / "packages" / package / "tests", copy / "tests", ignore=skipped)
-        shutil.copy(ROOT / "packages" / package / "README.md", copy)
-        with session.chdir(copy):
-            yield copy
-
-
 def run_installed(session: nox.Session, package: str, *, path: str | None = None) -> None:
-    """Run a package's tests against what is installed."""
-    with outside_checkout(session, package):
-        environment = {**ONE_THREAD, "PYTHONPATH": path}
-        session.run("python", "-m", "pytest", "tests", *STRICT, *session.posargs, env=environment)
+    """Run a package's tests (and its README, which they execute) against what is installed, where the checkout cannot be imported or read."""
+    with tempfile.TemporaryDirectory(prefix=f"{package}-") as folder:
+        skipped = shutil.ignore_patterns("distributed", "e2e", "contracts", "docs", "__pycache__", ".hypothesis")
+        shutil.copytree(ROOT / "packages" / package / "tests", Path(folder) / "tests", ignore=skipped)
+        shutil.copy(ROOT / "packages" / package / "README.md", folder)
+        with session.chdir(folder):
+            session.run("python", "-m", "pytest", "tests", *STRICT, *session.posargs, env={**ONE_THREAD, "PYTHONPATH": path})
 
 
 def install_light(session: nox.Session, package: str) -> None:
