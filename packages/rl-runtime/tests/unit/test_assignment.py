@@ -1,14 +1,17 @@
 """From scored samples to rank batches: nothing is lost, weights are per rollout."""
 
 import pickle
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_runtime.batch import take_columns
+from rl_runtime.batch import Column, take_columns
 from rl_runtime.batch_document import message_of_rank_batch, rank_batch_of_message
 from rl_runtime.config import Recipe
 from rl_runtime.errors import BatchMismatchError, GenerateError, RewardError
@@ -18,7 +21,9 @@ from rl_runtime.rollout.columns import batch_columns
 from rl_topp import NucleusSet
 
 
-def make_sample(rollout: int, group: int, prompt: int, response: int, *, reward: float | None = 1.0, mask=None) -> Sample:
+def make_sample(
+    rollout: int, group: int, prompt: int, response: int, *, reward: float | None = 1.0, mask: Sequence[int] | None = None
+) -> Sample:
     return Sample(
         rollout_id=rollout,
         group_id=group,
@@ -33,7 +38,7 @@ def make_sample(rollout: int, group: int, prompt: int, response: int, *, reward:
     )
 
 
-def recipe(*, data=2, gbs=2, aggregation: str = "rollout_mean", cap=64, trailing="drop") -> Recipe:
+def recipe(*, data: int = 2, gbs: int = 2, aggregation: str = "rollout_mean", cap: int = 64, trailing: str = "drop") -> Recipe:
     return Recipe.model_validate(
         {
             "parallel": {"data": data},
@@ -41,6 +46,13 @@ def recipe(*, data=2, gbs=2, aggregation: str = "rollout_mean", cap=64, trailing
             "algorithm": {"loss_aggregation": aggregation},
         }
     )
+
+
+def per_sample(columns: Mapping[str, Column], name: str) -> npt.NDArray[Any]:
+    """A column of one value per sample."""
+    column = columns[name]
+    assert isinstance(column, np.ndarray)
+    return column
 
 
 FOUR_ROLLOUTS = [
@@ -61,25 +73,25 @@ FOUR_ROLLOUTS = [
         ("token_mean", [1, 1, 1, 1, 1], [6, 4]),
     ],
 )
-def test_denominators_and_units_of_four_rollouts_in_two_steps(aggregation: str, denominators, units) -> None:
+def test_denominators_and_units_of_four_rollouts_in_two_steps(aggregation: str, denominators: list[int], units: list[int]) -> None:
     result = assign_batch(batch_columns(FOUR_ROLLOUTS, divide_by_std=True), recipe(aggregation=aggregation), batch_id=0)
-    assert result.columns["loss_denominators"].tolist() == denominators
-    assert result.columns["step"].tolist() == [0, 0, 0, 1, 1]
+    assert per_sample(result.columns, "loss_denominators").tolist() == denominators
+    assert per_sample(result.columns, "step").tolist() == [0, 0, 0, 1, 1]
     assert result.rank_batches[0].step_units.tolist() == units
 
 
 def test_a_prompt_group_that_is_spread_over_steps_counts_in_each_by_its_part() -> None:
     samples = [make_sample(rollout, 0, 2, 1 + rollout) for rollout in range(4)]
     result = assign_batch(batch_columns(samples, divide_by_std=True), recipe(aggregation="prompt_mean"), batch_id=0)
-    assert result.columns["loss_denominators"].tolist() == [3, 3, 7, 7]
+    assert per_sample(result.columns, "loss_denominators").tolist() == [3, 3, 7, 7]
     assert result.rank_batches[0].step_units.tolist() == [1, 1]
 
 
 def test_dropped_rollouts_have_step_minus_one_and_are_in_no_rank_batch() -> None:
     samples = [*FOUR_ROLLOUTS, make_sample(9, 2, 1, 1)]
     result = assign_batch(batch_columns(samples, divide_by_std=True), recipe(), batch_id=0)
-    assert result.columns["step"].tolist() == [0, 0, 0, 1, 1, -1]
-    placed = np.concatenate([part.columns["rollout_position"] for part in result.rank_batches])
+    assert per_sample(result.columns, "step").tolist() == [0, 0, 0, 1, 1, -1]
+    placed = np.concatenate([per_sample(part.columns, "rollout_position") for part in result.rank_batches])
     assert sorted(placed.tolist()) == [0, 1, 2, 3, 4]
     assert result.plan.dropped_rollouts == (9,)
 
@@ -88,7 +100,7 @@ def test_dropped_rollouts_have_step_minus_one_and_are_in_no_rank_batch() -> None
     shapes=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 20), st.integers(1, 20)), min_size=2, max_size=30),
     data=st.sampled_from([1, 2, 4]),
 )
-def test_every_sample_is_in_exactly_one_part_with_its_own_columns(shapes, data) -> None:
+def test_every_sample_is_in_exactly_one_part_with_its_own_columns(shapes: list[tuple[int, int, int]], data: int) -> None:
     samples = [
         make_sample(rollout, rollout // 2, prompt, response)
         for rollout, (siblings, prompt, response) in enumerate(shapes)
@@ -96,10 +108,10 @@ def test_every_sample_is_in_exactly_one_part_with_its_own_columns(shapes, data) 
     ]
     columns = batch_columns(samples, divide_by_std=False)
     result = assign_batch(columns, recipe(data=data, trailing="partial_step"), batch_id=3)
-    positions = np.concatenate([part.columns["rollout_position"] for part in result.rank_batches])
+    positions = np.concatenate([per_sample(part.columns, "rollout_position") for part in result.rank_batches])
     assert sorted(positions.tolist()) == list(range(len(samples)))
     for part in result.rank_batches:
-        for local, position in enumerate(part.columns["rollout_position"]):
+        for local, position in enumerate(per_sample(part.columns, "rollout_position")):
             np.testing.assert_array_equal(part.columns["tokens"][local], columns["tokens"][int(position)])
             assert part.columns["rollout_ids"][local] == samples[int(position)].rollout_id
 
@@ -126,7 +138,7 @@ def test_kept_sets_for_some_samples_only_are_refused() -> None:
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_a_sample_with_arrays_of_unequal_length_is_refused(changes) -> None:
+def test_a_sample_with_arrays_of_unequal_length_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(GenerateError, match="sample of rollout 7"):
         replace(make_sample(7, 0, 1, 3), **changes)
 

@@ -4,14 +4,15 @@ from pathlib import Path
 from typing import Never
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from rl_runtime import cli
+from rl_runtime.config import Recipe
 
 RECIPE = str(Path(__file__).parents[4] / "recipes" / "quickstart.toml")
 
 
-def train(tmp_path: Path, *arguments):
+def train(tmp_path: Path, *arguments: str) -> Result:
     return CliRunner().invoke(cli.app, ["train", *arguments, "--set", f"run.dir={tmp_path / 'run'}"])
 
 
@@ -29,7 +30,7 @@ def train(tmp_path: Path, *arguments):
     ],
     ids=["missing recipe", "recipe is a folder", "wrong key", "wrong type", "two problems"],
 )
-def test_what_is_wrong_is_one_line_each_with_exit_code_2(tmp_path: Path, arguments, mentions: str) -> None:
+def test_what_is_wrong_is_one_line_each_with_exit_code_2(tmp_path: Path, arguments: list[str], mentions: list[str]) -> None:
     result = train(tmp_path, *arguments)
     assert result.exit_code == 2
     lines = result.output.splitlines()
@@ -39,8 +40,8 @@ def test_what_is_wrong_is_one_line_each_with_exit_code_2(tmp_path: Path, argumen
     assert not (tmp_path / "run").exists()
 
 
-def ended(monkeypatch: pytest.MonkeyPatch, error) -> None:
-    def run(recipe) -> Never:
+def ended(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def run(recipe: Recipe) -> Never:
         recipe.run.dir.mkdir(parents=True)
         raise error
 

@@ -48,7 +48,7 @@ def test_an_override_wins_over_the_file(tmp_path: Path) -> None:
         ("run = 3\n", ["run.rng=3"], ["is a value, not a table"]),
     ],
 )
-def test_a_wrong_recipe_names_the_key(tmp_path: Path, text: str, overrides, mentions: str) -> None:
+def test_a_wrong_recipe_names_the_key(tmp_path: Path, text: str, overrides: list[str], mentions: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         load_recipe(write(tmp_path, text), overrides)
     assert all(mention in str(caught.value) for mention in mentions), caught.value

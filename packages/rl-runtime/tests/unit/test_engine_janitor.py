@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,12 @@ SERVER = """
 """
 
 
+Family = tuple[subprocess.Popen[bytes], int, Path, Path]
+"""(server, pid of its child, scratch folder, file that is to be removed)."""
+
+
 @pytest.fixture
-def family(tmp_path: Path):
+def family(tmp_path: Path) -> Iterator[Family]:
     """A server with one forked child, a scratch folder and two files to be removed, of which one is not there."""
     scratch, told = tmp_path / "scratch", tmp_path / "told"
     (scratch / "deeper").mkdir(parents=True)
@@ -34,6 +39,7 @@ def family(tmp_path: Path):
     server = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(SERVER), scratch, told, tmp_path / "missing"], stdout=subprocess.PIPE, start_new_session=True
     )
+    assert server.stdout is not None
     child = int(server.stdout.readline())
     yield server, child, scratch, told
     for pid in (child, server.pid):
@@ -45,14 +51,14 @@ def family(tmp_path: Path):
     server.stdout.close()
 
 
-def wait_until(condition) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
-def test_all_is_removed_when_the_last_of_the_family_is_killed(family) -> None:
+def test_all_is_removed_when_the_last_of_the_family_is_killed(family: Family) -> None:
     server, child, scratch, told = family
     os.kill(server.pid, signal.SIGKILL)
     server.wait()
@@ -62,7 +68,7 @@ def test_all_is_removed_when_the_last_of_the_family_is_killed(family) -> None:
     wait_until(lambda: not scratch.exists() and not told.exists())
 
 
-def test_a_signal_to_the_whole_group_does_not_reach_the_janitor(family) -> None:
+def test_a_signal_to_the_whole_group_does_not_reach_the_janitor(family: Family) -> None:
     server, _, scratch, told = family
     os.killpg(server.pid, signal.SIGKILL)
     wait_until(lambda: not scratch.exists() and not told.exists())

@@ -1,13 +1,18 @@
 """Group-normalised rewards: worked numbers and laws."""
 
+from collections.abc import Sequence
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from rl_runtime.errors import RewardError
 from rl_runtime.rollout.groups import normalise_group_rewards
 
 
-def normalise(rewards, rollouts, groups, *, divide_by_std=True):
+def normalise(
+    rewards: Sequence[float], rollouts: Sequence[int], groups: Sequence[int], *, divide_by_std: bool = True
+) -> npt.NDArray[np.float64]:
     return normalise_group_rewards(
         np.array(rewards, np.float64), np.array(rollouts, np.int64), np.array(groups, np.int64), divide_by_std=divide_by_std
     )
@@ -37,6 +42,6 @@ def test_equal_rewards_that_do_not_add_up_exactly_still_give_zero() -> None:
 
 
 @pytest.mark.parametrize(("rewards", "groups"), [([1, 0, 1], [0, 0, 0]), ([1, 1, 1], [0, 1, 0])])
-def test_siblings_that_disagree_are_refused_by_rollout(rewards, groups) -> None:
+def test_siblings_that_disagree_are_refused_by_rollout(rewards: list[float], groups: list[int]) -> None:
     with pytest.raises(RewardError, match="rollout 7"):
         normalise(rewards, [7, 7, 8], groups)

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,14 +13,14 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
 @pytest.fixture(autouse=True)
-def handlers_stay():
+def handlers_stay() -> Iterator[None]:
     before = [signal.getsignal(number) for number in SIGNALS]
     yield
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
-def test_each_signal_is_an_interrupt(number) -> None:
+def test_each_signal_is_an_interrupt(number: signal.Signals) -> None:
     with pytest.raises(KeyboardInterrupt), ended_by_signals():
         os.kill(os.getpid(), number)
 

@@ -25,20 +25,12 @@ The actor is dead because its worker process has died. Worker exit type: SYSTEM_
 connection error code 2. End of file. There are some potential root causes. (1) The process is killed by SIGKILL by OOM killer."""
 
 
-class Said(RayActorError):
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def __str__(self) -> str:
-        return self.text
-
-
 def test_the_end_of_a_process_is_condensed_to_one_line() -> None:
-    assert why_it_died(Said(DIED)) == "(pid 4711) Worker unexpectedly exits with a connection error code 2"
+    assert why_it_died(RayActorError(error_msg=DIED)) == "(pid 4711) Worker unexpectedly exits with a connection error code 2"
 
 
 def test_what_has_another_form_is_quoted_in_one_line() -> None:
-    assert why_it_died(Said("The actor\n is   gone.")) == "The actor is gone."
+    assert why_it_died(RayActorError(error_msg="The actor\n is   gone.")) == "The actor is gone."
 
 
 def test_a_dead_daemon_is_named(tmp_path: Path) -> None:

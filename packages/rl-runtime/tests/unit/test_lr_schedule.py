@@ -7,7 +7,7 @@ from rl_runtime.config.warm_start import WarmStartSection
 from rl_runtime.lr_schedule import reinforcement_lr, warm_start_lr
 
 
-def recipe(**optimizer):
+def recipe(**optimizer: float) -> Recipe:
     return Recipe.model_validate({"optimizer": {"lr": 1.0, **optimizer}, "train": {"num_batches": 5}})
 
 

@@ -2,6 +2,7 @@
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from rl_runtime.preflight import check_before_start
 from rl_runtime.tiny_model import write_tiny_model
 
 
-def problems(tmp_path: Path, **sections):
+def problems(tmp_path: Path, **sections: dict[str, Any]) -> list[str]:
     sections.setdefault("run", {"dir": str(tmp_path / "run")})
     with pytest.raises(ConfigError) as caught:
         check_before_start(Recipe.model_validate(sections))
@@ -101,14 +102,14 @@ def test_training_from_several_dumps_needs_all_of_them(tmp_path: Path) -> None:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_cannot_work_is_named_by_its_key(tmp_path: Path, sections, mentions: str) -> None:
+def test_what_cannot_work_is_named_by_its_key(tmp_path: Path, sections: dict[str, dict[str, Any]], mentions: list[str]) -> None:
     line = problems(tmp_path, **sections)[0]
     assert all(mention in line for mention in mentions), line
 
 
 def test_what_needs_a_gpu_is_refused_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "_DEVICES", tmp_path)
-    sections = {"model": {"dtype": "bfloat16"}, "engine": {"gpus_per_engine": 1}}
+    sections: dict[str, dict[str, Any]] = {"model": {"dtype": "bfloat16"}, "engine": {"gpus_per_engine": 1}}
     lines = problems(tmp_path, **sections)
     assert "model.dtype = bfloat16" in lines[0]
     assert "engine.gpus_per_engine = 1" in lines[1]
@@ -138,7 +139,7 @@ def test_prompts_from_a_file_need_a_reward_of_their_own(tmp_path: Path) -> None:
     )
 
 
-def good_model(tmp_path: Path):
+def good_model(tmp_path: Path) -> str:
     write_tiny_model(tmp_path / "model", ModelSection(), rng=0)
     return str(tmp_path / "model")
 
@@ -159,7 +160,7 @@ def test_a_good_model_folder_passes(tmp_path: Path) -> None:
         ("tokenizer.json", b"", "has no tokenizer"),
     ],
 )
-def test_a_broken_model_folder_is_named(tmp_path: Path, name: str, content, mention) -> None:
+def test_a_broken_model_folder_is_named(tmp_path: Path, name: str, content: bytes | None, mention: str) -> None:
     path = Path(good_model(tmp_path)) / name
     if name == "tokenizer.json":
         path.unlink()

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import time
-from typing import Never
 
 import psutil
 import pytest
@@ -16,12 +15,12 @@ SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 ORPHAN = "import os, subprocess, sys; print(subprocess.Popen(sys.argv[1:], start_new_session=True, stdout=subprocess.DEVNULL).pid)"
 
 
-def orphan():
+def orphan() -> psutil.Process:
     """Start a process in a session of its own whose parent is gone."""
     return psutil.Process(int(subprocess.check_output([sys.executable, "-S", "-c", ORPHAN, *SLEEP])))
 
 
-def is_gone(process) -> bool:
+def is_gone(process: psutil.Process) -> bool:
     deadline = time.monotonic() + 5
     while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
         if time.monotonic() > deadline:
@@ -45,7 +44,7 @@ def test_children_and_orphans_are_ended_and_older_ones_are_not() -> None:
         older.wait()
 
 
-def test_an_error_passes_through() -> Never:
+def test_an_error_passes_through() -> None:
     with pytest.raises(ZeroDivisionError), no_process_left():
         lost = orphan()
         raise ZeroDivisionError

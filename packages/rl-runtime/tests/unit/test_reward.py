@@ -5,16 +5,18 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rl_runtime.errors import RewardError
 from rl_runtime.records import Rollout, Sample
+from rl_runtime.rollout.hooks import RewardHook
 from rl_runtime.rollout.reward import Scorer, exact_match, guarded_score, verifier_reward
 
 
-def make_rollout(count: int = 1, **changes) -> Rollout:
+def make_rollout(count: int = 1, **changes: Any) -> Rollout:
     sample = Sample(
         rollout_id=3,
         group_id=1,
@@ -30,7 +32,7 @@ def make_rollout(count: int = 1, **changes) -> Rollout:
     return Rollout(rollout_id=3, group_id=1, samples=tuple(replace(sample, **changes) for _ in range(count)))
 
 
-def score(rollout, hook, timeout=5.0):
+def score(rollout: Rollout, hook: RewardHook, timeout: float = 5.0) -> Rollout:
     return asyncio.run(Scorer(hook, timeout_seconds=timeout).score(rollout))
 
 
@@ -61,13 +63,18 @@ def test_a_reward_that_the_generate_hook_set_is_kept() -> None:
     assert score(make_rollout(2, reward=0.5), lambda sample: 1 / 0).samples[0].reward == 0.5
 
 
+def late(sample: Sample) -> float:
+    time.sleep(0.3)
+    return 1.0
+
+
 @pytest.mark.parametrize(
     ("hook", "mentions"),
     [
         (lambda sample: 1 / 0, "ZeroDivisionError"),
         (lambda sample: float("nan"), "nan"),
         (lambda sample: {"score": 1.0}, "'reward'"),
-        (lambda sample: time.sleep(0.3) or 1.0, "reward.timeout_seconds"),
+        (late, "reward.timeout_seconds"),
         (lambda sample: None, "None"),
         (lambda sample: "good", "'good'"),
         (lambda sample: [1.0], "[1.0]"),
@@ -77,7 +84,7 @@ def test_a_reward_that_the_generate_hook_set_is_kept() -> None:
     ],
     ids=["raises", "nan", "no reward key", "late", "nothing", "text", "list", "a score that is text", "StopIteration", "exits"],
 )
-def test_a_bad_reward_function_is_an_error_that_names_the_rollout(hook, mentions: str) -> None:
+def test_a_bad_reward_function_is_an_error_that_names_the_rollout(hook: RewardHook, mentions: str) -> None:
     with pytest.raises(RewardError, match="rollout 3") as caught:
         score(make_rollout(), hook, timeout=0.1)
     assert mentions in str(caught.value)
@@ -87,10 +94,10 @@ def test_calls_that_hang_do_not_keep_others_from_their_turn() -> None:
     """Twice as many hanging calls as there are turns, and one good call after them."""
     never = threading.Event()
 
-    def hook(sample):
+    def hook(sample: Sample) -> float:
         return never.wait(30) if sample.response == "hang" else 1.0
 
-    async def all_of_them():
+    async def all_of_them() -> list[Rollout | BaseException]:
         scorer = Scorer(hook, timeout_seconds=0.2, concurrency=2)
         calls = [scorer.score(make_rollout(response="hang")) for _ in range(4)] + [scorer.score(make_rollout())]
         return await asyncio.gather(*calls, return_exceptions=True)
@@ -98,6 +105,7 @@ def test_calls_that_hang_do_not_keep_others_from_their_turn() -> None:
     *late, good = asyncio.run(all_of_them())
     never.set()
     assert [type(result) for result in late] == [RewardError] * 4
+    assert isinstance(good, Rollout)
     assert good.samples[0].reward == 1.0
 
 
@@ -109,4 +117,5 @@ def test_the_verifier_pays_for_the_reversed_word_and_not_for_a_suffix() -> None:
     )
     assert (right.reward, right.scores["exact_match"]) == (1.0, 1.0)
     assert (long.reward, long.scores["exact_match"]) == (0.0, 0.0)
+    assert half.reward is not None
     assert 0 < half.reward < 1

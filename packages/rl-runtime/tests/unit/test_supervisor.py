@@ -25,14 +25,18 @@ except KeyboardInterrupt:
 
 
 class Supervised:
-    def __init__(self, work) -> None:
+    def __init__(self, work: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", RUN.format(work=work)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        child, lost = self.process.stdout.readline().split()
+        child, lost = self.next_line().split()
         self.child, self.lost = psutil.Process(int(child)), psutil.Process(int(lost))
 
-    def end(self):
+    def next_line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def end(self) -> int:
         self.output, self.errors = self.process.communicate(timeout=30)
         return self.process.returncode
 
@@ -60,11 +64,11 @@ def test_a_killed_child_is_told_and_leaves_nothing() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_signals_reach_the_child(number) -> None:
+def test_signals_reach_the_child(number: signal.Signals) -> None:
     run = Supervised(
         "from rl_runtime.interrupts import ended_by_signals\n    with ended_by_signals(): print('ready', flush=True); time.sleep(60)"
     )
-    assert run.process.stdout.readline() == "ready\n"
+    assert run.next_line() == "ready\n"
     os.kill(run.process.pid, number)
     assert run.end() == 130
     assert run.is_gone()

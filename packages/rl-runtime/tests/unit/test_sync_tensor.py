@@ -5,9 +5,10 @@ import json
 import pickle
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from rl_runtime.errors import DeadlineError, EngineError
@@ -17,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
-def test_the_pickle_means_named_torch_tensors(dtype) -> None:
+def test_the_pickle_means_named_torch_tensors(dtype: str) -> None:
     rng = np.random.default_rng(0)
     weights = {
         "a.weight": rng.normal(size=(3, 5)).astype(dtype),
@@ -45,7 +46,7 @@ def test_only_names_that_sglangs_unpickler_allows_are_used() -> None:
 
 
 @pytest.mark.parametrize("array", [np.zeros(3, np.int64), np.zeros((0, 2), np.float32)])
-def test_what_is_no_weight_is_named(array) -> None:
+def test_what_is_no_weight_is_named(array: npt.NDArray[Any]) -> None:
     with pytest.raises(ValueError, match=r"weight lm_head: (int64 \[3\]|float32 \[0, 2\]), expected a non-empty array"):
         named_tensors_pickle({"lm_head": array})
 
@@ -59,8 +60,8 @@ def test_buckets_keep_the_order_and_the_limit() -> None:
 class Answers:
     """A server that records the calls and answers as it is told."""
 
-    def __init__(self, *, refuse=None, version: int | None = None, hang=None) -> None:
-        calls = self.calls = []
+    def __init__(self, *, refuse: str | None = None, version: str | None = None, hang: str | None = None) -> None:
+        calls = self.calls = list[tuple[str, Any]]()
         stop = self.stop = threading.Event()
 
         class Handler(BaseHTTPRequestHandler):
@@ -79,17 +80,17 @@ class Answers:
 
             do_GET = do_POST
 
-            def log_message(self, *_) -> None:
+            def log_message(self, *_: object) -> None:
                 pass
 
         self.server = HTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.stop.set()
         self.server.shutdown()
         self.server.server_close()
@@ -120,7 +121,7 @@ def test_a_server_that_reports_another_version_is_an_error_that_names_both() -> 
 
 
 @pytest.mark.parametrize("path", ["/flush_cache", "/update_weights_from_tensor"])
-def test_a_refused_update_is_quoted_and_generation_continues(path: Path) -> None:
+def test_a_refused_update_is_quoted_and_generation_continues(path: str) -> None:
     with Answers(refuse=path) as server, pytest.raises(EngineError, match=f"{path}.* answered 500: out of memory"):
         update_weights(server.url, WEIGHTS, version=4, timeout_seconds=20)
     assert server.calls[-1][0] == "/continue_generation"

@@ -10,7 +10,7 @@ from rl_runtime.tiny_model import write_tiny_model
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory):
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "tiny"
     write_tiny_model(path, ModelSection(), rng=3)
     return path

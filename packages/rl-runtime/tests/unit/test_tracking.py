@@ -15,7 +15,7 @@ from rl_runtime.tracking.tracker import Tracker, read_metrics
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path):
+def run_dir(tmp_path: Path) -> Path:
     (tmp_path / "recipe.toml").write_text("[run]\n# <script>alert(1)</script>\n")
     (tmp_path / "dumps").mkdir()
     for number in (10, 9):
