@@ -138,8 +138,8 @@ class ParquetSource:
         except DumpError:
             # Another column than the one that is asked for: that one can be read without it.
             return None
-        known = lengths.valid is None and isinstance(lengths.values, np.ndarray) and lengths.values.dtype == np.int64
-        return lengths.values if known else None
+        usable = lengths.valid is None and lengths.field.kind == "scalar" and lengths.field.dtype == "int64"
+        return np.asarray(lengths.values) if usable else None
 
     def _read_group(self, group: int) -> pa.Table:
         try:

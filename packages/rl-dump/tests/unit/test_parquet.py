@@ -88,37 +88,3 @@ def test_a_file_that_another_program_rewrote_is_refused_not_believed(tmp_path: P
     changed = table.set_column(table.schema.get_field_index("rewards"), table.schema.field("rewards"), pa.array(np.ones(24)))
     with open_dump(rewritten(changed)) as dump, pytest.raises(DumpError, match="field rewards, row group 0: the checksum does not match"):
         dump.column("rewards")
-
-
-def test_plain_columns_read_from_the_file_are_what_arrow_gives(tmp_path, monkeypatch):
-    import rl_dump.parquet_reader as module
-    from rl_dump import open_dump
-
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(0, 3000, 300)
-    columns = {
-        "response_lengths": lengths,
-        "log_probs": ragged([rng.normal(size=length) for length in lengths], np.float32),
-        "values": ragged([rng.normal(size=length) for length in lengths], np.float64),
-        "kl": ragged([rng.normal(size=length) for length in lengths], np.float16),
-    }
-    path = write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns)
-    calls = []
-    real = module.read_plain
-    monkeypatch.setattr(module, "read_plain", lambda *arguments: calls.append(real(*arguments)) or calls[-1])
-    with open_dump(path) as dump:
-        assert len(dump.header["row_groups"]) > 2
-        for name in ("log_probs", "values", "kl"):
-            assert dump.column(name) == columns[name]
-        assert [found is not None for found in calls] == [True, True, False], "float16 is packed: a third of its bits are always zero"
-    # What is not as expected is left to arrow: other lengths, another checksum, a file cut off.
-    arguments = []
-    monkeypatch.setattr(module, "read_plain", lambda *given: arguments.append(given))
-    with open_dump(path) as dump:
-        dump.column("log_probs")
-        data, metadata, column, dtype, known, rows, checksums = arguments[0]
-        assert real(data, metadata, column, dtype, known, rows, checksums) is not None
-        assert real(data, metadata, column, dtype, known[::-1].copy(), rows, checksums) is None
-        assert real(data, metadata, column, dtype, known, rows, [0] * len(rows)) is None
-        assert real(data, metadata, 0, dtype, known, rows, checksums) is None
-        assert real(data[:5000], metadata, column, dtype, known, rows, checksums) is None

@@ -5,10 +5,8 @@ Layer: torch. Every function copies: training may change its tensors as soon as 
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,18 +16,14 @@ from rl_dump.ragged import RaggedArray
 from rl_dump.writer import row_group_bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from rl_dump.fields import ColumnInput
 
-_Copied = TypeVar("_Copied")
-
-__all__ = ["CHUNK_BYTES", "CpuColumns", "copy_fields", "copy_into", "copy_threads", "is_sample_list", "to_cpu_columns", "to_ragged"]
+__all__ = ["CHUNK_BYTES", "CpuColumns", "copy_into", "is_sample_list", "to_cpu_columns", "to_ragged"]
 
 CHUNK_BYTES = 64 << 20
 """Bytes joined on the device at a time: large enough that a copy's start-up cost does not show, small beside a model."""
-COPY_THREADS = 4
-"""Fields copied at a time: training waits for memory, not for Python, and one thread does not use all of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,33 +34,6 @@ class CpuColumns:
     """Per field what `write_dump` takes."""
     dtypes: Mapping[str, str]
     """`bfloat16` for fields held as float32."""
-
-
-def copy_fields(copy: Callable[[str], _Copied], names: Sequence[str], *, threads: int) -> dict[str, _Copied]:
-    """Return `copy(name)` of every field, without gradients, several at a time.
-
-    Args:
-        copy: copies one field; must not wait for another rank unless `threads` is 1.
-        names: the fields.
-        threads: how many to copy at a time; with 1, in this thread and in order.
-    """
-
-    def run(name: str) -> _Copied:
-        # Whether gradients are recorded is a thread's own setting.
-        with torch.no_grad():
-            return copy(name)
-
-    workers = min(threads, len(names), os.cpu_count() or 1)
-    if workers <= 1:
-        return {name: run(name) for name in names}
-    with ThreadPoolExecutor(workers, thread_name_prefix="rl-dump-copy") as pool:
-        return dict(zip(names, pool.map(run, names), strict=True))
-
-
-def copy_threads(columns: Iterable[Any]) -> int:
-    """Return how many of these columns may be copied at a time: one if any is on a device, where each needs memory of its own."""
-    heads = (column[0] if isinstance(column, (list, tuple)) and column else column for column in columns)
-    return 1 if any(isinstance(head, torch.Tensor) and head.device.type != "cpu" for head in heads) else COPY_THREADS
 
 
 def copy_into(target: torch.Tensor, parts: list[torch.Tensor]) -> None:
@@ -113,10 +80,9 @@ def to_cpu_columns(columns: Mapping[str, Any]) -> CpuColumns:
     """
     values: dict[str, ColumnInput] = {}
     dtypes: dict[str, str] = {}
-    for name, (copied, dtype) in copy_fields(
-        lambda name: _to_cpu(name, columns[name]), list(columns), threads=copy_threads(columns.values())
-    ).items():
-        values[name] = copied
+    for name, value in columns.items():
+        with torch.no_grad():
+            values[name], dtype = _to_cpu(name, value)
         if dtype is not None:
             dtypes[name] = dtype
     return CpuColumns(values=values, dtypes=dtypes)

@@ -18,7 +18,7 @@ import torch
 
 from rl_dump.contract import RESPONSE_FIELDS
 from rl_dump.errors import DumpError
-from rl_dump.torch.columns import CHUNK_BYTES, CpuColumns, copy_fields, copy_into, copy_threads, to_ragged
+from rl_dump.torch.columns import CHUNK_BYTES, CpuColumns, copy_into, to_ragged
 from rl_dump.writer import row_group_bounds
 
 if TYPE_CHECKING:
@@ -74,13 +74,9 @@ def restore_context_parallel_fields_to_cpu(
         _check_pieces(name, rollout_data[name], len(responses))
     values: dict[str, ColumnInput] = {}
     dtypes: dict[str, str] = {}
-
-    def restore(name: str) -> torch.Tensor | None:
-        return _restore_field(name, rollout_data[name], gather_tensor, totals, responses, keep=keep_restored, chunk_bytes=chunk_bytes)
-
-    # Collectives keep their order on every rank: with a gather, one field after the other.
-    threads = copy_threads(rollout_data[name] for name in present) if gather_tensor is None else 1
-    for name, flat in copy_fields(restore, present, threads=threads).items():
+    for name in present:
+        with torch.no_grad():
+            flat = _restore_field(name, rollout_data[name], gather_tensor, totals, responses, keep=keep_restored, chunk_bytes=chunk_bytes)
         if flat is None:
             continue
         values[name], dtype = to_ragged(flat, responses)
