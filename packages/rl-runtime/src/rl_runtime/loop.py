@@ -58,6 +58,7 @@ def run_training(recipe: Recipe, display: Display) -> None:
         raise RuntimeSetupError(msg) from error
     log_driver_to_file(run_dir / "logs" / "driver.log")
     (run_dir / "recipe.toml").write_text(recipe_to_toml(recipe), encoding="utf-8")
+    display.print(f"{run_dir}: starting Ray, trainers and engines, which takes up to a minute")
     model_folder = Path(recipe.model.path) if recipe.model.path else run_dir / _INITIAL_FOLDER
     if not recipe.model.path:
         write_tiny_model(model_folder, recipe.model, rng=recipe.run.rng)
@@ -117,9 +118,10 @@ class _Loop:
         self._train_batches()
         if self._trains:
             self._save(_FINAL_FOLDER)
-        self._waiter.one(self._actors.rollout.close.remote(), "writing the last dumps", timeout_seconds=60)
+        limit = self._recipe.cluster.actor_timeout_seconds
+        self._waiter.one(self._actors.rollout.close.remote(), "writing the last rollout dumps", timeout_seconds=limit)
         if self._trains:
-            self._actors.call_trainers("close", what="closing the trainers")
+            self._actors.call_trainers("close", what="writing the last train dumps")
 
     def _warm_start_until_first_check(self) -> None:
         section = self._recipe.warm_start
@@ -193,7 +195,9 @@ class _Loop:
         for index, report in enumerate(reports or [{}]):
             line = {**(metrics if index == 0 else {}), **report}
             self._tracker.log(batch=batch_id, step=self._step, metrics=line)
-            self._display.step_line(batch=batch_id, num_batches=self._recipe.train.num_batches, metrics=line)
+            self._display.step_line(
+                batch=batch_id, num_batches=self._recipe.train.num_batches, step=index, num_steps=len(reports), metrics=line
+            )
             self._step += bool(reports)
 
     def _evaluate(self, *, batches_trained: int) -> None:

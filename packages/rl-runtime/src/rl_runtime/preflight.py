@@ -19,6 +19,7 @@ from rl_runtime.config.dump import in_run_folder
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import ConfigError, RuntimeSetupError
 from rl_runtime.model_folder import folder_problems
+from rl_runtime.pass_through import unknown_names
 from rl_runtime.rollout.data_source import check_data
 from rl_runtime.rollout.dump import dump_path, loaded_dump_path
 from rl_runtime.rollout.engine import check_port_free
@@ -41,7 +42,7 @@ def check_before_start(recipe: Recipe) -> None:
     Raises:
         ConfigError: one line per problem.
     """
-    checks = (_run_dir, _cluster, _models, _gpus, _engines, _hooks, _data, _dumps, _loaded_dumps)
+    checks = (_run_dir, _cluster, _models, _gpus, _engines, _hooks, _data, _dumps, _loaded_dumps, _passed_through)
     problems = [" ".join(problem.split()) for check in checks for problem in check(recipe)]
     if problems:
         raise ConfigError("\n".join(problems))
@@ -195,3 +196,7 @@ def _loaded_dumps(recipe: Recipe) -> Iterator[str]:
         first = loaded_dump_path(recipe, missing[0])
         others = f", nor are those of {len(missing) - 1} other batches: lower train.num_batches" if len(missing) > 1 else ""
         yield f"debug.load_rollout_dump = {given}: no such file: {first}{others}"
+
+
+def _passed_through(recipe: Recipe) -> Iterator[str]:
+    yield from unknown_names(megatron=recipe.megatron, sglang=recipe.sglang)

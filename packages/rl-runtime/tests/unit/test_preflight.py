@@ -1,6 +1,7 @@
 """What is wrong before the start is one clear line each, and nothing is started."""
 
 import socket
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ from rl_runtime import preflight
 from rl_runtime.config import Recipe
 from rl_runtime.config.model import ModelSection
 from rl_runtime.errors import ConfigError
+from rl_runtime.pass_through import unknown_names
 from rl_runtime.preflight import check_before_start
 from rl_runtime.tiny_model import write_tiny_model
+
+_INSTALLED = {"megatron-core", "sglang"} <= {distribution.name for distribution in metadata.distributions()}
 
 
 def problems(tmp_path: Path, **sections: dict[str, Any]) -> list[str]:
@@ -178,3 +182,18 @@ def test_a_reference_that_nothing_reads_is_refused(tmp_path: Path) -> None:
 
 def test_braces_in_the_name_of_the_run_folder_are_no_placeholders(tmp_path: Path) -> None:
     check_before_start(Recipe.model_validate({"run": {"dir": str(tmp_path / "run{x}")}}))
+
+
+@pytest.mark.skipif(not _INSTALLED, reason="Megatron-Core or SGLang is not installed")
+def test_names_that_are_passed_through_are_those_of_the_installed_libraries(tmp_path: Path) -> None:
+    given = {"page_size": 16, "tensor_parallel_size": 1, "disable_radix_cach": True}
+    lines = problems(tmp_path, megatron={"layernorm_epsilon": 1e-6, "hidden_dropuot": 0.1, "tensor_model_parallel_size": 2}, sglang=given)
+    assert lines == [
+        "megatron.hidden_dropuot: is no field of Megatron-Core's TransformerConfig; did you mean hidden_dropout?",
+        "sglang.disable_radix_cach: is no argument of SGLang's server; did you mean disable_radix_cache?",
+    ]
+
+
+def test_of_a_library_that_is_not_installed_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert list(unknown_names(megatron={"x": 1}, sglang={"y": 2})) == []

@@ -46,7 +46,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     try:
         return Recipe.model_validate(table)
     except ValidationError as error:
-        msg = "\n".join(f"recipe {path}: {_describe(problem)}" for problem in error.errors())
+        msg = "\n".join(f"{_origin(problem, path, overrides)}: {_describe(problem)}" for problem in error.errors())
         raise ConfigError(msg) from error
 
 
@@ -67,6 +67,13 @@ def _apply_override(table: dict[str, Any], override: str) -> None:
             raise ConfigError(msg)
         table = inner
     table[sections[-1]] = value
+
+
+def _origin(problem: Mapping[str, Any], path: str | Path, overrides: Sequence[str]) -> str:
+    """Name the override that a wrong value came from, else the file."""
+    key = ".".join(str(part) for part in problem["loc"])
+    given = [override for override in overrides if f"{key}.".startswith(f"{override.partition('=')[0].strip()}.")]
+    return f"--set {given[-1]}" if given else f"recipe {path}"
 
 
 def _describe(problem: Mapping[str, Any]) -> str:

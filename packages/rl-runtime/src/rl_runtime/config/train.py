@@ -15,7 +15,7 @@ class TrainSection(Section):
     """How many batches are trained on, and how each is cut into steps and micro-batches."""
 
     num_batches: int = Field(default=30, ge=0)
-    """Rollout batches of the run."""
+    """Rollout batches of the run. 0: the run warms up, evaluates once and saves the model."""
 
     global_batch_size: int = Field(default=128, ge=1)
     """Rollouts of one optimizer step. Counted in rollouts, whatever the number of samples."""

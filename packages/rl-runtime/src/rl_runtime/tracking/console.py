@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -10,6 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 __all__ = ["Display"]
+
+_log = logging.getLogger(__name__)
 
 
 class Display:
@@ -54,11 +57,12 @@ class Display:
         self._progress.remove_task(self._rows.pop(name))
 
     def print(self, text: str) -> None:
-        """Print a line above the display."""
+        """Print a line above the display, and log it."""
+        _log.info(text)
         self._progress.console.print(text, soft_wrap=True)
 
-    def step_line(self, *, batch: int, num_batches: int, metrics: Mapping[str, float | None]) -> None:
-        """Print the line of one optimizer step."""
+    def step_line(self, *, batch: int, num_batches: int, step: int, num_steps: int, metrics: Mapping[str, float | None]) -> None:
+        """Print the line of one optimizer step: step `step` of `num_steps` of its batch, both of which count from 0."""
         names = {
             "rollout/reward_mean": "reward",
             "train/loss": "loss",
@@ -70,7 +74,8 @@ class Display:
             "rollout/kept_set_mean": "kept",
         }
         parts = [f"{label} {metrics[name]:.3g}" for name, label in names.items() if metrics.get(name) is not None]
-        self.print(f"batch {batch + 1:>3}/{num_batches}  " + "  ".join(parts))
+        place = f"batch {batch + 1:>3}/{num_batches}" + (f" step {step + 1}/{num_steps}" if num_steps > 1 else "")
+        self.print(f"{place}  " + "  ".join(parts))
 
     def curve(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Draw reward and exact match over batches in the terminal; evaluations as points."""
