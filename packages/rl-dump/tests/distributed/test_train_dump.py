@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from dump_batches import batch, placed, taken
-from dump_layouts import cut, gatherer
+from dump_layouts import Stream, cut, gatherer, stream_gatherer
 from dump_processes import run_ranks
 
 from rl_dump import BackgroundWriter, DumpError, RaggedArray, WriteError, compare, open_dump, write_dump
@@ -151,6 +151,35 @@ def test_cp4_fields_are_restored_bit_for_bit_on_the_writer_only() -> None:
         name: [item.tobytes() for item in columns[name]] for name in ("rollout_log_probs", "log_probs", "advantages", "entropy")
     }
     assert results[1:] == [{}, {}, {}]
+
+
+def restore_streams(rank: int):
+    columns = batch(16, longest=50)
+    totals, responses = columns["total_lengths"].tolist(), columns["response_lengths"].tolist()
+    streams = []
+    for first in range(0, 16, 5):  # micro-batches of up to five samples, each a stream padded to the number of ranks
+        lengths = totals[first : first + 5]
+        padded = -(-sum(lengths) // 2) * 2
+        streams += [Stream(offset, padded) for offset in np.cumsum([0, *lengths[:-1]]).tolist()]
+    data = {"total_lengths": totals, "response_lengths": responses}
+    for name in CP_FIELDS:
+        data[name] = [
+            torch.from_numpy(item[stream.owned(total, len(item), rank, 2)])
+            for item, stream, total in zip(columns[name], streams, totals, strict=True)
+        ]
+    gather = stream_gatherer(streams, rank, 2, dist.group.WORLD)
+    restored = restore_context_parallel_fields_to_cpu(data, gather, keep_restored=rank == 1, chunk_bytes=1000)
+    pieces = [len(piece) for piece in data["log_probs"]]
+    return {name: [item.tobytes() for item in column] for name, column in restored.values.items()}, pieces
+
+
+def test_contiguous_parts_of_several_streams_are_restored_by_the_samples_numbers() -> None:
+    (none, first), (restored, second) = run_ranks(restore_streams, 2)
+    columns = batch(16, longest=50)
+    assert none == {}
+    assert restored == {name: [item.tobytes() for item in columns[name]] for name in sorted(CP_FIELDS, key=list(restored).index)}
+    assert [mine + other for mine, other in zip(first, second, strict=True)] == columns["response_lengths"].tolist()
+    assert min(first) == min(second) == 0, "some sequences lie on one rank only"
 
 
 def three_shards(rank: int, folder: Path, fault):

@@ -1,6 +1,8 @@
-"""Context-parallel cuts for tests: the zigzag of the training system, in a few lines, and its inverse."""
+"""Context-parallel cuts for tests: the zigzag of the training system and contiguous parts of a packed stream, in a few lines, and their inverse."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -22,7 +24,7 @@ def gatherer(rank: int, size: int, group):
     """Return a `gather_tensor` that joins several samples in one all-reduce, and the list of the bytes each call restored."""
     restored = []
 
-    def gather(pieces, totals, responses):
+    def gather(pieces, totals, responses, *, samples):
         flat = torch.zeros(sum(responses), dtype=pieces[0].dtype)
         start = 0
         for piece, total, response in zip(pieces, totals, responses, strict=True):
@@ -33,3 +35,32 @@ def gatherer(rank: int, size: int, group):
         return list(flat.split(list(responses)))
 
     return gather, restored
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Where one sample lies: at `offset` of a packed stream of `length` tokens, of which each rank holds one part."""
+
+    offset: int
+    length: int
+
+    def owned(self, total: int, response: int, rank: int, size: int) -> list[int]:
+        """Return the response indices whose logits lie in the part of rank `rank` of `size`."""
+        part = self.length // size
+        first = self.offset + total - response - 1
+        return [row - first for row in range(first, first + response) if rank * part <= row < (rank + 1) * part]
+
+
+def stream_gatherer(streams: list[Stream], rank: int, size: int, group):
+    """Return a `gather_tensor` for the contiguous layout: it looks up where each sample lies by its number."""
+
+    def gather(pieces, totals, responses, *, samples):
+        flat = torch.zeros(sum(responses), dtype=pieces[0].dtype)
+        start = 0
+        for piece, total, response, sample in zip(pieces, totals, responses, samples, strict=True):
+            flat[[start + index for index in streams[sample].owned(total, response, rank, size)]] = piece
+            start += response
+        dist.all_reduce(flat, group=group)
+        return list(flat.split(list(responses)))
+
+    return gather

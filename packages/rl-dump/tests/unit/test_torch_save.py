@@ -190,9 +190,9 @@ def test_restoring_keeps_one_chunk_at_a_time_and_copies_only_where_asked() -> No
     }
     calls = []
 
-    def gather(pieces, totals, responses):
+    def gather(pieces, totals, responses, *, samples):
         calls.append(sum(responses) * 4)
-        assert list(totals) == list(responses)
+        assert list(totals) == list(responses) == lengths[samples.start : samples.stop]
         return [piece.clone() for piece in pieces]
 
     kept = restore_context_parallel_fields_to_cpu(data, gather, keep_restored=True, chunk_bytes=120)
@@ -207,7 +207,7 @@ def test_restoring_keeps_one_chunk_at_a_time_and_copies_only_where_asked() -> No
 def test_a_gather_that_loses_a_sample_is_refused() -> None:
     data = {"total_lengths": [3], "response_lengths": [2], "log_probs": [torch.zeros(1)]}
     with pytest.raises(DumpError, match="gather_tensor gave 0 tensors for 1 samples"):
-        restore_context_parallel_fields_to_cpu(data, lambda *_: [], keep_restored=True)
+        restore_context_parallel_fields_to_cpu(data, lambda *_, **__: [], keep_restored=True)
 
 
 @pytest.mark.parametrize("layout", ["one storage", "own storages", "gaps", "wide", "reversed"])
@@ -224,5 +224,5 @@ def test_restored_fields_are_right_however_the_gathered_tensors_lie(layout: str)
         "reversed": [part.clone() for part in reversed(parts)][::-1],
     }[layout]
     data = {"total_lengths": [5] * 4, "response_lengths": lengths, "log_probs": [torch.zeros((0, *shape[1:]))] * 4}
-    restored = restore_context_parallel_fields_to_cpu(data, lambda *_: given, keep_restored=True)
+    restored = restore_context_parallel_fields_to_cpu(data, lambda *_, **__: given, keep_restored=True)
     assert np.array_equal(restored.values["log_probs"].values, flat.numpy())

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from rl_dump import open_dump
+
 if TYPE_CHECKING:
     from e2e.conftest import Launcher, Run
 
@@ -67,3 +69,7 @@ def test_a_killed_driver_leaves_nothing(launch: Launcher) -> None:
     assert_ended(run, codes={1}, mentions="killed by SIGKILL")
     # Ray's workers write their titles over their environment, by which `run` finds processes.
     assert not [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    # Whatever was being written: a dump under its name is whole.
+    for path in sorted((run.folder / "dumps").glob("*.parquet")):
+        with open_dump(path) as dump:
+            assert dump.verify() == [], path

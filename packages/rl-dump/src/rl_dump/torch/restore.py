@@ -1,6 +1,6 @@
 """Decide how fields cut along the context-parallel axis come back together on the CPU of one rank.
 
-Layer: torch. The geometry is the caller's: it passes the function that gathers.
+Layer: torch. The geometry is the caller's: it passes the function that gathers, and is told which samples it is asked for.
 
 Invariants, each matched by a test in `tests/distributed/test_train_dump.py`:
 
@@ -33,7 +33,7 @@ class GatherTensor(Protocol):
     """Restore full responses from context-parallel pieces, in one collective over the context group."""
 
     def __call__(
-        self, pieces: Sequence[torch.Tensor], total_lengths: Sequence[int], response_lengths: Sequence[int]
+        self, pieces: Sequence[torch.Tensor], total_lengths: Sequence[int], response_lengths: Sequence[int], *, samples: range
     ) -> Sequence[torch.Tensor]:
         """Return one tensor [R] per sample.
 
@@ -41,6 +41,8 @@ class GatherTensor(Protocol):
             pieces: this rank's part of each response, possibly empty.
             total_lengths: tokens of prompt and response of each sample.
             response_lengths: tokens of each response, R.
+            samples: which of the rank's samples these are. A layout that cuts every sequence by itself (zigzag) does not need it; one
+                that cuts the packed stream (contiguous) looks up by it where in which stream each sequence lies.
         """
 
 
@@ -103,7 +105,9 @@ def _restore_field(
     start = 0
     for first, last in row_group_bounds(np.asarray(responses, np.int64) * width, chunk_bytes):
         chunk = list(pieces[first:last])
-        restored = chunk if gather_tensor is None else list(gather_tensor(chunk, totals[first:last], responses[first:last]))
+        restored = chunk
+        if gather_tensor is not None:
+            restored = list(gather_tensor(chunk, totals[first:last], responses[first:last], samples=range(first, last)))
         _check_restored(name, restored, responses[first:last], first)
         if flat is not None:
             stop = start + sum(responses[first:last])

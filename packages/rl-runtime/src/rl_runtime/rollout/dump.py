@@ -39,7 +39,9 @@ class RolloutDumper:
     def __init__(self, recipe: Recipe) -> None:
         """Write nothing when `dump.rollout` is empty."""
         self._recipe = recipe
-        self._writer = BackgroundWriter() if recipe.dump.rollout else None
+        # Given up before the driver gives this actor up: so the error says which file it was.
+        deadline_seconds = recipe.cluster.actor_timeout_seconds / 2
+        self._writer = BackgroundWriter(deadline_seconds=deadline_seconds) if recipe.dump.rollout else None
 
     def write(self, batch_id: int, columns: dict[str, Column], samples: Sequence[Sample]) -> None:
         """Queue one batch.

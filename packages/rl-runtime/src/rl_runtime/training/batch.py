@@ -26,7 +26,7 @@ from rl_runtime.training.attention import PackedStream, pack_stream
 from rl_runtime.training.rotary import RotaryTable
 from rl_topp import NucleusSet
 
-__all__ = ["MicroBatch", "PackingRules", "pack_micro_batch"]
+__all__ = ["MicroBatch", "PackingRules", "local_values", "pack_micro_batch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +142,20 @@ def pack_micro_batch(columns: Mapping[str, Column], samples: npt.NDArray[np.int6
         denominators=_scalars(columns, "loss_denominators", samples),
         fields=_given_fields(columns, samples, pick),
     )
+
+
+def local_values(full: RaggedArray, part: MicroBatch) -> torch.Tensor:
+    """Pick a micro-batch's local values of a response-aligned column of the rank.
+
+    Args:
+        full: whole responses of the rank's samples.
+        part: the micro-batch.
+
+    Returns:
+        [K], in the column's dtype, on the micro-batch's device.
+    """
+    starts = np.repeat(full.offsets[part.samples], part.counts)
+    return torch.from_numpy(full.values[starts + part.response_indices]).to(part.targets_K.device)
 
 
 def _layout(totals: npt.NDArray[np.int64], rules: PackingRules) -> tuple[list[int], npt.NDArray[np.int64]]:

@@ -21,14 +21,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rl_dump import RaggedArray
 from rl_runtime.batch import Column, RankBatch
-from rl_runtime.config.dump import in_run_folder
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import TrainerError
 from rl_runtime.training.advantages import spread_rewards
 from rl_runtime.training.agreement import check_same_batch
-from rl_runtime.training.batch import MicroBatch, PackingRules, pack_micro_batch
+from rl_runtime.training.batch import MicroBatch, PackingRules, local_values, pack_micro_batch
 from rl_runtime.training.device_shim import install_device_shim
 from rl_runtime.training.log_probs import ScoreName
 from rl_runtime.training.model import build_model, megatron_config, wrap_for_training
@@ -40,7 +38,7 @@ from rl_runtime.training.reinforcement import reinforcement_loss
 from rl_runtime.training.reports import finish_report
 from rl_runtime.training.rotary import RotaryTable
 from rl_runtime.training.supervised import pack_examples, supervised_aggregation, supervised_loss
-from rl_runtime.training.train_dump import save_train_dump
+from rl_runtime.training.train_dump import TrainDumper
 from rl_runtime.weights.convert import export_hf_tensors, load_hf_weights, save_hf_folder
 
 __all__ = ["Trainer"]
@@ -80,6 +78,7 @@ class Trainer:
         self._optimizer: TrainerOptimizer | None = None
         self._reference: torch.nn.Module | None = None
         self._in_reinforcement = False
+        self._dumper = TrainDumper(recipe, self._topology)
         self._rules = PackingRules(
             cp=self._topology.context_parallel,
             tp_size=self._topology.tp_size,
@@ -171,11 +170,12 @@ class Trainer:
         Raises:
             BatchMismatchError: ranks hold different batches.
             TrainerError: `start_reinforcement` was not called, the plan has several steps under `reuse`, or a gradient is not finite.
-            WriteError: the train dump could not be written.
+            WriteError: the train dump of an earlier batch could not be written.
         """
         if not self._in_reinforcement:
             msg = "train_batch before start_reinforcement"
             raise TrainerError(msg)
+        self._dumper.check()
         check_same_batch(batch, self._topology)
         steps = len(batch.plan.num_microbatches)
         if self._recipe.algorithm.old_log_probs == "reuse" and steps > 1:
@@ -187,7 +187,7 @@ class Trainer:
         parts = iter(micro_batches)
         for count, units in zip(batch.plan.num_microbatches, batch.step_units, strict=True):
             reports.append(self._policy_step(list(itertools.islice(parts, count)), float(units), lr))
-        self._save_dump(batch, micro_batches)
+        self._dumper.write(batch, micro_batches)
         return reports
 
     def export_weights(self) -> dict[str, npt.NDArray[np.generic]] | None:
@@ -212,8 +212,15 @@ class Trainer:
             save_hf_folder(folder, tensors, self._model_folder)
 
     def close(self) -> None:
-        """Leave the other ranks."""
-        end_process_groups()
+        """Finish pending dumps and leave the other ranks.
+
+        Raises:
+            WriteError: a train dump could not be written, or not in time.
+        """
+        try:
+            self._dumper.close()
+        finally:
+            end_process_groups()
 
     def _load_model(self, folder: Path) -> torch.nn.Module:
         model = build_model(self._shape, self._config, self._topology)
@@ -256,7 +263,7 @@ class Trainer:
         advantages = spread_rewards(np.asarray(batch.columns["rewards"]), lengths)
         micro_batches = [pack_micro_batch(batch.columns, samples, self._rules) for samples in batch.plan.micro_batch_indices]
         for part in micro_batches:
-            part.fields["advantages"] = part.fields["returns"] = _local_values(advantages, part, self._topology.device)
+            part.fields["advantages"] = part.fields["returns"] = local_values(advantages, part)
         return micro_batches
 
     def _score_before_training(self, micro_batches: Sequence[MicroBatch]) -> None:
@@ -300,20 +307,9 @@ class Trainer:
             values={"grad_norm": grad_norm, "lr": lr},
         )
 
-    def _save_dump(self, batch: RankBatch, micro_batches: Sequence[MicroBatch]) -> None:
-        template = in_run_folder(self._recipe.dump.train, self._recipe.run.dir)
-        if template:
-            save_train_dump(template, batch, micro_batches, self._topology, deadline_seconds=self._deadline_seconds)
-
 
 def _check_same_shape(shape: ModelShape, folder: Path) -> None:
     other = ModelShape.from_hf_config(read_model_config(folder))
     if other != shape:
         msg = f"model.reference_path {folder}: its shape {other} differs from the policy's {shape}"
         raise TrainerError(msg)
-
-
-def _local_values(full: RaggedArray, part: MicroBatch, device: torch.device) -> torch.Tensor:
-    """Pick this rank's values of a response-aligned column, float32 [K]."""
-    starts = np.repeat(full.offsets[part.samples], part.counts)
-    return torch.from_numpy(full.values[starts + part.response_indices]).to(device)
