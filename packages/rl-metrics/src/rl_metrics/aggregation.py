@@ -21,8 +21,10 @@ per prompt), ``constant`` that of Dr. GRPO (arXiv:2503.20783).
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+import math
+from typing import Literal, SupportsFloat, get_args
 
+from rl_metrics.arguments import number
 from rl_metrics.errors import MetricsError
 
 __all__ = ["AGGREGATIONS", "Aggregation", "check_aggregation", "check_step_units"]
@@ -35,16 +37,29 @@ AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
 
 
 def check_aggregation(aggregation: str) -> None:
-    """Raise :class:`MetricsError` unless ``aggregation`` is one of :data:`AGGREGATIONS`."""
+    """Check the name of an aggregation.
+
+    Raises:
+        MetricsError: unless it is one of :data:`AGGREGATIONS`.
+    """
     if aggregation not in AGGREGATIONS:
         raise MetricsError(f"unknown loss aggregation {aggregation!r}; use one of {', '.join(AGGREGATIONS)}")
 
 
-def check_step_units(aggregation: Aggregation, step_units: float | None) -> float:
-    """Return ``step_units`` if it is a positive number, as every aggregation but ``token_mean`` needs; else raise :class:`MetricsError`."""
-    if step_units is None or not step_units > 0:
+def check_step_units(aggregation: Aggregation, step_units: SupportsFloat | None) -> float:
+    """Return the step's units as a float.
+
+    Args:
+        aggregation: any but ``token_mean``, which counts its own.
+        step_units: samples, rollouts or prompt groups of the whole step, or the constant divisor.
+
+    Raises:
+        MetricsError: unless it is a finite number above 0.
+    """
+    units = math.nan if step_units is None else number(step_units, "step_units")
+    if not 0 < units < math.inf:
         wanted = {"sample_mean": "samples", "rollout_mean": "rollouts", "prompt_mean": "prompt groups", "constant": "the constant divisor"}
         raise MetricsError(
             f"step_units is {step_units!r}; {aggregation} needs a positive number: {wanted.get(aggregation, 'units')} of the whole step"
         )
-    return float(step_units)
+    return units

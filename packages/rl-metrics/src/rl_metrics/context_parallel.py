@@ -28,6 +28,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from rl_metrics.arguments import as_array, count
 from rl_metrics.errors import GeometryError
 
 __all__ = [
@@ -64,10 +65,10 @@ class ContextParallel:
     """``"zigzag"`` (two mirrored chunks of every sequence) or ``"contiguous"`` (one part of the packed stream)."""
 
     def __post_init__(self) -> None:
-        """Refuse a size, rank or layout that describes no place in a group."""
-        if self.size < 1:
-            raise GeometryError(f"context-parallel size is {self.size}; it counts ranks, so give at least 1")
-        if not 0 <= self.rank < self.size:
+        """Refuse a size, rank or layout that describes no place in a group; keep size and rank as Python integers."""
+        object.__setattr__(self, "size", count(self.size, "context-parallel size", error=GeometryError))
+        object.__setattr__(self, "rank", count(self.rank, "context-parallel rank", minimum=0, error=GeometryError))
+        if self.rank >= self.size:
             raise GeometryError(f"context-parallel rank is {self.rank}; with size {self.size} it must lie in 0..{self.size - 1}")
         if self.layout not in ("zigzag", "contiguous"):
             raise GeometryError(f"context-parallel layout is {self.layout!r}; use 'zigzag' or 'contiguous'")
@@ -111,19 +112,21 @@ def chunk_ranges(
         the sequence, ``(0, 0)`` when the rank owns none of it.
 
     Raises:
-        GeometryError: for lengths that are negative, do not divide, or do not fit into the stream.
+        GeometryError: for lengths that are no integers, are negative, do not divide, or do not fit into the stream.
 
     Example:
         ``L = 13, C = 2`` gives ``c = ceil(13 / 4) = 4``: rank 0 owns ``((0, 4), (12, 16))`` and rank 1 ``((4, 8), (8, 12))``.
     """
+    check_place(cp)
+    lengths = _one(total_length, "total_length")
     if cp.layout == "contiguous":
-        lengths, offsets = np.array([total_length], np.int64), np.array([stream_offset], np.int64)
+        offsets = _one(stream_offset, "stream_offset", minimum=None)
         part = contiguous_part(lengths, offsets, stream_length, cp)
-        start = max(cp.rank * part - stream_offset, 0)
-        stop = min((cp.rank + 1) * part - stream_offset, total_length)
+        start = max(cp.rank * part - int(offsets[0]), 0)
+        stop = min((cp.rank + 1) * part - int(offsets[0]), int(lengths[0]))
         return ((start, stop),) if start < stop else ((0, 0),)
-    padded = None if padded_length is None else np.array([padded_length], np.int64)
-    starts, chunk = zigzag_starts(np.array([total_length], np.int64), padded, cp)
+    padded = None if padded_length is None else _one(padded_length, "padded_length")
+    starts, chunk = zigzag_starts(lengths, padded, cp)
     return tuple((int(start), int(start + chunk[0])) for start in starts[0])
 
 
@@ -164,14 +167,14 @@ def response_slice(
         ``L = 13, R = 5, C = 2``: the logits are positions 7..11. Rank 1 owns the tokens [4, 8) and [8, 12), hence all five, in rows
         3, 4, 5, 6, 7; rank 0 owns none.
     """
-    padded = None if padded_length is None else np.array([padded_length], np.int64)
+    check_place(cp)
     owned = owned_logits(
-        np.array([total_length], np.int64),
-        np.array([response_length], np.int64),
+        _one(total_length, "total_length", minimum=None),
+        _one(response_length, "response_length", minimum=None),
         cp,
-        offsets=np.array([stream_offset], np.int64),
+        offsets=_one(stream_offset, "stream_offset", minimum=None),
         stream_length=stream_length,
-        padded=padded,
+        padded=None if padded_length is None else _one(padded_length, "padded_length"),
     )
     return ResponseSlice(response_indices=owned.response_indices, logit_rows=owned.rows)
 
@@ -203,23 +206,32 @@ def response_owner(
         ``(rank, local_index)``, so that ``response_slice(..., cp of that rank).response_indices[local_index] == j``.
 
     Raises:
-        GeometryError: when ``j`` lies outside the response, or as in :func:`response_slice`.
+        GeometryError: when ``j`` lies outside the response, for a ``cp_size`` below 1, or as in :func:`response_slice`.
 
     Example:
         ``response_owner(13, 5, 4, 2) == (1, 4)``.
     """
-    if not 0 <= j < response_length:
+    size = ContextParallel(size=cp_size, layout=layout).size
+    totals, responses = _one(total_length, "total_length", minimum=None), _one(response_length, "response_length", minimum=None)
+    check_lengths(totals, responses)
+    j = int(_one(j, "j", minimum=None)[0])
+    if not 0 <= j < responses[0]:
         raise GeometryError(
             f"response token {j} does not exist: the response has {response_length} tokens, so j must lie in [0, {response_length})"
         )
-    position = total_length - response_length - 1 + j
-    places = [ContextParallel(size=cp_size, rank=rank, layout=layout) for rank in range(cp_size)]
-    for cp in places:
+    position = int(totals[0] - responses[0]) - 1 + j
+    for cp in [ContextParallel(size=size, rank=rank, layout=layout) for rank in range(size)]:
         ranges = chunk_ranges(total_length, cp, stream_offset=stream_offset, stream_length=stream_length)
         if any(start <= position < stop for start, stop in ranges):
             owned = response_slice(total_length, response_length, cp, stream_offset=stream_offset, stream_length=stream_length)
             return cp.rank, int(np.searchsorted(owned.response_indices, j))
     raise AssertionError(f"no rank of {cp_size} owns position {position} of {total_length}: the ranges do not cover the sequence")
+
+
+def check_place(cp: ContextParallel) -> None:
+    """Raise :class:`GeometryError` for anything but a :class:`ContextParallel`, such as the bare size of the group."""
+    if not isinstance(cp, ContextParallel):
+        raise GeometryError(f"cp is {cp!r} ({type(cp).__name__}); give this rank's place, ContextParallel(size, rank)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,12 +322,13 @@ def zigzag_starts(total_lengths: IntArray, padded: IntArray | None, cp: ContextP
 
 
 def contiguous_part(total_lengths: IntArray, offsets: IntArray, stream_length: int | None, cp: ContextParallel) -> int:
-    """Return the tokens each rank holds of the packed stream, after checking that the stream can be cut and holds every sequence."""
+    """Return the tokens each rank holds of the packed stream, after checking that it can be cut and holds every sequence, each apart."""
     if stream_length is None:
         raise GeometryError(
             "layout 'contiguous' needs stream_length, the length of the padded packed stream, and each sample's stream offset"
         )
-    if stream_length < 0 or stream_length % cp.size:
+    stream_length = count(stream_length, "stream_length", minimum=0, error=GeometryError)
+    if stream_length % cp.size:
         raise GeometryError(
             f"stream_length is {stream_length}; it must be a multiple of the context-parallel size {cp.size}: pad the stream"
         )
@@ -324,6 +337,15 @@ def contiguous_part(total_lengths: IntArray, offsets: IntArray, stream_length: i
         i = int(wrong[0])
         raise GeometryError(
             f"sample {i}: {total_lengths[i]} tokens at stream offset {offsets[i]} do not fit into a stream of {stream_length} tokens"
+        )
+    order = np.argsort(offsets, kind="stable")
+    ends = (offsets + total_lengths)[order]
+    wrong = np.flatnonzero(ends[:-1] > offsets[order][1:])
+    if wrong.size:
+        first, second = int(order[wrong[0]]), int(order[wrong[0] + 1])
+        raise GeometryError(
+            f"sample {second} starts at stream offset {offsets[second]}, but sample {first} takes the stream up to {offsets[first] + total_lengths[first]}; "
+            "samples of a stream must not overlap"
         )
     return stream_length // cp.size
 
@@ -347,7 +369,20 @@ def check_lengths(total_lengths: IntArray, response_lengths: IntArray) -> None:
 
 def int_array(values: Sequence[int] | IntArray) -> IntArray:
     """Return lengths as int64 [N], refusing anything that is not a flat list of integers."""
-    array = np.asarray(values)
+    array = as_array(values, "the list of lengths", error=GeometryError)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise GeometryError(f"lengths must be a flat list of integers, got shape {array.shape} of {array.dtype}")
     return array.astype(np.int64)
+
+
+def check_not_negative(lengths: IntArray) -> None:
+    """Raise :class:`GeometryError` naming the first sample whose length is negative."""
+    wrong = np.flatnonzero(lengths < 0)
+    if wrong.size:
+        raise GeometryError(f"sample {wrong[0]}: length {lengths[wrong[0]]}; a sequence has 0 tokens or more")
+
+
+def _one(value: int, what: str, *, minimum: int | None = 0) -> IntArray:
+    """Return one integer as int64 [1]; a fraction is refused rather than cut. Where ``minimum`` is None the caller checks the range."""
+    bound = np.iinfo(np.int64).min if minimum is None else minimum
+    return np.array([count(value, what, minimum=int(bound), error=GeometryError)], np.int64)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Mapping
 from importlib import metadata, resources
 from typing import Any, Literal, TypedDict, get_args
@@ -30,8 +31,10 @@ __all__ = [
     "Producer",
     "SketchRecord",
     "check_contract",
+    "empty_numerator",
     "is_document",
     "load_schema",
+    "numbers_problem",
     "producer",
     "validate_document",
 ]
@@ -128,7 +131,7 @@ class MetricDocument(TypedDict):
 
 
 def producer() -> Producer:
-    """Return this distribution's name and version, from its installed metadata."""
+    """Return this distribution's name and version, from its installed metadata: ``{"distribution": "rl-metrics", "version": "0.1.0"}``."""
     return {"distribution": "rl-metrics", "version": metadata.version("rl-metrics")}
 
 
@@ -139,8 +142,45 @@ def load_schema() -> dict[str, Any]:
     return schema
 
 
+def empty_numerator(kind: str) -> float:
+    """Return the numerator of a record without data: +inf for ``min``, -inf for ``max``, else 0."""
+    return math.inf if kind == "min" else -math.inf if kind == "max" else 0.0
+
+
+def numbers_problem(kind: str, *, numerator: float, weight: float, m2: float, stamp: float) -> str:
+    """Return what contradicts in the numbers of one record, in one sentence; empty when nothing does.
+
+    Args:
+        kind: one of :data:`KINDS`.
+        numerator: see :class:`rl_metrics.Metric`, like the rest.
+        weight: finite and not negative; 0 says that there is no data.
+        m2: a sum of squares, of ``moments`` only.
+        stamp: a finite number, of ``last`` only.
+    """
+    if not 0 <= weight < math.inf:
+        return f"weight is {weight}; give a finite number that is not negative, 0 for no data"
+    if not weight and numerator != empty_numerator(kind):
+        return f"numerator is {numerator} under weight 0, which says that there is no data; give its weight, or Metric.empty where there is none"
+    if m2 < 0 or (m2 != 0 and (kind != "moments" or not weight)):
+        return f"m2 is {m2}; a sum of squares is not negative, and 0 without data and for all kinds but 'moments'"
+    if not math.isfinite(stamp) or (stamp != 0 and kind != "last"):
+        return f"stamp is {stamp}; give the finite number of the step the value belongs to, and 0 for all kinds but 'last'"
+    return ""
+
+
 def check_contract(document: Mapping[str, Any]) -> None:
-    """Raise :class:`UnsupportedContractError` unless the document carries this contract's id; log a newer minor once."""
+    """Check the contract of a document and log a newer minor version, once.
+
+    Args:
+        document: as ``json.loads`` gives it.
+
+    Raises:
+        UnsupportedContractError: unless it is a mapping that carries this contract's id; it names both ids.
+    """
+    if not isinstance(document, Mapping):
+        raise UnsupportedContractError(
+            f"the document is {type(document).__name__}, a document of {CONTRACT_ID!r} is a JSON object: give the mapping that json.loads makes of it"
+        )
     found = document.get("contract")
     if found != CONTRACT_ID:
         raise UnsupportedContractError(
@@ -156,8 +196,11 @@ def check_contract(document: Mapping[str, Any]) -> None:
 def validate_document(document: Mapping[str, Any]) -> list[str]:
     """Return every problem of a document as one sentence each, naming the record; empty when there is none.
 
+    Args:
+        document: as ``json.loads`` gives it.
+
     Raises:
-        UnsupportedContractError: when the document is of another contract, in which case its keys mean something else.
+        UnsupportedContractError: when the document is no mapping or of another contract, in which case its keys mean something else.
     """
     check_contract(document)
     problems = [f"{key!r} must be {what}" for key, test, what in _HEADER if not test(document.get(key))]
@@ -167,17 +210,19 @@ def validate_document(document: Mapping[str, Any]) -> list[str]:
         if not isinstance(record, Mapping):
             problems.append(f"record {i} must be an object")
             continue
-        where = f"record {i} ({record.get('name')!r})"
+        name = record.get("name")
+        where = f"record {i} ({name!r})"
         problems += [f"{where}: {problem}" for problem in _record_problems(record)]
-        if record.get("name") in names:
-            problems.append(f"{where}: the name appears twice")
-        names.add(str(record.get("name")))
+        if isinstance(name, str):
+            if name in names:
+                problems.append(f"{where}: the name appears twice")
+            names.add(name)
     return problems
 
 
-def is_document(document: Mapping[str, Any]) -> bool:
-    """Say whether a mapping is a valid document of this contract."""
-    return document.get("contract") == CONTRACT_ID and not validate_document(document)
+def is_document(document: object) -> bool:
+    """Say whether something is a valid document of this contract; anything but a mapping is none."""
+    return isinstance(document, Mapping) and document.get("contract") == CONTRACT_ID and not validate_document(document)
 
 
 def _is_count(value: object) -> bool:
@@ -185,15 +230,20 @@ def _is_count(value: object) -> bool:
 
 
 def _is_weight(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
+    return not isinstance(value, str) and _is_number(value) and 0 <= float(value) < math.inf  # type: ignore[arg-type]
 
 
 def _is_number(value: object) -> bool:
-    return (
-        value in ("NaN", "Infinity", "-Infinity")
-        if isinstance(value, str)
-        else isinstance(value, int | float) and not isinstance(value, bool)
-    )
+    """Say whether a value stands for a float64; JSON integers have no bound, float64 has."""
+    if isinstance(value, str):
+        return value in ("NaN", "Infinity", "-Infinity")
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) < 2**1023
+    return isinstance(value, float)
+
+
+def _is_index(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
 
 
 def _is_producer(value: object) -> bool:
@@ -224,6 +274,10 @@ def _record_problems(record: Mapping[str, Any]) -> list[str]:
         problems.append("'m2' and 'stamp' must be numbers")
     if record.get("kind") == "histogram":
         problems += _sketch_problems(record.get("sketch"))
+    if not problems:
+        numbers = {key: float(record.get(key, 0.0)) for key in ("numerator", "weight", "m2", "stamp")}
+        contradiction = numbers_problem(record["kind"], **numbers)
+        problems += [contradiction] if contradiction else []
     return problems
 
 
@@ -239,6 +293,6 @@ def _sketch_problems(sketch: object) -> list[str]:
         indices, counts = sketch.get(f"{sign}_indices"), sketch.get(f"{sign}_counts")
         if not (isinstance(indices, list) and isinstance(counts, list) and len(indices) == len(counts)):
             problems.append(f"sketch: '{sign}_indices' and '{sign}_counts' must be lists of equal length")
-        elif not all(isinstance(i, int) for i in indices) or indices != sorted(set(indices)) or not all(_is_weight(c) for c in counts):
+        elif not all(_is_index(i) for i in indices) or indices != sorted(set(indices)) or not all(_is_weight(c) for c in counts):
             problems.append(f"sketch: '{sign}_indices' must ascend and '{sign}_counts' must be weights")
     return problems

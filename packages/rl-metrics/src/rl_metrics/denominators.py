@@ -16,9 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_metrics.aggregation import Aggregation, check_aggregation, check_step_units
+from rl_metrics.arguments import as_array, number_array
 from rl_metrics.errors import MetricsError
+from rl_metrics.masks import concatenated_masks, sums_of_pieces
 
-__all__ = ["count_step_units", "loss_denominators", "mask_sums", "prompt_denominators", "rollout_denominators"]
+__all__ = ["checked_denominators", "count_step_units", "loss_denominators", "mask_sums", "prompt_denominators", "rollout_denominators"]
 
 
 def mask_sums(loss_masks: Sequence[Any]) -> npt.NDArray[np.float64]:
@@ -28,20 +30,31 @@ def mask_sums(loss_masks: Sequence[Any]) -> npt.NDArray[np.float64]:
         loss_masks: N masks [R_i] of 0 and 1: lists, numpy arrays or CPU tensors.
 
     Returns:
-        float64 [N]; the count of non-zero mask entries.
+        float64 [N], tokens.
 
     Raises:
-        MetricsError: when a mask is not flat or holds something else than 0 and 1.
+        MetricsError: when a mask is not flat, or holds something else than booleans or 0 and 1; it names sample and token.
     """
-    sums = np.zeros(len(loss_masks), np.float64)
-    for i, mask in enumerate(loss_masks):
-        array = np.asarray(mask)
-        if array.ndim != 1:
-            raise MetricsError(f"sample {i}: loss mask has shape {array.shape}; give one entry per response token")
-        if not np.isin(array, (0, 1)).all():
-            raise MetricsError(f"sample {i}: loss mask holds values other than 0 and 1; weights belong into the loss, not into the mask")
-        sums[i] = np.count_nonzero(array)
-    return sums
+    return sums_of_pieces(*concatenated_masks(loss_masks))
+
+
+def checked_denominators(sample_denoms: npt.ArrayLike, num_samples: int) -> npt.NDArray[np.float64]:
+    """Return given denominators as float64 [N], a denominator of 0 as 1.
+
+    Args:
+        sample_denoms: [N], trained tokens or any other divisor of each sample.
+        num_samples: ``N``.
+
+    Raises:
+        MetricsError: for another shape, or naming the sample whose denominator is negative or not finite.
+    """
+    values = number_array(sample_denoms, "sample_denoms")
+    if values.shape != (num_samples,):
+        raise MetricsError(f"sample_denoms has shape {values.shape} for {num_samples} samples; give one per sample")
+    wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
+    if wrong.size:
+        raise MetricsError(f"sample {wrong[0]}: denominator {values[wrong[0]]}; give a finite number that is not negative, 0 counts as 1")
+    return np.where(values == 0, 1.0, values)
 
 
 def rollout_denominators(loss_masks: Sequence[Any], rollout_ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float64]:
@@ -55,7 +68,7 @@ def rollout_denominators(loss_masks: Sequence[Any], rollout_ids: Sequence[int] |
         float64 [N], 1 where the rollout has no trained token. Whole numbers, so float32 holds them exactly up to 2^24 tokens a rollout.
 
     Raises:
-        MetricsError: when the lists differ in length, or as in :func:`mask_sums`.
+        MetricsError: when the lists differ in length, ids are no integers, or as in :func:`mask_sums`.
 
     Example:
         Masks of 3, 1 and 2 ones with ``rollout_ids = [0, 0, 1]`` give ``[4, 4, 2]``.
@@ -64,7 +77,21 @@ def rollout_denominators(loss_masks: Sequence[Any], rollout_ids: Sequence[int] |
 
 
 def prompt_denominators(loss_masks: Sequence[Any], group_ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float64]:
-    """Return each sample's denominator for ``prompt_mean``: the trained tokens of its prompt group. Otherwise as :func:`rollout_denominators`."""
+    """Return each sample's denominator for ``prompt_mean``: the trained tokens of its prompt group, over all its rollouts.
+
+    Args:
+        loss_masks: N masks [R_i], the whole step (or any larger set that contains every prompt group whole).
+        group_ids: int [N], equal for the rollouts of one prompt. Any integers; order does not matter.
+
+    Returns:
+        float64 [N], 1 where the group has no trained token.
+
+    Raises:
+        MetricsError: as in :func:`rollout_denominators`.
+
+    Example:
+        Masks of 3, 1 and 2 ones with ``group_ids = [0, 0, 0]`` give ``[6, 6, 6]``.
+    """
     return _grouped(loss_masks, group_ids, "group_ids")
 
 
@@ -87,7 +114,7 @@ def loss_denominators(
         float64 [N], at least 1. All ones for ``token_mean`` and ``constant``, whose divisor is one number for the step.
 
     Raises:
-        MetricsError: for an unknown aggregation or missing ids.
+        MetricsError: for an unknown aggregation, missing ids, or as in :func:`mask_sums` and :func:`rollout_denominators`.
     """
     check_aggregation(aggregation)
     if aggregation == "rollout_mean":
@@ -120,7 +147,7 @@ def count_step_units(
         Trained tokens, samples, rollouts, prompt groups or the constant. Fully masked samples, rollouts and groups are counted.
 
     Raises:
-        MetricsError: for an unknown aggregation, missing ids, or a constant that is not positive.
+        MetricsError: for an unknown aggregation, missing ids, another number of ids than masks, or a constant that is not positive.
     """
     check_aggregation(aggregation)
     if aggregation == "token_mean":
@@ -128,9 +155,9 @@ def count_step_units(
     if aggregation == "sample_mean":
         return float(len(loss_masks))
     if aggregation == "rollout_mean":
-        return float(np.unique(np.asarray(_required(rollout_ids, "rollout_ids", aggregation))).size)
+        return float(np.unique(_labels(_required(rollout_ids, "rollout_ids", aggregation), len(loss_masks), "rollout_ids")).size)
     if aggregation == "prompt_mean":
-        return float(np.unique(np.asarray(_required(group_ids, "group_ids", aggregation))).size)
+        return float(np.unique(_labels(_required(group_ids, "group_ids", aggregation), len(loss_masks), "group_ids")).size)
     return check_step_units(aggregation, constant)
 
 
@@ -143,11 +170,19 @@ def _required(ids: Sequence[int] | None, name: str, aggregation: Aggregation) ->
 
 def _grouped(loss_masks: Sequence[Any], ids: Sequence[int] | npt.NDArray[np.integer[Any]], name: str) -> npt.NDArray[np.float64]:
     """Sum the trained tokens over equal ids and give every sample its group's sum, 0 as 1."""
-    labels = np.asarray(ids)
-    if labels.ndim != 1 or labels.size != len(loss_masks):
-        raise MetricsError(f"{len(loss_masks)} loss masks but {name} of shape {labels.shape}; give one id per sample")
     sums = mask_sums(loss_masks)
+    labels = _labels(ids, sums.size, name)
     if not labels.size:
         return sums
     _, inverse = np.unique(labels, return_inverse=True)
     return np.maximum(np.bincount(inverse, weights=sums), 1.0)[inverse]
+
+
+def _labels(ids: Sequence[int] | npt.NDArray[np.integer[Any]], num_samples: int, name: str) -> npt.NDArray[np.integer[Any]]:
+    """Return the ids as an array, after checking that there is one integer per sample."""
+    labels = as_array(ids, name)
+    if labels.ndim != 1 or labels.size != num_samples:
+        raise MetricsError(f"{num_samples} loss masks but {name} of shape {labels.shape}; give one id per sample")
+    if labels.size and labels.dtype.kind not in "iu":
+        raise MetricsError(f"{name} has entries of type {labels.dtype}; give integers, equal for samples that belong together")
+    return labels

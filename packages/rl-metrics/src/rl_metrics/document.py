@@ -14,7 +14,7 @@ import numpy as np
 
 from rl_metrics.contract import CONTRACT_ID, MINOR, JsonNumber, MetricDocument, MetricRecord, SketchRecord, producer, validate_document
 from rl_metrics.errors import MetricsError
-from rl_metrics.metric import Metric
+from rl_metrics.metric import Metric, check_metric
 from rl_metrics.sketch import QuantileSketch
 
 __all__ = ["parse_document", "to_document"]
@@ -23,10 +23,16 @@ __all__ = ["parse_document", "to_document"]
 def to_document(metrics: Iterable[Metric]) -> MetricDocument:
     """Return metrics as a document that ``json.dumps`` takes as it is.
 
+    Args:
+        metrics: records of different names.
+
+    Returns:
+        The document of ``metric-record.v1``; numbers that are not finite are written by name.
+
     Raises:
-        MetricsError: when two metrics share a name.
+        MetricsError: when one is no metric, or two share a name.
     """
-    records = [_to_record(metric) for metric in metrics]
+    records = [_to_record(check_metric(metric, "a record of the document")) for metric in metrics]
     names = [record["name"] for record in records]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -44,7 +50,7 @@ def parse_document(document: Mapping[str, Any]) -> list[Metric]:
         The records in the document's order.
 
     Raises:
-        UnsupportedContractError: for another contract id.
+        UnsupportedContractError: for another contract id, or something that is no mapping.
         MetricsError: listing ALL problems of the document.
     """
     problems = validate_document(document)

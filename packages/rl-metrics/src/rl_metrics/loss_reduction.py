@@ -15,9 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_metrics.aggregation import Aggregation, check_aggregation
-from rl_metrics.context_parallel import ContextParallel, IntArray
-from rl_metrics.denominators import count_step_units, loss_denominators, mask_sums
+from rl_metrics.arguments import number_array
+from rl_metrics.context_parallel import ContextParallel, IntArray, int_array
+from rl_metrics.denominators import checked_denominators, count_step_units, loss_denominators, mask_sums
 from rl_metrics.errors import MetricsError
+from rl_metrics.masks import check_mask_lengths, concatenated_masks
 from rl_metrics.packing import packed_responses
 
 __all__ = ["aggregate", "get_sum_of_sample_mean", "loss_reducer", "reducer_denominators"]
@@ -36,6 +38,7 @@ def get_sum_of_sample_mean(
     cp: ContextParallel | None = None,
     stream_offsets: Sequence[int] | IntArray | None = None,
     stream_length: int | None = None,
+    pad_multiple: int | None = None,
 ) -> Reducer:
     """Return the reference reducer of one micro-batch: ``x -> sum_i (sum over local t of m_it x_it) / D_i``.
 
@@ -44,28 +47,26 @@ def get_sum_of_sample_mean(
     Example:
         Responses of 2 and 1 tokens, all trained: ``[1, 3, 5]`` gives (1 + 3) / 2 + 5 / 1 = 7.
     """
-    place = cp or ContextParallel()
     owned = packed_responses(
         total_lengths,
         response_lengths,
-        place,
-        stream_length=stream_length if place.layout == "contiguous" else None,
-        stream_offsets=stream_offsets if place.layout == "contiguous" else None,
+        ContextParallel() if cp is None else cp,
+        pad_multiple=pad_multiple,
+        stream_length=stream_length,
+        stream_offsets=stream_offsets,
     )
-    if len(loss_masks) != owned.counts.size:
-        raise MetricsError(f"{len(loss_masks)} loss masks for {owned.counts.size} samples; give one per sample")
-    for i, (mask, length) in enumerate(zip(loss_masks, response_lengths, strict=True)):
-        if len(mask) != length:
-            raise MetricsError(
-                f"sample {i}: loss mask has {len(mask)} entries, the response {length} tokens; give the FULL mask on every rank"
-            )
-    sums = np.ones(owned.counts.size) if calculate_per_token_loss else mask_sums(loss_masks)
-    divisors = sums if calculate_per_token_loss or sample_denoms is None else np.asarray(sample_denoms, np.float64)
-    if divisors.shape != sums.shape:
-        raise MetricsError(f"sample_denoms has shape {divisors.shape} for {sums.size} samples; give one per sample")
+    flat, lengths = concatenated_masks(loss_masks)
+    check_mask_lengths(lengths, int_array(response_lengths))
+    masks = np.split(flat, np.cumsum(lengths)[:-1])
+    if calculate_per_token_loss:
+        divisors = np.ones(lengths.size)
+    else:
+        divisors = checked_denominators(
+            [mask.sum() for mask in masks[: lengths.size]] if sample_denoms is None else sample_denoms, lengths.size
+        )
 
     def reduce(x: npt.ArrayLike) -> np.float64:
-        values = np.asarray(x, np.float64)
+        values = number_array(x, "the values")
         if values.shape != owned.flat_indices.shape:
             raise MetricsError(
                 f"got values of shape {values.shape}; this rank owns {owned.flat_indices.size} response tokens of the micro-batch"
@@ -73,8 +74,8 @@ def get_sum_of_sample_mean(
         total, start = 0.0, 0
         for i, count in enumerate(owned.counts):
             local = slice(start, start + int(count))
-            trained = np.asarray(loss_masks[i])[owned.response_indices[local]] != 0
-            total += float(np.sum(values[local][trained])) / (float(divisors[i]) or 1.0)
+            trained = masks[i][owned.response_indices[local]]
+            total += float(np.sum(values[local][trained])) / float(divisors[i])
             start = local.stop
         return np.float64(total)
 
@@ -83,6 +84,10 @@ def get_sum_of_sample_mean(
 
 def reducer_denominators(aggregation: Aggregation, denominators: Any) -> tuple[Any, bool]:
     """Return the arguments ``(sample_denoms, calculate_per_token_loss)`` that make the low-level reducer compute ``aggregation``.
+
+    Args:
+        aggregation: one of the five.
+        denominators: [N] of the whole step, or None.
 
     Raises:
         MetricsError: when ``rollout_mean`` or ``prompt_mean`` come without denominators, or ``token_mean`` or ``constant`` with some: a
@@ -94,7 +99,7 @@ def reducer_denominators(aggregation: Aggregation, denominators: Any) -> tuple[A
             f"{aggregation} needs denominators computed over the whole step: call loss_denominators({aggregation!r}, ...) before packing"
         )
     if aggregation in ("token_mean", "constant"):
-        if denominators is not None and not np.all(np.asarray(denominators) == 1):
+        if denominators is not None and not np.all(number_array(denominators, "denominators") == 1):
             raise MetricsError(f"{aggregation} divides once per step, not per sample, but got denominators other than 1; leave them out")
         return None, True
     return denominators, False
@@ -110,8 +115,12 @@ def loss_reducer(
     cp: ContextParallel | None = None,
     stream_offsets: Sequence[int] | IntArray | None = None,
     stream_length: int | None = None,
+    pad_multiple: int | None = None,
 ) -> Reducer:
-    """Return the reference reducer of one micro-batch for an aggregation. As :func:`rl_metrics.torch.loss_reducer`, in float64."""
+    """Return the reference reducer of one micro-batch for an aggregation.
+
+    Arguments, result and errors are those of :func:`rl_metrics.torch.loss_reducer`, on arrays and in float64.
+    """
     sample_denoms, per_token = reducer_denominators(aggregation, denominators)
     return get_sum_of_sample_mean(
         total_lengths,
@@ -122,6 +131,7 @@ def loss_reducer(
         cp=cp,
         stream_offsets=stream_offsets,
         stream_length=stream_length,
+        pad_multiple=pad_multiple,
     )
 
 
@@ -148,18 +158,20 @@ def aggregate(
         The value in float64, or None ("no data") when no token of the step is trained.
 
     Raises:
-        MetricsError: when lengths disagree or an argument is missing.
+        MetricsError: when lengths disagree, a mask holds something else than booleans or 0 and 1, or an argument is missing.
 
     Example:
         Two samples of 100 tokens at 0.5 and 900 at 0.3: ``token_mean`` 0.32, ``sample_mean`` 0.4.
     """
     divisors = loss_denominators(aggregation, loss_masks, rollout_ids=rollout_ids, group_ids=group_ids)
     units = count_step_units(aggregation, loss_masks, rollout_ids=rollout_ids, group_ids=group_ids, constant=constant)
+    if len(values) != len(loss_masks):
+        raise MetricsError(f"values of {len(values)} samples but {len(loss_masks)} loss masks; give one of each per sample")
     if not mask_sums(loss_masks).any():
         return None
     total = 0.0
     for i, (value, mask) in enumerate(zip(values, loss_masks, strict=True)):
-        array, trained = np.asarray(value, np.float64), np.asarray(mask) != 0
+        array, trained = number_array(value, f"sample {i}: the values"), np.asarray(mask, np.bool_)
         if array.shape != trained.shape:
             raise MetricsError(f"sample {i}: values of shape {array.shape} but a mask of shape {trained.shape}")
         total += float(np.sum(array[trained])) / divisors[i]

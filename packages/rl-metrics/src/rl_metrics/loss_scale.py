@@ -8,13 +8,20 @@ pipeline width and every split into micro-batches.
 from __future__ import annotations
 
 from rl_metrics.aggregation import Aggregation, check_aggregation, check_step_units
-from rl_metrics.errors import MetricsError
+from rl_metrics.arguments import count
 
 __all__ = ["calculates_per_token_loss", "megatron_loss_scale"]
 
 
 def calculates_per_token_loss(aggregation: Aggregation) -> bool:
-    """Return the value Megatron's ``calculate_per_token_loss`` must have: True for ``token_mean`` only."""
+    """Return the value Megatron's ``calculate_per_token_loss`` must have: True for ``token_mean`` only.
+
+    Args:
+        aggregation: one of the five.
+
+    Raises:
+        MetricsError: for an unknown aggregation.
+    """
     check_aggregation(aggregation)
     return aggregation == "token_mean"
 
@@ -53,15 +60,14 @@ def megatron_loss_scale(
         The factor, a Python float.
 
     Raises:
-        MetricsError: for an unknown aggregation or a size below 1.
+        MetricsError: for an unknown aggregation, a size that is no integer of at least 1, or units that are not a positive number.
 
     Example:
         4 micro-batches per rank, 8 rollouts in the step, dp 2, cp 2: ``rollout_mean`` gives 4 * 2 * 2 / 8 = 2.0, ``token_mean`` gives 2.0.
     """
     check_aggregation(aggregation)
-    for name, value in (("num_microbatches", num_microbatches), ("dp_size", dp_size), ("cp_size", cp_size)):
-        if value < 1:
-            raise MetricsError(f"{name} is {value}; it is a count, so give at least 1")
+    sizes = (("num_microbatches", num_microbatches), ("dp_size", dp_size), ("cp_size", cp_size))
+    num_microbatches, dp_size, cp_size = (count(value, name) for name, value in sizes)
     if aggregation == "token_mean":
         return float(cp_size)
     return num_microbatches * dp_size * cp_size / check_step_units(aggregation, step_units)

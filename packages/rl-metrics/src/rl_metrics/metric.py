@@ -13,6 +13,8 @@ last       sum of the values of newest stamp   how many there are         numera
 histogram  sum                                 values seen                median; the report adds p90 and p99
 =========  ==================================  =========================  =================================
 
+A percentile is the lower neighbour: the value at rank ``floor(q (n - 1))`` of the sorted values, counted from 0, to within the sketch's error.
+
 Invariants, tested: :meth:`Metric.merge` is associative and commutative up to rounding; the kind is a field and the name is never looked
 into (``minibatch_loss`` declared a mean is a mean); weight 0 means "no data", whose value is None and not 0.0.
 """
@@ -22,16 +24,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import SupportsFloat
 
 import numpy as np
 import numpy.typing as npt
 
-from rl_metrics.contract import KINDS, Kind
+from rl_metrics.arguments import count, finite_number, number, number_array
+from rl_metrics.contract import KINDS, Kind, empty_numerator, numbers_problem
 from rl_metrics.errors import MetricsError
+from rl_metrics.masks import trained_values
 from rl_metrics.moments import Moments
 from rl_metrics.sketch import DEFAULT_RELATIVE_ERROR, QuantileSketch
 
-__all__ = ["Metric", "merge_metrics", "report"]
+__all__ = ["Metric", "check_metric", "merge_metrics", "report"]
 
 _QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
 
@@ -50,7 +55,7 @@ class Metric:
     """How records merge."""
 
     numerator: float
-    """See the table of kinds. Additive, or the extreme. Where the weight is 0: +inf for ``min``, -inf for ``max``, else 0."""
+    """See the table of kinds. Additive, or the extreme; NaN and infinity are values. Where the weight is 0: +inf for ``min``, -inf for ``max``, else 0."""
 
     weight: float
     """See the table of kinds; 0 means no data."""
@@ -68,59 +73,142 @@ class Metric:
     """Kind ``histogram``: the buckets. None for others."""
 
     def __post_init__(self) -> None:
-        """Refuse an empty name, an unknown kind, a negative weight, or a histogram without buckets."""
-        if not self.name:
-            raise MetricsError("a metric needs a name")
+        """Refuse an empty name, an unknown kind, fields that contradict one another, and whatever is no number; keep numbers as floats."""
+        name: object = self.name
+        if not isinstance(name, str) or not name:
+            raise MetricsError(f"a metric needs a name, got {name!r}; give a string that is not empty")
         if self.kind not in KINDS:
             raise MetricsError(f"metric {self.name!r}: kind is {self.kind!r}; use one of {', '.join(KINDS)}")
-        if not 0 <= self.weight < math.inf:
-            raise MetricsError(f"metric {self.name!r}: weight is {self.weight}; give a finite number that is not negative, 0 for no data")
-        if (self.kind == "histogram") != (self.sketch is not None):
+        if not isinstance(self.unit, str):
+            raise MetricsError(f"metric {self.name!r}: unit is {self.unit!r}; give a string, '' for none")
+        for field in ("numerator", "weight", "m2", "stamp"):
+            object.__setattr__(self, field, number(getattr(self, field), f"metric {self.name!r}: {field}"))
+        if (self.kind == "histogram") != isinstance(self.sketch, QuantileSketch):
             raise MetricsError(f"metric {self.name!r}: exactly the kind 'histogram' carries a sketch, this one is {self.kind!r}")
+        problem = numbers_problem(self.kind, numerator=self.numerator, weight=self.weight, m2=self.m2, stamp=self.stamp)
+        if problem:
+            raise MetricsError(f"metric {self.name!r}: {problem}")
 
     @classmethod
     def empty(cls, name: str, kind: Kind, *, unit: str = "", relative_error: float = DEFAULT_RELATIVE_ERROR) -> Metric:
-        """Return the record of a rank that has nothing to say: the neutral element of :meth:`merge`."""
-        numerator = {"min": math.inf, "max": -math.inf}.get(kind, 0.0)
+        """Return the record of a rank that has nothing to say: the neutral element of :meth:`merge`.
+
+        Args:
+            name: name in the log.
+            kind: how records merge; that of the ranks that have data.
+            unit: unit of the weight or of the value, that of the other ranks.
+            relative_error: bound of the sketch, for ``histogram``.
+
+        Raises:
+            MetricsError: for an empty name or an unknown kind.
+        """
         sketch = QuantileSketch(relative_error=relative_error) if kind == "histogram" else None
-        return cls(name=name, kind=kind, numerator=numerator, weight=0.0, unit=unit, sketch=sketch)
+        return cls(name=name, kind=kind, numerator=empty_numerator(kind), weight=0.0, unit=unit, sketch=sketch)
 
     @classmethod
-    def of_sum(cls, name: str, value: float, *, unit: str = "") -> Metric:
-        """Return one contribution to a sum."""
-        return cls(name=name, kind="sum", numerator=float(value), weight=1.0, unit=unit)
+    def of_sum(cls, name: str, value: SupportsFloat, *, unit: str = "") -> Metric:
+        """Return one contribution to a sum.
+
+        Args:
+            name: name in the log.
+            value: the contribution: a number or a 0-dim tensor.
+            unit: what the value is measured in.
+
+        Raises:
+            MetricsError: naming the metric, when the value is no number.
+        """
+        return cls(name=name, kind="sum", numerator=number(value, f"metric {name!r}: the value"), weight=1.0, unit=unit)
 
     @classmethod
-    def of_mean(cls, name: str, numerator: float, weight: float, *, unit: str = "") -> Metric:
-        """Return one contribution to a weighted mean: ``numerator`` is the weighted SUM, not the local mean."""
-        return cls(name=name, kind="mean", numerator=float(numerator), weight=float(weight), unit=unit)
+    def of_mean(cls, name: str, numerator: SupportsFloat, weight: SupportsFloat, *, unit: str = "") -> Metric:
+        """Return one contribution to a weighted mean.
+
+        Args:
+            name: name in the log.
+            numerator: the weighted SUM, not the local mean: a number or a 0-dim tensor.
+            weight: how much of ``unit`` went into it; not negative. 0 says "no data", so the numerator must then be 0 too.
+            unit: what one unit of weight is, such as ``token``.
+
+        Raises:
+            MetricsError: naming the metric, for a weight that is negative, not finite, or 0 under a numerator that is not.
+
+        Example:
+            Losses 1 and 3 of two tokens: ``Metric.of_mean("loss", 4.0, 2, unit="token").value`` is 2.
+        """
+        return cls(
+            name=name,
+            kind="mean",
+            numerator=number(numerator, f"metric {name!r}: the numerator"),
+            weight=number(weight, f"metric {name!r}: the weight"),
+            unit=unit,
+        )
 
     @classmethod
-    def of_min(cls, name: str, value: float, *, unit: str = "") -> Metric:
-        """Return one contribution to a minimum."""
-        return cls(name=name, kind="min", numerator=float(value), weight=1.0, unit=unit)
+    def of_min(cls, name: str, value: SupportsFloat, *, unit: str = "") -> Metric:
+        """Return one contribution to a minimum; NaN wins over every number. Otherwise as :meth:`of_sum`."""
+        return cls(name=name, kind="min", numerator=number(value, f"metric {name!r}: the value"), weight=1.0, unit=unit)
 
     @classmethod
-    def of_max(cls, name: str, value: float, *, unit: str = "") -> Metric:
-        """Return one contribution to a maximum."""
-        return cls(name=name, kind="max", numerator=float(value), weight=1.0, unit=unit)
+    def of_max(cls, name: str, value: SupportsFloat, *, unit: str = "") -> Metric:
+        """Return one contribution to a maximum; NaN wins over every number. Otherwise as :meth:`of_sum`."""
+        return cls(name=name, kind="max", numerator=number(value, f"metric {name!r}: the value"), weight=1.0, unit=unit)
 
     @classmethod
-    def of_last(cls, name: str, value: float, *, stamp: float, unit: str = "") -> Metric:
-        """Return a value that replaces older ones, such as a learning rate; ``stamp`` is the step it belongs to."""
-        if not math.isfinite(stamp):
-            raise MetricsError(f"metric {name!r}: stamp is {stamp}; give the finite number of the step the value belongs to")
-        return cls(name=name, kind="last", numerator=float(value), weight=1.0, unit=unit, stamp=float(stamp))
+    def of_last(cls, name: str, value: SupportsFloat, *, stamp: SupportsFloat, unit: str = "") -> Metric:
+        """Return a value that replaces older ones, such as a learning rate.
+
+        Over micro-batches and over ranks the greatest stamp wins, wherever it was reported; values of the same stamp are averaged, each
+        contribution counting once.
+
+        Args:
+            name: name in the log.
+            value: the value: a number or a 0-dim tensor.
+            stamp: the step it belongs to, any finite number.
+            unit: what the value is measured in.
+
+        Raises:
+            MetricsError: naming the metric, when value or stamp are no numbers or the stamp is not finite.
+
+        Example:
+            2 at stamp 7, 4 at stamp 7 and 9 at stamp 6 give 3.
+        """
+        newest = finite_number(stamp, f"metric {name!r}: the stamp (the number of the step the value belongs to)")
+        return cls(name=name, kind="last", numerator=number(value, f"metric {name!r}: the value"), weight=1.0, unit=unit, stamp=newest)
 
     @classmethod
     def of_moments(cls, name: str, values: npt.ArrayLike, mask: npt.ArrayLike | None = None, *, unit: str = "") -> Metric:
-        """Return mean and standard deviation of an array, of the entries whose mask is not zero."""
-        return cls.from_moments(name, Moments.of(values, mask), unit=unit)
+        """Return mean and standard deviation of an array.
+
+        Args:
+            name: name in the log; the report adds ``_mean`` and ``_std``.
+            values: any shape.
+            mask: same shape, of booleans or 0 and 1; entries where it is 0 do not enter. None takes all.
+            unit: what the values are measured in.
+
+        Raises:
+            MetricsError: naming the metric, as in :meth:`rl_metrics.Moments.of`.
+        """
+        try:
+            return cls.from_moments(name, Moments.of(values, mask), unit=unit)
+        except MetricsError as error:
+            raise _named(name, error) from None
 
     @classmethod
     def from_moments(cls, name: str, moments: Moments, *, unit: str = "") -> Metric:
-        """Return the record of given moments."""
-        return cls(name=name, kind="moments", numerator=moments.mean * moments.count, weight=moments.count, unit=unit, m2=moments.m2)
+        """Return the record of given moments.
+
+        Args:
+            name: name in the log.
+            moments: count, mean and m2.
+            unit: what the values are measured in.
+
+        Raises:
+            MetricsError: when ``moments`` is something else.
+        """
+        if not isinstance(moments, Moments):
+            raise MetricsError(f"metric {name!r}: moments is {type(moments).__name__}; give Moments, such as Moments.of(values)")
+        total = moments.mean * moments.count if moments.count else 0.0
+        return cls(name=name, kind="moments", numerator=total, weight=moments.count, unit=unit, m2=moments.m2)
 
     @classmethod
     def of_histogram(
@@ -132,11 +220,25 @@ class Metric:
         unit: str = "",
         relative_error: float = DEFAULT_RELATIVE_ERROR,
     ) -> Metric:
-        """Return percentiles of an array to within ``relative_error``, of the entries whose mask is not zero."""
-        sketch = QuantileSketch.of(values, mask, relative_error=relative_error)
-        array = np.asarray(values, np.float64)
+        """Return percentiles of an array.
+
+        Args:
+            name: name in the log; the report adds ``_p50``, ``_p90`` and ``_p99``.
+            values: any shape.
+            mask: same shape, of booleans or 0 and 1; entries where it is 0 do not enter. None takes all.
+            unit: what the values are measured in.
+            relative_error: a percentile is within this relative error of the value of that rank (the lower neighbour), between 0 and 1.
+
+        Raises:
+            MetricsError: naming the metric, as in :meth:`rl_metrics.QuantileSketch.of`.
+        """
+        try:
+            array = trained_values(number_array(values, "the values"), mask)
+            sketch = QuantileSketch.of(array, relative_error=relative_error)
+        except MetricsError as error:
+            raise _named(name, error) from None
         with np.errstate(invalid="ignore", over="ignore"):
-            total = float(np.sum(array if mask is None else array[np.asarray(mask) != 0]))
+            total = float(np.sum(array))
         return cls(name=name, kind="histogram", numerator=total, weight=sketch.count, unit=unit, sketch=sketch)
 
     @property
@@ -166,11 +268,9 @@ class Metric:
         contributes ``metric.replicated(cp_size)``. Values of which each rank holds a disjoint part need nothing.
 
         Raises:
-            MetricsError: when ``copies`` is below 1.
+            MetricsError: when ``copies`` is no integer of at least 1.
         """
-        if copies < 1:
-            raise MetricsError(f"metric {self.name!r}: copies is {copies}; it counts the ranks that hold the value, so give at least 1")
-        share = 1.0 / copies
+        share = 1.0 / count(copies, f"metric {self.name!r}: copies (the number of ranks that hold the value)")
         numerator = self.numerator if self.kind in ("min", "max") else self.numerator * share
         sketch = None if self.sketch is None else self.sketch.scaled(share)
         return replace(self, numerator=numerator, weight=self.weight * share, m2=self.m2 * share, sketch=sketch)
@@ -179,8 +279,9 @@ class Metric:
         """Return the record of both together.
 
         Raises:
-            MetricsError: when name, kind or unit differ, or two sketches have different error bounds.
+            MetricsError: when ``other`` is no metric, when name, kind or unit differ, or two sketches have different error bounds.
         """
+        check_metric(other, f"cannot merge metric {self.name!r} with it")
         for field in ("name", "kind", "unit"):
             mine, theirs = getattr(self, field), getattr(other, field)
             if mine != theirs:
@@ -201,7 +302,7 @@ class Metric:
         """Return what goes to a log: name -> value.
 
         ``moments`` gives ``NAME_mean`` and ``NAME_std`` (population), ``histogram`` gives ``NAME_p50``, ``NAME_p90``, ``NAME_p99``, the
-        others ``NAME``. None stands for no data.
+        others ``NAME``. None stands for no data. A percentile is the lower neighbour: the value at rank ``floor(q (n - 1))``.
         """
         if self.kind == "moments":
             return {f"{self.name}_mean": self.value, f"{self.name}_std": self.moments.standard_deviation()}
@@ -210,7 +311,7 @@ class Metric:
         return {self.name: self.value}
 
     def describe(self) -> str:
-        """Return name, kind and unit in one string: what must agree for records to merge."""
+        """Return name, kind and unit in one string, such as ``"loss (mean, token)"``: what must agree for records to merge."""
         bound = f", error {self.sketch.relative_error:g}" if self.sketch is not None else ""
         return f"{self.name} ({self.kind}{', ' + self.unit if self.unit else ''}{bound})"
 
@@ -222,10 +323,10 @@ def merge_metrics(metrics: Iterable[Metric]) -> dict[str, Metric]:
         name -> merged record, in order of first appearance.
 
     Raises:
-        MetricsError: as in :meth:`Metric.merge`.
+        MetricsError: when one is no metric, or as in :meth:`Metric.merge`.
     """
     merged: dict[str, Metric] = {}
-    for metric in metrics:
+    for metric in _listed(metrics):
         known = merged.get(metric.name)
         merged[metric.name] = metric if known is None else known.merge(metric)
     return merged
@@ -234,11 +335,17 @@ def merge_metrics(metrics: Iterable[Metric]) -> dict[str, Metric]:
 def report(metrics: Iterable[Metric]) -> dict[str, float | None]:
     """Return what goes to a log for many metrics: see :meth:`Metric.report`.
 
+    Args:
+        metrics: records of different names, merged before.
+
+    Returns:
+        name -> value, None for no data.
+
     Raises:
-        MetricsError: when two metrics report under one name.
+        MetricsError: when one is no metric, or two report under one name.
     """
     lines: dict[str, float | None] = {}
-    for metric in metrics:
+    for metric in _listed(metrics):
         for name, value in metric.report().items():
             if name in lines:
                 raise MetricsError(f"two metrics report under the name {name!r}; rename one of them")
@@ -251,3 +358,30 @@ def _extreme(kind: str, a: float, b: float) -> float:
     if math.isnan(a) or math.isnan(b):
         return math.nan
     return min(a, b) if kind == "min" else max(a, b)
+
+
+def check_metric(value: object, what: str) -> Metric:
+    """Return a metric; a bare number is refused, since how it is to be merged would have to be guessed.
+
+    Args:
+        value: anything.
+        what: beginning of the error.
+
+    Raises:
+        MetricsError: when it is no :class:`Metric`.
+    """
+    if not isinstance(value, Metric):
+        raise MetricsError(f"{what}: got {type(value).__name__}, whose way to merge is not declared; give a Metric, such as Metric.of_mean")
+    return value
+
+
+def _listed(metrics: Iterable[Metric]) -> list[Metric]:
+    """Return the records of an iterable, after checking that they are some."""
+    if isinstance(metrics, Metric) or not isinstance(metrics, Iterable):
+        raise MetricsError(f"got {type(metrics).__name__}; give a list of metrics")
+    return [check_metric(metric, "a metric") for metric in metrics]
+
+
+def _named(name: str, error: MetricsError) -> MetricsError:
+    """Return the same error with the metric's name before it."""
+    return MetricsError(f"metric {name!r}: {error}")

@@ -17,7 +17,9 @@ from functools import reduce
 import numpy as np
 import numpy.typing as npt
 
+from rl_metrics.arguments import finite_number, number, number_array
 from rl_metrics.errors import MetricsError
+from rl_metrics.masks import trained_values
 
 __all__ = ["Moments", "merge_moments"]
 
@@ -27,13 +29,21 @@ class Moments:
     """Count, mean and sum of squared deviations of a set of numbers. ``Moments.of([1, 2, 3, 6])`` has count 4, mean 3, m2 14."""
 
     count: float = 0.0
-    """How many numbers, or their total weight."""
+    """How many numbers, or their total weight; finite and not negative."""
 
     mean: float = 0.0
     """Their mean; 0 when there are none."""
 
     m2: float = 0.0
-    """Sum of squared deviations from the mean."""
+    """Sum of squared deviations from the mean; not negative, NaN where a number is not finite."""
+
+    def __post_init__(self) -> None:
+        """Refuse a negative count or sum of squares, and whatever is no number."""
+        object.__setattr__(self, "count", finite_number(self.count, "the count of moments", at_least=0.0))
+        object.__setattr__(self, "mean", number(self.mean, "the mean of moments"))
+        object.__setattr__(self, "m2", number(self.m2, "the m2 of moments"))
+        if self.m2 < 0:
+            raise MetricsError(f"the m2 of moments is {self.m2:g}; a sum of squares is not negative")
 
     @classmethod
     def of(cls, values: npt.ArrayLike, mask: npt.ArrayLike | None = None) -> Moments:
@@ -41,20 +51,15 @@ class Moments:
 
         Args:
             values: any shape.
-            mask: same shape; entries where it is zero do not enter, whatever they hold. None takes all.
+            mask: same shape, of booleans or 0 and 1; entries where it is 0 do not enter, whatever they hold. None takes all.
 
         Returns:
             The moments; ``Moments()`` when nothing is left.
 
         Raises:
-            MetricsError: when the shapes differ.
+            MetricsError: when the shapes differ, values are no numbers, or the mask holds something else than 0 and 1.
         """
-        array = np.asarray(values, np.float64)
-        if mask is not None:
-            trained = np.asarray(mask) != 0
-            if trained.shape != array.shape:
-                raise MetricsError(f"values have shape {array.shape} but the mask {trained.shape}")
-            array = array[trained]
+        array = trained_values(number_array(values, "the values"), mask)
         if not array.size:
             return cls()
         with np.errstate(invalid="ignore", over="ignore"):
@@ -65,7 +70,12 @@ class Moments:
         """Return the moments of both sets together.
 
         With ``d = mean_b - mean_a`` and ``n = n_a + n_b``: mean = mean_a + d n_b / n, m2 = m2_a + m2_b + d^2 n_a n_b / n.
+
+        Raises:
+            MetricsError: when ``other`` is something else than moments.
         """
+        if not isinstance(other, Moments):
+            raise MetricsError(f"cannot merge moments with {type(other).__name__}; give Moments")
         if not self.count:
             return other
         if not other.count:
@@ -76,15 +86,25 @@ class Moments:
         return Moments(count=count, mean=mean, m2=self.m2 + other.m2 + delta * delta * self.count * other.count / count)
 
     def variance(self, *, ddof: int = 0) -> float | None:
-        """Return ``m2 / (count - ddof)``; None when the count does not exceed ``ddof``."""
+        """Return ``m2 / (count - ddof)``, in the square of the values' unit; None when the count does not exceed ``ddof``."""
         return self.m2 / (self.count - ddof) if self.count > ddof else None
 
     def standard_deviation(self, *, ddof: int = 0) -> float | None:
-        """Return the root of :meth:`variance`."""
+        """Return the root of :meth:`variance`, in the values' unit; None when the count does not exceed ``ddof``."""
         variance = self.variance(ddof=ddof)
         return None if variance is None else math.sqrt(variance)
 
 
 def merge_moments(parts: Iterable[Moments]) -> Moments:
-    """Merge any number of moments, left to right."""
+    """Merge any number of moments, left to right.
+
+    Args:
+        parts: may be empty, which gives ``Moments()``.
+
+    Raises:
+        MetricsError: when a part is something else than :class:`Moments`.
+
+    Example:
+        ``merge_moments([Moments.of([1, 2]), Moments.of([3, 6])])`` has count 4, mean 3 and m2 14.
+    """
     return reduce(Moments.merge, parts, Moments())

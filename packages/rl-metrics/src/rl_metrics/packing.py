@@ -15,12 +15,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rl_metrics.arguments import count
 from rl_metrics.context_parallel import (
     ContextParallel,
     IntArray,
     ResponseSlice,
     check_lengths,
-    contiguous_part,
+    check_not_negative,
+    check_place,
     int_array,
     owned_logits,
     ramp,
@@ -64,26 +66,38 @@ def padded_lengths(total_lengths: Sequence[int] | IntArray, cp: ContextParallel,
         int64 [N]. Their running sum, from 0, is Megatron's ``cu_seqlens_padded``.
 
     Raises:
-        GeometryError: for a ``pad_multiple`` the layout cannot be cut with.
+        GeometryError: for a ``pad_multiple`` the layout cannot be cut with, and for lengths that are negative or no integers.
 
     Example:
         ``padded_lengths([13, 3], ContextParallel(size=2))`` is ``[16, 4]``.
     """
+    check_place(cp)
     base = 2 * cp.size if cp.layout == "zigzag" else 1
-    multiple = base if pad_multiple is None else pad_multiple
+    multiple = base if pad_multiple is None else count(pad_multiple, "pad_multiple", minimum=0, error=GeometryError)
     if multiple < 1 or multiple % base:
         raise GeometryError(
             f"pad_multiple is {pad_multiple}; layout {cp.layout!r} over {cp.size} ranks needs a positive multiple of {base}"
         )
     lengths = int_array(total_lengths)
+    check_not_negative(lengths)
     return -(-lengths // multiple) * multiple
 
 
 def packed_stream_length(padded: IntArray, cp: ContextParallel, stream_length: int | None = None) -> int:
-    """Return the length of the whole padded stream: ``stream_length`` once checked, by default the smallest multiple of ``cp.size``."""
+    """Return the length of the whole padded stream, tokens.
+
+    Args:
+        padded: int64 [N], as :func:`padded_lengths` gives them.
+        cp: the rank's place.
+        stream_length: the wanted length; default: the smallest multiple of ``cp.size`` that holds the sequences.
+
+    Raises:
+        GeometryError: when ``stream_length`` is shorter than the sequences or no multiple of ``cp.size``.
+    """
     used = int(padded.sum())
     if stream_length is None:
         return -(-used // cp.size) * cp.size
+    stream_length = count(stream_length, "stream_length", minimum=0, error=GeometryError)
     if stream_length < used or stream_length % cp.size:
         raise GeometryError(
             f"stream_length is {stream_length}; the padded sequences take {used} tokens and {cp.size} ranks share the stream, so it must be "
@@ -158,8 +172,9 @@ def packed_responses(
         Samples in order; inside a sample the response indices ascend.
 
     Raises:
-        GeometryError: as in :func:`padded_lengths` and :func:`rl_metrics.response_slice`.
+        GeometryError: as in :func:`padded_lengths` and :func:`rl_metrics.response_slice`, and when given sequences overlap in the stream.
     """
+    check_place(cp)
     totals, responses = int_array(total_lengths), int_array(response_lengths)
     check_lengths(totals, responses)
     padded = padded_lengths(totals, cp, pad_multiple=pad_multiple)
@@ -167,6 +182,7 @@ def packed_responses(
     if cp.layout == "zigzag":
         if stream_offsets is not None:
             raise GeometryError("stream_offsets belong to layout 'contiguous'; zigzag sequences lie back to back, padded to pad_multiple")
+        packed_stream_length(padded, cp, stream_length)
         owned = owned_logits(totals, responses, cp, offsets=starts, stream_length=None, padded=padded)
         rows = owned.rows + (starts // cp.size)[owned.samples]
     else:
@@ -175,7 +191,6 @@ def packed_responses(
             raise GeometryError(f"{offsets.size} stream offsets for {totals.size} samples; give one per sample")
         if stream_offsets is None:
             stream_length = packed_stream_length(padded, cp, stream_length)
-        contiguous_part(totals, offsets, stream_length, cp)
         owned = owned_logits(totals, responses, cp, offsets=offsets, stream_length=stream_length)
         rows = owned.rows
     first = np.cumsum(responses) - responses

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import SupportsFloat
 
 from rl_metrics.aggregation import Aggregation, check_aggregation, check_step_units
+from rl_metrics.arguments import count, finite_number, number
 from rl_metrics.errors import MetricsError
 from rl_metrics.metric import Metric
 
@@ -29,33 +30,39 @@ def rollout_log_metric_contribution(
     reducer_sum: SupportsFloat,
     *,
     aggregation: Aggregation,
-    step_tokens: float,
-    step_units: float | None = None,
+    step_tokens: SupportsFloat,
+    step_units: SupportsFloat | None = None,
     group_size: int,
 ) -> Metric:
     """Return this rank's contribution to one rollout metric, a record of kind ``mean``.
 
     Args:
         name: name in the log.
-        reducer_sum: output of the loss reducer over all of this rank's samples of the batch (its CP part of them), detached.
-        aggregation: one of the five.
+        reducer_sum: output of the loss reducer over all of this rank's samples of the batch (its CP part of them), detached: a number or a
+            0-dim tensor.
+        aggregation: one of the five, the same on all ranks.
         step_tokens: trained tokens of the whole batch, all ranks, each counted once. 0 makes the metric "no data".
-        step_units: ``U`` of the whole batch; not used by ``token_mean``.
+        step_units: ``U`` of the whole batch, the same on all ranks; not used by ``token_mean``. A record carries a share of it only, so ranks that
+            disagree on it are not found out.
         group_size: ranks that contribute, ``dp * cp``.
 
     Returns:
         A record with numerator ``reducer_sum`` and weight ``U / group_size``; the weights of all ranks add up to ``U``.
 
     Raises:
-        MetricsError: for an unknown aggregation, missing units, or a group below 1.
+        MetricsError: for an unknown aggregation, missing units, a ``group_size`` that is no count, tokens that are no finite number of at least 0,
+            or a sum other than 0 where no token is trained.
 
     Example:
         ``rollout_mean`` of 8 rollouts on 4 ranks whose sums are 4, 0, 10 and 2: each weighs 2, and the log shows 16 / 8 = 2.0.
     """
     check_aggregation(aggregation)
-    if group_size < 1:
-        raise MetricsError(f"group_size is {group_size}; it counts ranks, so give at least 1")
-    units = float(step_tokens) if aggregation == "token_mean" else check_step_units(aggregation, step_units)
-    if not step_tokens:
-        return Metric.empty(name, "mean", unit=_UNITS[aggregation])
-    return Metric.of_mean(name, float(reducer_sum), units / group_size, unit=_UNITS[aggregation])
+    group_size = count(group_size, f"metric {name!r}: group_size")
+    tokens = finite_number(step_tokens, f"metric {name!r}: step_tokens", at_least=0.0)
+    units = tokens if aggregation == "token_mean" else check_step_units(aggregation, step_units)
+    total = number(reducer_sum, f"metric {name!r}: reducer_sum")
+    if tokens:
+        return Metric.of_mean(name, total, units / group_size, unit=_UNITS[aggregation])
+    if total:
+        raise MetricsError(f"metric {name!r}: reducer_sum is {total} with step_tokens 0; without trained tokens every reducer output is 0")
+    return Metric.empty(name, "mean", unit=_UNITS[aggregation])

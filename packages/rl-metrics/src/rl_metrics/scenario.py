@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_metrics.aggregation import Aggregation
+from rl_metrics.arguments import count
 from rl_metrics.denominators import count_step_units, loss_denominators, mask_sums
 from rl_metrics.errors import MetricsError
 from rl_metrics.loss_reduction import aggregate
@@ -108,8 +109,7 @@ def make_scenario(seed: int, *, num_rollouts: int = 8, max_response: int = 90) -
     Raises:
         MetricsError: for sizes below those.
     """
-    if num_rollouts < 4 or max_response < 4:
-        raise MetricsError(f"num_rollouts is {num_rollouts} and max_response {max_response}; give at least 4 of each")
+    num_rollouts, max_response = count(num_rollouts, "num_rollouts", minimum=4), count(max_response, "max_response", minimum=4)
     rng = np.random.default_rng(seed)
     siblings = rng.integers(1, 4, num_rollouts)
     siblings[0] = 3

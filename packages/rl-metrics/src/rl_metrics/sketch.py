@@ -17,8 +17,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from rl_metrics.arguments import finite_number, number, number_array
 from rl_metrics.context_parallel import IntArray
 from rl_metrics.errors import MetricsError
+from rl_metrics.masks import trained_values
 
 __all__ = ["DEFAULT_RELATIVE_ERROR", "QuantileSketch"]
 
@@ -66,23 +68,34 @@ class QuantileSketch:
     """float64 [q]: weight in each."""
 
     def __post_init__(self) -> None:
-        """Refuse an error bound outside (0, 1)."""
-        if not 0 < self.relative_error < 1:
+        """Refuse an error bound outside (0, 1), weights that are none, and bucket indices without a count each."""
+        if not 0 < number(self.relative_error, "relative_error") < 1:
             raise MetricsError(f"relative_error is {self.relative_error}; it must lie between 0 and 1, for example 0.01")
+        for name in ("zero", "nonfinite"):
+            finite_number(getattr(self, name), f"the weight {name!r} of a sketch", at_least=0.0)
+        for sign in ("positive", "negative"):
+            indices, counts = getattr(self, f"{sign}_indices"), getattr(self, f"{sign}_counts")
+            if np.ndim(indices) != 1 or np.shape(indices) != np.shape(counts):
+                raise MetricsError(
+                    f"a sketch has {np.size(indices)} {sign} buckets but {np.size(counts)} counts; give flat arrays of one length"
+                )
 
     @classmethod
     def of(
         cls, values: npt.ArrayLike, mask: npt.ArrayLike | None = None, *, relative_error: float = DEFAULT_RELATIVE_ERROR
     ) -> QuantileSketch:
-        """Sketch an array of any shape; entries where ``mask`` is zero do not enter.
+        """Sketch an array.
+
+        Args:
+            values: any shape.
+            mask: same shape, of booleans or 0 and 1; entries where it is 0 do not enter. None takes all.
+            relative_error: bound on the relative error of a quantile, between 0 and 1.
 
         Raises:
-            MetricsError: when the shapes differ.
+            MetricsError: when the shapes differ, values are no numbers, the mask holds something else than 0 and 1, or the bound lies
+                outside its range.
         """
-        array = np.asarray(values, np.float64)
-        if mask is not None and np.shape(mask) != array.shape:
-            raise MetricsError(f"values have shape {array.shape} but the mask {np.shape(mask)}")
-        array = array.ravel() if mask is None else array[np.asarray(mask) != 0]
+        array = trained_values(number_array(values, "the values"), mask)
         finite = array[np.isfinite(array)]
         empty = cls(relative_error=relative_error)
         positive_indices, positive_counts = empty._buckets(finite[finite >= _TINY])
@@ -106,8 +119,10 @@ class QuantileSketch:
         """Return the sketch of both sets together: the counts add.
 
         Raises:
-            MetricsError: when the error bounds differ, since then the buckets do.
+            MetricsError: when the error bounds differ, since then the buckets do, or ``other`` is no sketch.
         """
+        if not isinstance(other, QuantileSketch):
+            raise MetricsError(f"cannot merge a sketch with {type(other).__name__}; give a QuantileSketch")
         if self.relative_error != other.relative_error:
             raise MetricsError(f"cannot merge sketches of relative error {self.relative_error} and {other.relative_error}: use one bound")
         positive_indices, positive_counts = _add(self.positive_indices, self.positive_counts, other.positive_indices, other.positive_counts)
@@ -123,7 +138,14 @@ class QuantileSketch:
         )
 
     def scaled(self, factor: float) -> QuantileSketch:
-        """Return the sketch with every weight multiplied by ``factor``; quantiles do not change."""
+        """Return the sketch with every weight multiplied by ``factor``.
+
+        ``k`` sketches scaled by ``1 / k`` merge to the original. One alone stands for a part of every value, so its quantiles mean little.
+
+        Raises:
+            MetricsError: unless ``factor`` is a finite number above 0.
+        """
+        factor = finite_number(factor, "the factor of a sketch", above=0.0)
         return QuantileSketch(
             relative_error=self.relative_error,
             zero=self.zero * factor,
@@ -135,7 +157,10 @@ class QuantileSketch:
         )
 
     def quantile(self, q: float) -> float | None:
-        """Return the value at rank ``q (n - 1)`` of the sorted data, the lower one between two, within the error bound.
+        """Return the value at rank ``floor(q (n - 1))`` of the sorted data, counted from 0, within the error bound.
+
+        Between two values the lower one is the answer, without interpolation: the median of 1 and 3 is 1. That is
+        ``numpy.quantile(..., method="lower")``.
 
         Args:
             q: between 0 and 1.
@@ -146,6 +171,7 @@ class QuantileSketch:
         Raises:
             MetricsError: for ``q`` outside [0, 1].
         """
+        q = number(q, "the quantile")
         if not 0 <= q <= 1:
             raise MetricsError(f"quantile {q} does not exist; give a number between 0 and 1")
         total = self.count

@@ -14,13 +14,18 @@ from dataclasses import dataclass, field
 from typing import SupportsFloat
 
 from rl_metrics.aggregation import Aggregation, check_aggregation, check_step_units
+from rl_metrics.agreement import difference
+from rl_metrics.arguments import count, finite_number, number
 from rl_metrics.errors import KeyAgreementError, MetricsError
 from rl_metrics.metric import Metric, merge_metrics, report
 
-__all__ = ["MicroBatchMetrics", "finish_step_report", "step_contributions"]
+__all__ = ["MicroBatchMetrics", "finish_step_report", "step_contributions", "step_settings"]
 
 TRAINED_TOKENS = "(trained tokens of the step)"
 """Internal name of the token count that travels with the sums; a user's metric may not take it."""
+
+_REDUCER_OUTPUT = "reducer output"
+"""Unit of the sums on their way, so that a reducer output of one rank never merges with another rank's metric of the same name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +42,7 @@ class MicroBatchMetrics:
     """
 
     num_tokens: SupportsFloat
-    """Trained tokens by the FULL masks of the micro-batch: every CP rank gives the same number. Decides "no data" too."""
+    """Trained tokens by the FULL masks of the micro-batch, a whole number: every CP rank gives the same. 0 says "no data": all sums are 0 then."""
 
     metrics: Sequence[Metric] = field(default=())
     """Metrics with a kind of their own, such as a maximum of the importance ratio or a sample count."""
@@ -56,21 +61,49 @@ def step_contributions(sums: Sequence[Mapping[str, float]], num_tokens: Sequence
 
     Raises:
         KeyAgreementError: when a micro-batch reports other names than the first.
-        MetricsError: when further metrics cannot merge or reuse a name.
+        MetricsError: when a token count is no whole number of at least 0, a micro-batch without tokens has sums, or further metrics cannot
+            merge or reuse a name.
     """
     names = list(sums[0]) if sums else []
-    for k, values in enumerate(sums):
-        if set(values) != set(names):
+    for k, (values, tokens) in enumerate(zip(sums, num_tokens, strict=True)):
+        told = difference(names, values)
+        if told:
             raise KeyAgreementError(
-                f"micro-batch {k} reports other metrics than micro-batch 0: lacks {sorted(set(names) - set(values))}, "
-                f"adds {sorted(set(values) - set(names))}; report the same names from every micro-batch, fillers included"
+                f"micro-batch {k} reports other metrics than micro-batch 0: it {told}; report the same names from every micro-batch, fillers included"
+            )
+        if not (finite_number(tokens, f"micro-batch {k}: num_tokens", at_least=0.0)).is_integer():
+            raise MetricsError(f"micro-batch {k}: num_tokens is {tokens}; it counts the trained tokens of the full masks")
+        extra_sums = [name for name in names if not tokens and number(values[name], name) != 0]
+        if extra_sums:
+            raise MetricsError(
+                f"micro-batch {k}: {extra_sums[0]!r} is {values[extra_sums[0]]} with num_tokens 0; without trained tokens every reducer output is 0, "
+                "so count the tokens of the full masks"
             )
     further = merge_metrics(metric for metrics in extra for metric in metrics)
     clash = sorted((set(names) | {TRAINED_TOKENS}) & set(further)) + [name for name in names if name == TRAINED_TOKENS]
     if clash:
         raise MetricsError(f"metric name {clash[0]!r} is used twice in one step; rename one of them")
-    records = [Metric.of_sum(name, sum(float(values[name]) for values in sums)) for name in names]
+    records = [Metric.of_sum(name, sum(float(values[name]) for values in sums), unit=_REDUCER_OUTPUT) for name in names]
     return [*records, Metric.of_sum(TRAINED_TOKENS, float(sum(num_tokens)), unit="token"), *further.values()]
+
+
+def step_settings(aggregation: Aggregation, step_units: SupportsFloat | None, cp_size: int) -> dict[str, str]:
+    """Return what all ranks of a step must pass alike, checked, as text to compare.
+
+    Args:
+        aggregation: one of the five.
+        step_units: ``U`` of the whole step; not used by ``token_mean``, so it does not enter there.
+        cp_size: context-parallel ranks.
+
+    Returns:
+        name -> value. ``step_settings("rollout_mean", 8, 2)`` is ``{"aggregation": "rollout_mean", "cp_size": "2", "step_units": "8.0"}``.
+
+    Raises:
+        MetricsError: for an unknown aggregation, units that are not a positive number, or a ``cp_size`` that is no count.
+    """
+    check_aggregation(aggregation)
+    settings = {"aggregation": str(aggregation), "cp_size": str(count(cp_size, "cp_size"))}
+    return settings if aggregation == "token_mean" else settings | {"step_units": repr(check_step_units(aggregation, step_units))}
 
 
 def finish_step_report(
@@ -94,9 +127,7 @@ def finish_step_report(
     Example:
         ``token_mean`` at ``cp_size = 2``: sums 10 and 6 with 4 tokens counted on each rank give 16 / (8 / 2) = 4.
     """
-    check_aggregation(aggregation)
-    if cp_size < 1:
-        raise MetricsError(f"cp_size is {cp_size}; it counts ranks, so give at least 1")
+    step_settings(aggregation, step_units, cp_size)
     tokens = reduced[TRAINED_TOKENS].numerator / cp_size
     units = tokens if aggregation == "token_mean" else check_step_units(aggregation, step_units)
     lines: dict[str, float | None] = {}

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -34,14 +34,19 @@ HEAD_SIZE = 256
 _NONE = -math.inf
 
 
-def digest(metrics: Sequence[Metric]) -> float:
-    """Return 48 bits of a hash of all names, kinds and units: an integer that float64 holds exactly, never 0."""
-    text = "\n".join(metric.describe() for metric in metrics)
+def digest(metrics: Sequence[Metric], settings: Mapping[str, str]) -> float:
+    """Return 48 bits of a hash of what must be equal on all ranks: an integer that float64 holds exactly, never 0.
+
+    Args:
+        metrics: names, kinds and units enter, in this order.
+        settings: what the rank wants to do with them, by name, such as the aggregation and the units of a train step.
+    """
+    text = "\n".join([*(f"{name} = {settings[name]}" for name in sorted(settings)), "", *(metric.describe() for metric in metrics)])
     return float(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big") + 1)
 
 
 def extrema(metrics: Sequence[Metric]) -> FloatArray:
-    """Return the vector for the MAX all-reduce, without the head."""
+    """Return the vector for the MAX all-reduce, without the head: float64, its length a function of the kinds alone."""
     parts: list[float] = []
     for metric in metrics:
         parts += _extrema_of(metric)
@@ -49,7 +54,7 @@ def extrema(metrics: Sequence[Metric]) -> FloatArray:
 
 
 def sums(metrics: Sequence[Metric], agreed: FloatArray) -> FloatArray:
-    """Return the vector for the SUM all-reduce, given the agreed extrema."""
+    """Return the vector for the SUM all-reduce, given the agreed extrema: float64, of one length on all ranks."""
     tops = agreed.tolist()
     parts: list[float] = []
     start = 0

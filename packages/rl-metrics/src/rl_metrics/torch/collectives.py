@@ -3,7 +3,7 @@
 Layer: above ``wire`` (which decides what travels) and ``groups``.
 
 Invariants, tested with real gloo: every rank gets the same records, equal to merging all ranks' records in one process; ranks that report
-different metrics, or one that fails while preparing them, make EVERY rank raise an error that names rank and keys, so nobody hangs; the
+different metrics or pass different settings, or one that fails while preparing them, make EVERY rank raise an error that names them, so nobody hangs; the
 number of collectives does not depend on the number of metrics (two, or three with more than 250 extrema).
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +19,11 @@ import torch
 import torch.distributed as dist
 
 from rl_metrics import wire
+from rl_metrics.agreement import RankReport, disagreement
+from rl_metrics.arguments import count
 from rl_metrics.errors import KeyAgreementError, MetricsError
-from rl_metrics.metric import Metric, merge_metrics
-from rl_metrics.torch.groups import collective_device, group_rank, group_size, is_alone
+from rl_metrics.metric import Metric, check_metric, merge_metrics
+from rl_metrics.torch.groups import collective_device, group_members, group_size, is_alone
 
 __all__ = ["all_reduce_metrics", "reduce_prepared_metrics"]
 
@@ -43,27 +46,45 @@ def all_reduce_metrics(
         metrics: the rank's records.
         group: ranks to merge over. Each contributes its own data: values that several ranks hold in full need
             :meth:`rl_metrics.Metric.replicated`.
-        dst: global rank that wants the result. With it the sums travel to that rank only. None: everybody gets the result.
+        dst: GLOBAL rank of the group that wants the result, the same on all ranks. With it the sums travel to that rank only. None: everybody
+            gets the result.
 
     Returns:
         name -> merged record, names sorted. Where no rank had data the record has weight 0 and the value None. On ranks other than ``dst``
         the sums are not meaningful, so the result is empty.
 
     Raises:
-        KeyAgreementError: on every rank, when ranks disagree; it names the ranks and the keys.
-        MetricsError: when this rank's records cannot be merged; the other ranks raise :class:`KeyAgreementError` naming this one.
+        KeyAgreementError: on every rank the same, when ranks disagree on metrics or on ``dst``; it names the ranks and the keys.
+        MetricsError: when this rank's records cannot be merged or its ``dst`` is outside the group; the other ranks raise
+            :class:`KeyAgreementError` naming this one.
     """
-    return reduce_prepared_metrics(lambda: _named(metrics), group, dst=dst)
+    return reduce_prepared_metrics(lambda: (_named(metrics), {}), group, dst=dst)
 
 
 def reduce_prepared_metrics(
-    prepare: Callable[[], Iterable[Metric]], group: dist.ProcessGroup | None = None, *, dst: int | None = None
+    prepare: Callable[[], tuple[Iterable[Metric], Mapping[str, str]]], group: dist.ProcessGroup | None = None, *, dst: int | None = None
 ) -> dict[str, Metric]:
-    """As :func:`all_reduce_metrics`, with records made by a callable whose failure reaches all ranks instead of hanging them."""
+    """As :func:`all_reduce_metrics`, with records made by a callable whose failure reaches all ranks instead of hanging them.
+
+    Args:
+        prepare: returns the rank's records, and settings that must be equal on all ranks: name -> value as text.
+        group: as in :func:`all_reduce_metrics`.
+        dst: as in :func:`all_reduce_metrics`.
+
+    Returns:
+        As :func:`all_reduce_metrics`.
+
+    Raises:
+        KeyAgreementError: as in :func:`all_reduce_metrics`, also when settings differ.
+    """
     failure: Exception | None = None
     local: list[Metric] = []
+    settings: dict[str, str] = {}
     try:
-        local = sorted(merge_metrics(prepare()).values(), key=lambda metric: metric.name)
+        _check_dst(dst, group)
+        records, wanted = prepare()
+        local = sorted(merge_metrics(records).values(), key=lambda metric: metric.name)
+        settings = {**wanted, "dst": str(dst)}
     except Exception as error:
         # Whatever it is: the others wait for this rank in the next collective, and must hear of it there.
         failure = error
@@ -71,7 +92,7 @@ def reduce_prepared_metrics(
         if failure is not None:
             raise failure
         return {metric.name: metric for metric in local}
-    agreed = _agree(local, failure, group)
+    agreed = _agree(local, settings, failure, group)
     summed = _sum(wire.sums(local, agreed), group, dst)
     if dst is not None and dist.get_rank() != dst:
         return {}
@@ -81,53 +102,44 @@ def reduce_prepared_metrics(
 def _named(metrics: Iterable[Metric] | Mapping[str, Metric]) -> list[Metric]:
     """Return the records, renamed to their keys where a mapping gives them."""
     if isinstance(metrics, Mapping):
-        metrics = [replace(_checked(metric, name), name=name) for name, metric in metrics.items()]
-    return [_checked(metric, "") for metric in metrics]
+        return [replace(check_metric(metric, str(name)), name=name) for name, metric in metrics.items()]
+    if not isinstance(metrics, Iterable):
+        raise MetricsError(f"got {type(metrics).__name__}; give a list of metrics, or a mapping of names to metrics")
+    return [check_metric(metric, "a metric") for metric in metrics]
 
 
-def _checked(metric: object, name: str) -> Metric:
-    """Refuse a bare number: how it is to be merged would have to be guessed."""
-    if not isinstance(metric, Metric):
-        raise MetricsError(
-            f"{name or 'a metric'}: got {type(metric).__name__}, whose way to merge is not declared; give a Metric, such as Metric.of_mean"
-        )
-    return metric
+def _check_dst(dst: int | None, group: dist.ProcessGroup | None) -> None:
+    """Refuse a rank that is not in the group: the sums would be sent nowhere."""
+    if dst is not None and count(dst, "dst", minimum=0) not in group_members(group):
+        raise MetricsError(f"dst is {dst}; it is the GLOBAL rank that gets the result, so give one of {group_members(group)}")
 
 
-def _agree(local: list[Metric], failure: Exception | None, group: dist.ProcessGroup | None) -> npt.NDArray[np.float64]:
-    """Return the extrema all ranks agree on, after checking that they report the same metrics."""
+def _agree(
+    local: list[Metric], settings: dict[str, str], failure: Exception | None, group: dist.ProcessGroup | None
+) -> npt.NDArray[np.float64]:
+    """Return the extrema all ranks agree on, after checking that they report the same metrics and want the same done with them."""
     payload = wire.extrema(local)
-    key = wire.digest(local) if failure is None else _FAILED
+    key = wire.digest(local, settings) if failure is None else _FAILED
     first = payload[: wire.HEAD_SIZE - 2]
     head = np.full(wire.HEAD_SIZE, -np.inf)
     head[:2] = key, -key
     head[2 : 2 + first.size] = first
     head = _reduce(head, dist.ReduceOp.MAX, group)
     if head[0] != -head[1] or failure is not None:
-        _raise_disagreement(local, failure, group)
+        _raise_disagreement(local, settings, failure, group)
     rest = payload[first.size :]
     return np.concatenate([head[2 : 2 + first.size], _reduce(rest, dist.ReduceOp.MAX, group) if rest.size else rest])
 
 
-def _raise_disagreement(local: list[Metric], failure: Exception | None, group: dist.ProcessGroup | None) -> None:
+def _raise_disagreement(local: list[Metric], settings: dict[str, str], failure: Exception | None, group: dist.ProcessGroup | None) -> None:
     """Exchange what every rank reports and raise on all of them. Runs on the failing path only, where one more collective costs nothing."""
-    reports: list[tuple[str | None, list[str]] | None] = [None] * group_size(group)
-    dist.all_gather_object(reports, (None if failure is None else str(failure), [metric.describe() for metric in local]), group=group)
+    told = None if failure is None else str(failure) or type(failure).__name__
+    mine = RankReport(failure=told, settings=settings, metrics=tuple(metric.describe() for metric in local))
+    reports: list[Any] = [None] * group_size(group)
+    dist.all_gather_object(reports, mine, group=group)
     if failure is not None:
         raise failure
-    known = [entry for entry in reports if entry is not None]
-    failed = [f"rank {rank} could not prepare its metrics: {message}" for rank, (message, _) in enumerate(known) if message is not None]
-    if failed:
-        raise KeyAgreementError(f"(this is rank {group_rank(group)} of the group) " + "; ".join(failed))
-    reference = set(known[0][1])
-    lines = []
-    for rank, (_, keys) in enumerate(known):
-        lacks, adds = sorted(reference - set(keys)), sorted(set(keys) - reference)
-        if lacks or adds:
-            lines.append(f"rank {rank} lacks {lacks} and adds {adds} compared with rank 0")
-    raise KeyAgreementError(
-        f"ranks of the group report different metrics: {'; '.join(lines)}. Report the same metrics everywhere; a rank without data passes Metric.empty"
-    )
+    raise KeyAgreementError(disagreement(reports))
 
 
 def _reduce(values: npt.NDArray[np.float64], op: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None) -> npt.NDArray[np.float64]:

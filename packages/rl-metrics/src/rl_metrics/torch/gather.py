@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rl_metrics.context_parallel import ContextParallel, IntArray, int_array
+from rl_metrics.context_parallel import ContextParallel, IntArray, check_place, int_array
 from rl_metrics.errors import MetricsError
 from rl_metrics.packing import packed_responses
 from rl_metrics.torch.groups import group_rank, group_size
@@ -69,9 +69,12 @@ def gather_responses(
         N tensors [R_i, ...].
 
     Raises:
-        MetricsError: when the pieces do not have the sizes the geometry gives, or ``cp`` is not the group's. Raised before the
-            collective, from values all ranks share except the pieces themselves.
+        MetricsError: when the pieces are no tensors of one dtype, device and width with the sizes the geometry gives, or ``cp`` is not the
+            group's. Raised before the collective, from values all ranks share except the pieces themselves: a piece that is wrong on one
+            rank alone leaves the others to the group's timeout.
+        GeometryError: as in :func:`rl_metrics.packed_responses`.
     """
+    check_place(cp)
     _check_group(cp, group)
     owned = packed_responses(
         total_lengths, response_lengths, cp, pad_multiple=pad_multiple, stream_offsets=stream_offsets, stream_length=stream_length
@@ -82,11 +85,15 @@ def gather_responses(
             f"{len(pieces)} pieces for {len(lengths)} samples; give one per sample, an empty one where this rank owns no token"
         )
     for i, (piece, count) in enumerate(zip(pieces, owned.counts.tolist(), strict=True)):
+        if not isinstance(piece, torch.Tensor):
+            raise MetricsError(f"sample {i}: the piece is {type(piece).__name__}; give a tensor")
         if piece.dim() < 1 or piece.shape[0] != count:
             raise MetricsError(
                 f"sample {i}: the piece has shape {tuple(piece.shape)}, but rank {cp.rank} of {cp.size} owns {count} of its "
                 f"{lengths[i]} response tokens"
             )
+        if _kind(piece) != _kind(pieces[0]):
+            raise MetricsError(f"sample {i}: the piece is {_kind(piece)}, that of sample 0 {_kind(pieces[0])}; give all alike")
     if not pieces:
         return []
     local = torch.cat(list(pieces))
@@ -96,6 +103,11 @@ def gather_responses(
     full = full.index_copy(0, torch.from_numpy(owned.flat_indices).to(local.device), local)
     total: torch.Tensor = _SumOverGroup.apply(full, group)  # type: ignore[no-untyped-call]
     return list(torch.split(total, lengths))
+
+
+def _kind(piece: torch.Tensor) -> str:
+    """Say what must be equal for pieces to be joined."""
+    return f"{piece.dtype} on {piece.device} with {tuple(piece.shape[1:])} numbers a token"
 
 
 def _check_group(cp: ContextParallel, group: dist.ProcessGroup | None) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-__all__ = ["collective_device", "group_rank", "group_size", "is_alone"]
+from rl_metrics.errors import MetricsError
+
+__all__ = ["collective_device", "group_members", "group_rank", "group_size", "is_alone"]
 
 
 def is_alone(group: dist.ProcessGroup | None) -> bool:
@@ -18,14 +20,21 @@ def is_alone(group: dist.ProcessGroup | None) -> bool:
 
 
 def group_size(group: dist.ProcessGroup | None) -> int:
-    """Return the number of ranks in the group; 1 without any process group."""
+    """Return the number of ranks in the group; 1 without any process group.
+
+    Raises:
+        MetricsError: when this process does not belong to the group, so that its collectives would do nothing.
+    """
     if group is None and not (dist.is_available() and dist.is_initialized()):
         return 1
-    return dist.get_world_size(group)
+    size = dist.get_world_size(group)
+    if size < 1:
+        raise MetricsError(f"this process (global rank {dist.get_rank()}) does not belong to the group; only its members call")
+    return size
 
 
 def group_rank(group: dist.ProcessGroup | None) -> int:
-    """Return this process's rank inside the group."""
+    """Return this process's rank inside the group, counted from 0; 0 without any process group."""
     if group is None and not (dist.is_available() and dist.is_initialized()):
         return 0
     return dist.get_rank(group)
@@ -36,3 +45,10 @@ def collective_device(group: dist.ProcessGroup | None) -> torch.device:
     if dist.get_backend(group) == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
+
+
+def group_members(group: dist.ProcessGroup | None) -> list[int]:
+    """Return the GLOBAL ranks of the group, in the order of their ranks inside it; ``[0]`` without any process group."""
+    if group is None and not (dist.is_available() and dist.is_initialized()):
+        return [0]
+    return dist.get_process_group_ranks(group)

@@ -1,10 +1,11 @@
 """Masked, divided sums of per-token values: a constant number of kernels for any number of samples.
 
-Layer: above ``packing``; tested against the loops of :mod:`rl_metrics.loss_reduction`.
+Layer: above ``packing``; tested against the loops of :mod:`rl_metrics.loss_reduction`. A reducer is made on the host, once per micro-batch: masks are
+checked and counted there, and what each token is divided by is laid out. Calling it is tensor code that never waits for a device.
 
 Invariants, tested: the sum over CP ranks is the value of one rank that holds everything; masked positions are chosen away, not multiplied
 away, so NaN and infinity there reach neither value nor gradient; an all-masked or empty slice gives 0 with a graph, so that the rank still
-takes part in backward; calling the reducer takes four operations.
+takes part in backward; making a reducer launches no kernel, calling it takes four operations.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ import numpy.typing as npt
 import torch
 
 from rl_metrics.aggregation import Aggregation
-from rl_metrics.context_parallel import ContextParallel, IntArray, check_lengths, int_array
+from rl_metrics.context_parallel import ContextParallel, IntArray, check_lengths, check_place, int_array
+from rl_metrics.denominators import checked_denominators
 from rl_metrics.errors import MetricsError
 from rl_metrics.loss_reduction import reducer_denominators
 from rl_metrics.loss_scale import calculates_per_token_loss
+from rl_metrics.masks import sums_of_pieces
 from rl_metrics.packing import packed_responses
+from rl_metrics.torch.masks import Masks, device_of, host_array, host_masks
 
 __all__ = ["LossReducer", "Masks", "get_sum_of_sample_mean", "loss_reducer", "megatron_num_tokens"]
-
-Masks = torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[int]] | Sequence[npt.NDArray[np.integer[Any]]]
-"""Loss masks of a micro-batch: one [R_i] per sample, or all of them already concatenated in one tensor."""
 
 
 class LossReducer:
@@ -46,11 +47,13 @@ class LossReducer:
         """Return ``sum_i (sum over local t of m_it x_it) / D_i`` as a 0-dim tensor in the dtype of ``x``.
 
         Args:
-            x: float [n], this rank's response values, sample after sample in the order of ``response_indices``.
+            x: float [n], this rank's response values, sample after sample in the order of ``response_indices``, on any device.
 
         Raises:
-            MetricsError: when the shape is another one, or the dtype is no floating one: a mean of integers would be cut.
+            MetricsError: when ``x`` is no tensor, the shape is another one, or the dtype is no floating one: a mean of integers would be cut.
         """
+        if not isinstance(x, torch.Tensor):
+            raise MetricsError(f"got values of type {type(x).__name__}; give a floating-point tensor [{self.num_values}]")
         if not x.is_floating_point():
             raise MetricsError(f"got values of dtype {x.dtype}; give floating-point values, such as x.float()")
         if x.shape != self._trained.shape:
@@ -87,9 +90,10 @@ def get_sum_of_sample_mean(
     Args:
         total_lengths: int [N], prompt and response tokens of each sample, in stream order.
         response_lengths: int [N].
-        loss_masks: N FULL masks [R_i], the same on every CP rank; a token is trained where it is not zero. One concatenated tensor
-            [sum R_i] spares the concatenation of many small tensors.
-        sample_denoms: [N], overrides the own mask sums.
+        loss_masks: N FULL masks [R_i], the same on every CP rank, of booleans or exactly 0 and 1: lists, arrays or tensors. One concatenated
+            tensor [sum R_i] spares the concatenation of many small tensors. They are checked here, on the host: masks on a device are copied
+            to it, one transfer that waits for the device; masks on the host cost no wait.
+        sample_denoms: [N], overrides the own mask sums; checked on the host like the masks.
         calculate_per_token_loss: True: no denominators.
         cp: this rank's place; None is one rank that holds everything.
         stream_offsets: int [N], for ``contiguous``; default: sequences back to back.
@@ -97,10 +101,11 @@ def get_sum_of_sample_mean(
         pad_multiple: what each sequence is padded to a multiple of; as in :func:`rl_metrics.padded_lengths`.
 
     Returns:
-        A callable; it moves its masks to the device of the first ``x`` and keeps them there.
+        A callable; it keeps what it needs on the masks' device and moves it to that of the first ``x`` where that is another.
 
     Raises:
-        MetricsError: when lengths, masks and denominators do not fit together.
+        MetricsError: when lengths, masks and denominators do not fit together, a mask holds something else than 0 and 1 (it names sample and
+            token), or a denominator is negative or not finite.
         GeometryError: as in :func:`rl_metrics.response_slice`.
 
     Example:
@@ -108,17 +113,21 @@ def get_sum_of_sample_mean(
     """
     totals, lengths = int_array(total_lengths), int_array(response_lengths)
     check_lengths(totals, lengths)
-    trained = masks = _full_masks(loss_masks, lengths)
-    samples = np.repeat(np.arange(lengths.size, dtype=np.int64), lengths)
-    if cp is not None and cp.size > 1:
-        owned = packed_responses(totals, lengths, cp, pad_multiple=pad_multiple, stream_length=stream_length, stream_offsets=stream_offsets)
-        trained = masks.index_select(0, torch.from_numpy(owned.flat_indices).to(masks.device))
-        samples = owned.samples
+    masks = host_masks(loss_masks, lengths)
+    trained, counts = masks, lengths
+    place = ContextParallel() if cp is None else cp
+    check_place(place)
+    if place.size > 1 or not (stream_offsets is None and stream_length is None and pad_multiple is None):
+        owned = packed_responses(
+            totals, lengths, place, pad_multiple=pad_multiple, stream_length=stream_length, stream_offsets=stream_offsets
+        )
+        trained, counts = masks[owned.flat_indices], owned.counts
+    device = device_of(loss_masks)
     if calculate_per_token_loss:
-        return LossReducer(trained, None)
-    divisors = _own_mask_sums(masks, lengths) if sample_denoms is None else _given_denominators(sample_denoms, lengths.size)
-    divisors = divisors.to(masks.device)
-    return LossReducer(trained, divisors.index_select(0, torch.from_numpy(samples).to(masks.device)))
+        return LossReducer(torch.tensor(trained, device=device), None)
+    given = host_array(sample_denoms) if isinstance(sample_denoms, torch.Tensor) else sample_denoms
+    divisors = checked_denominators(sums_of_pieces(masks, lengths) if given is None else given, lengths.size)
+    return LossReducer(torch.tensor(trained, device=device), torch.from_numpy(np.repeat(divisors, counts)).to(device))
 
 
 def loss_reducer(
@@ -157,10 +166,8 @@ def loss_reducer(
     Raises:
         MetricsError: for an unknown aggregation or missing denominators, and as in :func:`get_sum_of_sample_mean`.
     """
-    on_device = isinstance(denominators, torch.Tensor) and denominators.device.type != "cpu"
-    if on_device and aggregation in ("token_mean", "constant"):
-        denominators = torch.as_tensor(denominators).cpu()
-    sample_denoms, per_token = reducer_denominators(aggregation, denominators)
+    given = host_array(denominators) if isinstance(denominators, torch.Tensor) else denominators
+    sample_denoms, per_token = reducer_denominators(aggregation, given)
     return get_sum_of_sample_mean(
         total_lengths,
         response_lengths,
@@ -179,75 +186,18 @@ def megatron_num_tokens(aggregation: Aggregation, loss_masks: Masks) -> torch.Te
 
     Args:
         aggregation: one of the five.
-        loss_masks: FULL masks of the micro-batch, as in :func:`get_sum_of_sample_mean`.
+        loss_masks: FULL masks of the micro-batch, as in :func:`get_sum_of_sample_mean`. One tensor of booleans is counted where it lies; other
+            masks on a device are brought to the host to be checked, which waits for the device.
 
     Returns:
-        int32 []: for ``token_mean`` the trained tokens (no fake token for masked samples), else 1, by which Megatron divides.
+        int32 [], on the masks' device: for ``token_mean`` the trained tokens (no fake token for masked samples), else 1, by which Megatron
+        divides.
 
     Raises:
-        MetricsError: for an unknown aggregation.
+        MetricsError: for an unknown aggregation, or masks that hold something else than booleans or 0 and 1.
     """
     if not calculates_per_token_loss(aggregation):
-        return torch.ones((), dtype=torch.int32, device=_device_of(loss_masks))
-    return _concatenated(loss_masks).ne(0).sum(dtype=torch.int32)
-
-
-def _device_of(loss_masks: Masks) -> torch.device:
-    first = loss_masks if isinstance(loss_masks, torch.Tensor) else next(iter(loss_masks), None)
-    return first.device if isinstance(first, torch.Tensor) else torch.device("cpu")
-
-
-def _concatenated(loss_masks: Masks) -> torch.Tensor:
-    """Return all masks as one flat tensor."""
-    if isinstance(loss_masks, torch.Tensor):
-        return loss_masks.reshape(-1)
-    masks = list(loss_masks)
-    if not masks:
-        return torch.empty(0, dtype=torch.int32)
-    if isinstance(masks[0], torch.Tensor):
-        return torch.cat([torch.as_tensor(mask).reshape(-1) for mask in masks])
-    return torch.from_numpy(np.concatenate([np.asarray(mask).reshape(-1) for mask in masks]))
-
-
-def _full_masks(loss_masks: Masks, lengths: IntArray) -> torch.Tensor:
-    """Return which response tokens are trained, bool [sum R_i], after checking the sizes of the masks."""
-    if not isinstance(loss_masks, torch.Tensor):
-        sizes = [len(mask) for mask in loss_masks]
-        if len(sizes) != lengths.size:
-            raise MetricsError(f"{len(sizes)} loss masks for {lengths.size} samples; give one per sample")
-        for i, (size, length) in enumerate(zip(sizes, lengths.tolist(), strict=True)):
-            if size != length:
-                raise MetricsError(
-                    f"sample {i}: loss mask has {size} entries, the response {length} tokens; give the FULL mask on every rank"
-                )
-    masks = _concatenated(loss_masks)
-    if masks.numel() != int(lengths.sum()):
-        raise MetricsError(f"the concatenated loss mask has {masks.numel()} entries, the responses {int(lengths.sum())} tokens")
-    return masks.ne(0)
-
-
-def _own_mask_sums(masks: torch.Tensor, lengths: IntArray) -> torch.Tensor:
-    """Return each sample's denominator: its trained tokens, 0 as 1; float64 [N] on the masks' device."""
-    if not lengths.size:
-        return torch.empty(0, dtype=torch.float64, device=masks.device)
-    sizes = torch.from_numpy(lengths).to(masks.device)
-    sums = torch.segment_reduce(masks.to(torch.float64), "sum", lengths=sizes, initial=0.0, unsafe=True)
-    return sums.clamp_min_(1.0)
-
-
-def _given_denominators(sample_denoms: Any, num_samples: int) -> torch.Tensor:
-    """Return each sample's given denominator, 0 as 1; float64 [N]."""
-    if not isinstance(sample_denoms, torch.Tensor):
-        sample_denoms = torch.from_numpy(np.asarray([float(value) for value in sample_denoms], np.float64))
-    if sample_denoms.shape != (num_samples,):
-        raise MetricsError(f"sample_denoms has shape {tuple(sample_denoms.shape)} for {num_samples} samples; give one per sample")
-    denominators = sample_denoms.to(torch.float64)
-    if denominators.device.type == "cpu":
-        # On a device the check would wait for it; denominators come from the host.
-        values = denominators.numpy()
-        wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
-        if wrong.size:
-            raise MetricsError(
-                f"sample {wrong[0]}: denominator {values[wrong[0]]}; give a finite number that is not negative, 0 counts as 1"
-            )
-    return torch.where(denominators == 0, 1.0, denominators)
+        return torch.ones((), dtype=torch.int32, device=device_of(loss_masks))
+    if isinstance(loss_masks, torch.Tensor) and loss_masks.dtype == torch.bool:
+        return loss_masks.sum(dtype=torch.int32)
+    return torch.tensor(np.count_nonzero(host_masks(loss_masks, None)), dtype=torch.int32, device=device_of(loss_masks))

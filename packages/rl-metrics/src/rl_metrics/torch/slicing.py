@@ -6,6 +6,7 @@ Layer: indexing with the arrays of :mod:`rl_metrics.packing`; no geometry here.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -41,14 +42,21 @@ def slice_tokens(
 
     Raises:
         GeometryError: when the padding does not fit the layout.
-        MetricsError: when there is no sequence, so that dtype and device are unknown.
+        MetricsError: when there is no sequence, so that dtype and device are unknown, or the sequences are no tensors of one dtype, device
+            and width.
 
     Example:
         ``slice_tokens([arange(6)], ContextParallel(size=2, rank=0))`` is ``[0, 1, 0, 0]``: tokens 0, 1 and two of padding.
     """
-    sequences = [tokens] if isinstance(tokens, torch.Tensor) else list(tokens)
+    sequences: list[Any] = [tokens] if isinstance(tokens, torch.Tensor) else list(tokens)
     if not sequences:
         raise MetricsError("no sequences to slice; a micro-batch without samples has no packed stream")
+    for i, sequence in enumerate(sequences):
+        if not isinstance(sequence, torch.Tensor) or sequence.dim() < 1:
+            raise MetricsError(f"sequence {i}: got {_described(sequence)}; give a tensor [L] or [L, ...]")
+        first = sequences[0]
+        if (sequence.dtype, sequence.device, sequence.shape[1:]) != (first.dtype, first.device, first.shape[1:]):
+            raise MetricsError(f"sequence {i} is {_described(sequence)}, sequence 0 {_described(first)}; give one dtype, device and width")
     index = packed_token_index([sequence.shape[0] for sequence in sequences], cp, pad_multiple=pad_multiple, stream_length=stream_length)
     flat = sequences[0] if len(sequences) == 1 else torch.cat(sequences)
     places = torch.from_numpy(index).to(flat.device)
@@ -81,12 +89,21 @@ def slice_response(
         Tensor [n] or [n, ...]; n may be 0. Differentiable.
 
     Raises:
-        MetricsError: when the tensor does not hold ``R`` entries.
+        MetricsError: when it is no tensor, or does not hold ``R`` entries.
         GeometryError: as in :func:`rl_metrics.response_slice`.
     """
+    if not isinstance(response, torch.Tensor):
+        raise MetricsError(f"the response is {_described(response)}; give a tensor with an entry per response token")
     if response.dim() < 1 or response.shape[0] != response_length:
         raise MetricsError(f"the response tensor has shape {tuple(response.shape)}, but the response has {response_length} tokens")
     owned = response_slice(
         total_length, response_length, cp, stream_offset=stream_offset, stream_length=stream_length, padded_length=padded_length
     )
     return response.index_select(0, torch.from_numpy(owned.response_indices).to(response.device))
+
+
+def _described(value: object) -> str:
+    """Return a tensor's shape, dtype and device, or the type of anything else."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor {tuple(value.shape)} of {value.dtype} on {value.device}"
+    return type(value).__name__

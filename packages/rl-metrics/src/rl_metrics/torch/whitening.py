@@ -1,22 +1,46 @@
 """Advantage whitening over all ranks, exact for every layout.
 
 Layer: above ``moments`` and ``groups``. Moments are taken in float64 in two passes on each rank and merged with Chan's formula, in rank order,
-from one all-gather of three numbers; so all ranks compute the same statistics to the last bit.
+from one all-gather of a few numbers; so all ranks compute the same statistics to the last bit. Whether masks hold anything but 0 and 1 and which settings
+a rank passes travel with them, at no further wait.
+
+Invariants, tested with real gloo: one collective per call; a rank whose input is wrong, or ranks that pass different settings, make every rank raise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import overload
+from dataclasses import dataclass
+from typing import Any, overload
 
 import torch
 import torch.distributed as dist
 
+from rl_metrics.arguments import finite_number
 from rl_metrics.errors import MetricsError
+from rl_metrics.masks import is_trained
 from rl_metrics.moments import Moments, merge_moments
 from rl_metrics.torch.groups import collective_device, group_rank, group_size, is_alone
+from rl_metrics.torch.masks import host_array
 
 __all__ = ["masked_moments", "masked_whiten"]
+
+_FAILED = 1.0
+"""Mark of a rank whose input is wrong; 0 is that of the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """What one rank holds, flat."""
+
+    values: torch.Tensor
+    """float [n]."""
+
+    trained: torch.Tensor
+    """bool [n]."""
+
+    wrong: torch.Tensor
+    """bool []: whether a mask entry is neither 0 nor 1. On the values' device, so that nobody waits for it."""
 
 
 def masked_moments(
@@ -25,29 +49,17 @@ def masked_moments(
     """Return count, mean and m2 of the trained entries over all ranks of a group, in float64.
 
     Args:
-        values: this rank's disjoint part: a tensor, or one per sample; may be empty.
-        masks: the same shapes; entries are trained where not zero.
+        values: this rank's disjoint part: a floating-point tensor, or one per sample; may be empty.
+        masks: the same shapes, of booleans or exactly 0 and 1.
         group: every rank of it calls this, with or without data.
 
     Returns:
         The merged moments, equal on all ranks.
 
     Raises:
-        MetricsError: when shapes differ.
+        MetricsError: on every rank, when shapes differ or a mask holds something else on one of them.
     """
-    flat, trained = _flat(values, masks)
-    chosen = flat.detach()[trained].to(torch.float64)
-    count = chosen.numel()
-    mean = chosen.mean() if count else chosen.new_zeros(())
-    local = torch.stack([chosen.new_tensor(float(count)), mean, (chosen - mean).square().sum()])
-    if is_alone(group):
-        parts = [local]
-    else:
-        local = local.to(collective_device(group))
-        parts = [torch.empty_like(local) for _ in range(group_size(group))]
-        dist.all_gather(parts, local, group=group)
-    rows = torch.stack(parts).tolist()
-    return merge_moments(Moments(count=n, mean=mean, m2=m2) for n, mean, m2 in rows)
+    return _moments_over_ranks(values, masks, group, {})[0]
 
 
 @overload
@@ -78,49 +90,108 @@ def masked_whiten(
     """Return ``(x - mean) / sqrt(var + epsilon)`` with the mean and unbiased variance of all trained entries of all ranks.
 
     Args:
-        values: this rank's disjoint part (its CP slice of its DP share): a tensor, or a list of one per sample; may be empty.
-        masks: the same shapes; trained where not zero.
+        values: this rank's disjoint part (its CP slice of its DP share): a floating-point tensor, or a list of one per sample; may be empty.
+        masks: the same shapes, of booleans or exactly 0 and 1; 1 is trained.
         group: data-parallel and context-parallel ranks together. Every rank must call, also one whose slice is empty.
-        shift_mean: False divides only and keeps the mean.
-        epsilon: added to the variance.
+        shift_mean: False divides only and keeps the mean. The same on all ranks.
+        epsilon: added to the variance, in the square of the values' unit; finite, not negative, the same on all ranks.
 
     Returns:
         As ``values``, in its dtype; 0 at masked entries, whatever they held.
 
     Raises:
-        MetricsError: on every rank, when no entry of any rank is trained; or when shapes differ.
+        MetricsError: on every rank, when no entry of any rank is trained, all are equal under an epsilon of 0, shapes differ or a mask
+            holds something else than 0 and 1 on one of them, or ranks pass different settings.
 
     Example:
         ``[1, 2, 3]`` all trained has mean 2 and variance 1, hence ``[-1, 0, 1]``.
     """
-    moments = masked_moments(values, masks, group)
+    settings = {"shift_mean": shift_mean, "epsilon": epsilon}
+    moments, part = _moments_over_ranks(values, masks, group, settings)
     if not moments.count:
         raise MetricsError(
             f"rank {group_rank(group)}: nothing to whiten, all {group_size(group)} ranks have only masked entries; "
             "skip whitening for a step without trained tokens"
         )
-    variance = moments.variance(ddof=1 if moments.count > 1 else 0) or 0.0
-    scale = (variance + epsilon) ** -0.5
-    flat, trained = _flat(values, masks)
-    shifted = flat.to(torch.float64) - moments.mean if shift_mean else flat.to(torch.float64)
-    whitened = torch.where(trained, shifted * scale, 0.0).to(flat.dtype)
+    spread = (moments.variance(ddof=1 if moments.count > 1 else 0) or 0.0) + epsilon
+    if not spread:
+        raise MetricsError(
+            f"all {moments.count:g} trained entries are equal and epsilon is 0, so there is no scale; give an epsilon above 0"
+        )
+    scale = spread**-0.5
+    wide = part.values.to(torch.float64)
+    shifted = wide - moments.mean if shift_mean else wide
+    whitened = torch.where(part.trained, shifted * scale, 0.0).to(part.values.dtype)
     if isinstance(values, torch.Tensor):
         return whitened.reshape(values.shape)
     pieces = torch.split(whitened, [value.numel() for value in values])
     return [piece.reshape(value.shape) for piece, value in zip(pieces, values, strict=True)]
 
 
-def _flat(values: torch.Tensor | Sequence[torch.Tensor], masks: torch.Tensor | Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return values and "is trained", flat."""
+def _moments_over_ranks(values: Any, masks: Any, group: dist.ProcessGroup | None, settings: dict[str, float]) -> tuple[Moments, _Part]:
+    """Return the moments of all ranks and this rank's part, after checking on the way that every rank is well and wants the same."""
+    failure: Exception | None = None
+    part = _Part(values=torch.empty(0), trained=torch.empty(0, dtype=torch.bool), wrong=torch.tensor(False))
+    wanted = [0.0] * len(settings)
+    try:
+        wanted = [finite_number(value, name, at_least=0.0) for name, value in settings.items()]
+        part = _part(values, masks)
+    except Exception as error:
+        # Whatever it is: the others wait for this rank in the all-gather, and must hear of it there.
+        failure = error
+    chosen = part.values.detach()[part.trained].to(torch.float64)
+    mean = chosen.mean() if chosen.numel() else chosen.new_zeros(())
+    mark = chosen.new_tensor(_FAILED) if failure is not None else part.wrong.to(torch.float64)
+    local = torch.stack([chosen.new_tensor(float(chosen.numel())), mean, (chosen - mean).square().sum(), mark, *chosen.new_tensor(wanted)])
+    if is_alone(group):
+        rows = [local.tolist()]
+    else:
+        local = local.to(collective_device(group))
+        parts = [torch.empty_like(local) for _ in range(group_size(group))]
+        dist.all_gather(parts, local, group=group)
+        rows = torch.stack(parts).tolist()
+    if failure is not None:
+        raise failure
+    if rows[group_rank(group)][3]:
+        _name_wrong_entry(masks)
+    failed = [rank for rank, row in enumerate(rows) if row[3]]
+    if failed:
+        raise MetricsError(
+            f"rank {failed[0]} of {len(rows)} could not take part: values, masks or settings are wrong there; its own error says which"
+        )
+    for i, name in enumerate(settings, start=4):
+        given = [row[i] for row in rows]
+        if len(set(given)) > 1:
+            raise MetricsError(f"ranks of the group disagree: {name} by rank is {given}. Pass the same value on every rank")
+    return merge_moments(Moments(count=row[0], mean=row[1], m2=row[2]) for row in rows), part
+
+
+def _part(values: Any, masks: Any) -> _Part:
+    """Return values and "is trained", flat, after checking what can be checked without looking at the numbers."""
     xs = [values] if isinstance(values, torch.Tensor) else list(values)
     ms = [masks] if isinstance(masks, torch.Tensor) else list(masks)
     if len(xs) != len(ms):
         raise MetricsError(f"{len(xs)} value tensors but {len(ms)} masks; give one mask per tensor")
     for i, (x, m) in enumerate(zip(xs, ms, strict=True)):
+        if not isinstance(x, torch.Tensor) or not isinstance(m, torch.Tensor):
+            raise MetricsError(f"sample {i}: values are {type(x).__name__} and the mask {type(m).__name__}; give tensors")
         if not x.is_floating_point():
             raise MetricsError(f"sample {i}: values have dtype {x.dtype}; give floating-point values, such as x.float()")
         if x.shape != m.shape:
             raise MetricsError(f"sample {i}: values have shape {tuple(x.shape)} but the mask {tuple(m.shape)}")
+        if (x.dtype, x.device, m.device) != (xs[0].dtype, xs[0].device, xs[0].device):
+            raise MetricsError(
+                f"sample {i}: values are {x.dtype} on {x.device}, the mask is on {m.device}; give all on the device and in the dtype of sample 0's values"
+            )
     if not xs:
-        return torch.empty(0), torch.empty(0, dtype=torch.bool)
-    return torch.cat([x.reshape(-1) for x in xs]), torch.cat([m.reshape(-1) for m in ms]).ne(0)
+        return _Part(values=torch.empty(0), trained=torch.empty(0, dtype=torch.bool), wrong=torch.tensor(False))
+    mask = torch.cat([m.reshape(-1) for m in ms])
+    trained = mask.ne(0)
+    wrong = mask.ne(trained).any() if mask.dtype != torch.bool else torch.zeros((), dtype=torch.bool, device=mask.device)
+    return _Part(values=torch.cat([x.reshape(-1) for x in xs]), trained=trained, wrong=wrong)
+
+
+def _name_wrong_entry(masks: Any) -> None:
+    """Raise for the first mask entry that is neither 0 nor 1. Runs on the failing path only, where looking at the masks costs nothing."""
+    for i, mask in enumerate([masks] if isinstance(masks, torch.Tensor) else masks):
+        is_trained(host_array(mask), f"sample {i}: the mask")

@@ -1,0 +1,62 @@
+"""What the ranks of a group must agree on before their numbers may be added, and how a disagreement is told.
+
+Layer: text only, above ``errors``; the collectives of :mod:`rl_metrics.torch` exchange these reports where a digest differs. Invariant, tested: every
+rank of the group builds the same message from the same reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+__all__ = ["RankReport", "difference", "disagreement"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """What one rank was about to reduce. ``RankReport(failure=None, settings={"dst": "None"}, metrics=("loss (mean, token)",))``."""
+
+    failure: str | None
+    """Why the rank could not prepare its metrics; None when it could."""
+
+    settings: dict[str, str]
+    """What it wants to do with them, by name: for a train step aggregation, step units and context-parallel size."""
+
+    metrics: tuple[str, ...]
+    """Name, kind and unit of each metric, as :meth:`rl_metrics.Metric.describe` gives them."""
+
+
+def difference(reference: Iterable[str], given: Iterable[str]) -> str:
+    """Say what ``given`` lacks of ``reference`` and what it adds; empty when they are equal.
+
+    Example:
+        ``difference(["a", "b"], ["b", "c"])`` is ``"lacks 'a' and adds 'c'"``, ``difference(["a"], ["a", "c"])`` is ``"adds 'c'"``.
+    """
+    expected, found = set(reference), set(given)
+    parts = [("lacks", sorted(expected - found)), ("adds", sorted(found - expected))]
+    return " and ".join(f"{verb} {', '.join(map(repr, names))}" for verb, names in parts if names)
+
+
+def disagreement(reports: Sequence[RankReport]) -> str:
+    """Return one message for all ranks: who failed, else which settings differ, else which metrics.
+
+    Args:
+        reports: one per rank, in rank order.
+    """
+    failed = [
+        f"rank {rank} could not prepare its metrics: {report.failure}" for rank, report in enumerate(reports) if report.failure is not None
+    ]
+    if failed:
+        return "; ".join(failed)
+    lines = []
+    for name in sorted({name for report in reports for name in report.settings}):
+        values = [report.settings.get(name, "nothing") for report in reports]
+        if len(set(values)) > 1:
+            lines.append(f"{name} is " + ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values)))
+    if lines:
+        return f"ranks of the group disagree: {'; '.join(lines)}. Pass the same values on every rank"
+    differences = [(rank, difference(reports[0].metrics, report.metrics)) for rank, report in enumerate(reports)]
+    told = "; ".join(f"rank {rank} {text} compared with rank 0" for rank, text in differences if text)
+    return (
+        f"ranks of the group report different metrics: {told}. Report the same metrics everywhere; a rank without data passes Metric.empty"
+    )

@@ -1,0 +1,101 @@
+"""What callers may hand over as one number, one count, or an array of numbers.
+
+Layer: above ``errors`` only; every module that takes numbers from outside asks here. Invariants, tested: what is no number raises an error of
+this package that says what the number was for; a fraction is never cut to a count; text is never read as a number.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, SupportsFloat
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_metrics.errors import MetricsError
+
+__all__ = ["as_array", "count", "finite_number", "number", "number_array"]
+
+
+def number(value: SupportsFloat, what: str) -> float:
+    """Return one number as a Python float; NaN and infinity are numbers.
+
+    Args:
+        value: a Python or numpy number, or a 0-dim tensor.
+        what: subject of the error, such as ``"metric 'loss': the numerator"``.
+
+    Raises:
+        MetricsError: for text, None, anything with a dimension, and integers beyond the range of float64.
+    """
+    shape = getattr(value, "shape", ())
+    if isinstance(value, str | bytes | bytearray) or len(shape):
+        given = f"of shape {tuple(shape)}" if len(shape) else repr(value)
+        raise MetricsError(f"{what} is {type(value).__name__} {given}; give one number")
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise MetricsError(f"{what} is {type(value).__name__} ({error}); give one number") from None
+
+
+def finite_number(value: SupportsFloat, what: str, *, above: float = -math.inf, at_least: float = -math.inf) -> float:
+    """Return one finite number inside a range.
+
+    Args:
+        value: as in :func:`number`.
+        what: subject of the error.
+        above: the number must be greater than this.
+        at_least: the number must not be smaller than this.
+
+    Raises:
+        MetricsError: as in :func:`number`, for NaN and infinity, and outside the range.
+    """
+    result = number(value, what)
+    if math.isfinite(result) and result > above and result >= at_least:
+        return result
+    bound = f" above {above:g}" if above > -math.inf else f" of at least {at_least:g}" if at_least > -math.inf else ""
+    raise MetricsError(f"{what} is {result:g}; give a finite number{bound}")
+
+
+def count(value: Any, what: str, *, minimum: int = 1, error: type[MetricsError] = MetricsError) -> int:
+    """Return a count as a Python int.
+
+    Args:
+        value: a Python or numpy integer. Fractions, also whole ones such as 2.0, and booleans are refused.
+        what: subject of the error.
+        minimum: smallest that passes.
+        error: class of the error.
+
+    Raises:
+        MetricsError: (or ``error``) for anything else.
+    """
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
+        raise error(f"{what} is {value!r} ({type(value).__name__}); give an integer of at least {minimum}")
+    if value < minimum:
+        raise error(f"{what} is {value}; give an integer of at least {minimum}")
+    return int(value)
+
+
+def as_array(values: npt.ArrayLike, what: str, *, kinds: str = "biuf", error: type[MetricsError] = MetricsError) -> npt.NDArray[Any]:
+    """Return anything array-like as a numpy array of real numbers, in its own dtype.
+
+    Args:
+        values: any shape: nested lists, numpy arrays, CPU tensors without gradient.
+        what: subject of the error.
+        kinds: letters of numpy dtype kinds that pass.
+        error: class of the error.
+
+    Raises:
+        MetricsError: (or ``error``) for rows of unequal length, text, objects, tensors that numpy cannot read.
+    """
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as reason:
+        raise error(f"{what} cannot be read as an array of numbers: {reason}") from None
+    if array.dtype.kind not in kinds:
+        raise error(f"{what} has entries of type {array.dtype}; give numbers")
+    return array
+
+
+def number_array(values: npt.ArrayLike, what: str) -> npt.NDArray[np.float64]:
+    """Return anything array-like as float64, any shape; otherwise as :func:`as_array`."""
+    return as_array(values, what).astype(np.float64, copy=False)

@@ -1,0 +1,94 @@
+"""Loss masks of a micro-batch, wherever they lie, brought to the rule of :mod:`rl_metrics.masks`.
+
+Layer: between numpy masks and the reducers. Checking a mask means looking at it, so masks on a device are copied to the host: one transfer per call
+whatever the number of samples, which waits for the device. Masks that are on the host already, as lists, arrays or CPU tensors, cost no wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rl_metrics.errors import MetricsError
+from rl_metrics.masks import check_mask_lengths, concatenated_masks, trained_tokens
+
+__all__ = ["Masks", "device_of", "host_array", "host_masks"]
+
+Masks = torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[int]] | Sequence[npt.NDArray[np.integer[Any]]]
+"""Loss masks of a micro-batch: one [R_i] per sample, or all of them already concatenated in one tensor; of booleans or of 0 and 1."""
+
+
+def device_of(loss_masks: Masks) -> torch.device:
+    """Return the device the masks lie on; the CPU for lists and arrays."""
+    first = loss_masks if isinstance(loss_masks, torch.Tensor) else next(iter(loss_masks), None)
+    return first.device if isinstance(first, torch.Tensor) else torch.device("cpu")
+
+
+def host_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """Return a tensor's values as a numpy array: the same memory where it lies on the CPU, after one transfer where it does not.
+
+    Floating types that numpy lacks, such as bfloat16, become float32, which holds their values exactly.
+    """
+    values = tensor.detach()
+    if values.is_floating_point() and values.dtype not in (torch.float16, torch.float32, torch.float64):
+        values = values.to(torch.float32)
+    array: npt.NDArray[Any] = values.cpu().numpy()
+    return array
+
+
+def host_masks(loss_masks: Masks, response_lengths: npt.NDArray[np.int64] | None) -> npt.NDArray[np.bool_]:
+    """Return which response tokens of a micro-batch are trained, on the host.
+
+    Args:
+        loss_masks: FULL masks in any form.
+        response_lengths: int64 [N], tokens of each response; None where only the masks are known.
+
+    Returns:
+        bool [sum R_i], sample after sample.
+
+    Raises:
+        MetricsError: when the sizes of masks and responses differ, or a mask holds something else than booleans or 0 and 1; it names sample
+            and token.
+    """
+    if isinstance(loss_masks, torch.Tensor):
+        lengths = np.array([loss_masks.numel()], np.int64) if response_lengths is None else response_lengths
+        if loss_masks.dim() != 1 or loss_masks.numel() != lengths.sum():
+            raise MetricsError(
+                f"the concatenated loss mask has shape {tuple(loss_masks.shape)}, the responses {lengths.sum()} tokens; give one flat tensor of all of them"
+            )
+        return trained_tokens(host_array(loss_masks), lengths)
+    masks = _listed(loss_masks)
+    if masks and isinstance(masks[0], torch.Tensor):
+        flat, lengths = _concatenated(masks)
+        trained = trained_tokens(flat, lengths)
+    else:
+        trained, lengths = concatenated_masks(masks)
+    if response_lengths is not None:
+        check_mask_lengths(lengths, response_lengths)
+    return trained
+
+
+def _listed(loss_masks: Any) -> list[Any]:
+    """Return the masks as a list."""
+    try:
+        return list(loss_masks)
+    except TypeError:
+        raise MetricsError(f"loss_masks is {type(loss_masks).__name__}; give one mask per sample, or one tensor of all of them") from None
+
+
+def _concatenated(masks: list[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """Return masks that are tensors in one host array, with one transfer, and their lengths."""
+    for i, mask in enumerate(masks):
+        if not isinstance(mask, torch.Tensor):
+            raise MetricsError(f"sample {i}: loss mask is {type(mask).__name__} where sample 0 has a tensor; give all masks in one form")
+        if mask.dim() != 1:
+            raise MetricsError(f"sample {i}: loss mask has shape {tuple(mask.shape)}; give one entry per response token")
+        if mask.device != masks[0].device:
+            raise MetricsError(
+                f"sample {i}: loss mask lies on {mask.device}, that of sample 0 on {masks[0].device}; give all on one device"
+            )
+    return host_array(torch.cat(masks)), np.array([mask.numel() for mask in masks], np.int64)
