@@ -40,11 +40,11 @@ class KernelShapes:
     """Entries per program in forward."""
     score_block: int = 256
     """Elements of the inner dimension per step in forward."""
-    hidden_entries: int = 2
+    hidden_entries: int = 1
     """Entries per step of a row's hidden-state gradient."""
     hidden_block: int = 1024
     """Elements per program of it."""
-    weight_entries: int = 2
+    weight_entries: int = 1
     """Entries per step of the weight's gradient."""
     weight_block: int = 1024
     """Elements per program of it."""

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from rl_topp.lm_head import block_math
 from rl_topp.lm_head.matmul import wide_matmul
+from rl_topp.lm_head.operands import Operands
 from rl_topp.lm_head.weight_gradient import Destinations
 from rl_topp.torch.entries import Entries
 from rl_topp.torch.scores import Upstream, compute_dtype, empty_statistics
@@ -54,20 +55,19 @@ class BlockedRows:
     """Where each block's entries begin in `by_id_E`, and the end of the last."""
 
 
-def make_blocked_rows(
-    rows_D: Tensor, full_F: Tensor, entries: Entries, *, num_local_ids: int, itemsize: int, block_bytes: int
-) -> BlockedRows:
+def make_blocked_rows(rows_D: Tensor, full_F: Tensor, entries: Entries, operands: Operands, *, block_bytes: int) -> BlockedRows:
     """Cut the vocabulary into blocks and sort the entries into them (waits once for the device when there are entries).
 
     Args:
         rows_D: int64 [D], ascending.
         full_F: see `BlockedRows`.
         entries: entries of some of the rows.
-        num_local_ids: ids of this shard.
-        itemsize: bytes of one logit in the computing dtype.
+        operands: of the call.
         block_bytes: bound on one block of logits.
     """
-    width = max(1, min(block_bytes // max(1, rows_D.numel() * itemsize), -(-num_local_ids // _MIN_BLOCKS)))
+    num_local_ids = operands.num_local_ids
+    row_bytes = max(1, rows_D.numel() * operands.dtype.itemsize)
+    width = max(1, min(block_bytes // row_bytes, -(-num_local_ids // _MIN_BLOCKS)))
     edges = (*range(0, num_local_ids, width), num_local_ids)
     if entries.ids_E.numel() == 0:
         nothing = entries.ids_E
@@ -88,62 +88,42 @@ def make_blocked_rows(
     )
 
 
-def blocked_scores(
-    hidden_TH: Tensor, weight_VH: Tensor, targets_T: Tensor, blocked: BlockedRows, *, vocab_start: int, temperature: float
-) -> tuple[Tensor, Tensor]:
+def blocked_scores(blocked: BlockedRows, operands: Operands) -> tuple[Tensor, Tensor]:
     """Return statistics [4, F] over the shard, and z [E] of the entries.
 
     Args:
-        hidden_TH: [T, H].
-        weight_VH: [V_local, H]; the rows beyond the last edge are padding.
-        targets_T: integers [T].
         blocked: the rows.
-        vocab_start: first id of the shard.
-        temperature: divisor of the logits.
+        operands: of the call.
     """
-    math = _block_math(hidden_TH.device)
-    dtype = compute_dtype(hidden_TH.dtype)
-    targets_F = targets_T[blocked.rows_D[blocked.full_F]].long()
-    z_E = torch.full(blocked.entries.ids_E.shape, -torch.inf, dtype=dtype, device=hidden_TH.device)
-    statistics = empty_statistics(1, targets_F.numel(), dtype=dtype, device=hidden_TH.device)[0]
-    for block in _blocks(hidden_TH[blocked.rows_D], weight_VH, blocked, temperature):
+    math = _block_math(operands.device)
+    targets_F = operands.targets_T[blocked.rows_D[blocked.full_F]].long()
+    z_E = torch.full(blocked.entries.ids_E.shape, -torch.inf, dtype=operands.dtype, device=operands.device)
+    statistics = empty_statistics(1, targets_F.numel(), dtype=operands.dtype, device=operands.device)[0]
+    for block in _blocks(blocked, operands):
         z_E[block.numbers] = block.z_DB[block.places, block.columns]
         if targets_F.numel():
-            math.merge_block_statistics(block.z_DB, blocked.full_F, targets_F, statistics, first_id=vocab_start + block.first)
+            first_id = operands.vocab_start + block.first
+            math.merge_block_statistics(block.z_DB, blocked.full_F, targets_F, statistics, first_id=first_id)
     return statistics, z_E
 
 
-def blocked_gradients(
-    hidden_TH: Tensor,
-    weight_VH: Tensor,
-    targets_T: Tensor,
-    blocked: BlockedRows,
-    full: Upstream,
-    coefficients_E: Tensor,
-    *,
-    vocab_start: int,
-    temperature: float,
-    destinations: Destinations,
-) -> None:
+def blocked_gradients(blocked: BlockedRows, operands: Operands, full: Upstream, coefficients_E: Tensor, destinations: Destinations) -> None:
     """Add the gradients of the rows' scores.
 
     Args:
-        hidden_TH: [T, H].
-        weight_VH: [V_local, H].
-        targets_T: integers [T].
         blocked: the rows.
+        operands: of the call.
         full: what arrives at the scores over the vocabulary, [F].
         coefficients_E: dL/dz of the entries, [E].
-        vocab_start: first id of the shard.
-        temperature: divisor of the logits.
         destinations: where they go.
     """
-    math = _block_math(hidden_TH.device)
-    hidden_DH = hidden_TH[blocked.rows_D]
-    targets_F = targets_T[blocked.rows_D[blocked.full_F]].long()
+    math = _block_math(operands.device)
+    temperature, weight_VH = operands.temperature, operands.weight_VH
+    hidden_DH = operands.hidden_TH[blocked.rows_D]
+    targets_F = operands.targets_T[blocked.rows_D[blocked.full_F]].long()
     for_hidden = torch.zeros_like(hidden_DH, dtype=coefficients_E.dtype)
-    for block in _blocks(hidden_DH, weight_VH, blocked, temperature):
-        first_id = vocab_start + block.first
+    for block in _blocks(blocked, operands):
+        first_id = operands.vocab_start + block.first
         gradient_DB = math.block_gradient(
             block.z_DB, blocked.full_F, targets_F, full, first_id=first_id, temperature=temperature, dtype=_coefficient_dtype(hidden_DH)
         )
@@ -170,11 +150,12 @@ class _Block(NamedTuple):
     """int64 [N]: their columns."""
 
 
-def _blocks(hidden_DH: Tensor, weight_VH: Tensor, blocked: BlockedRows, temperature: float) -> Iterator[_Block]:
+def _blocks(blocked: BlockedRows, operands: Operands) -> Iterator[_Block]:
+    hidden_DH = operands.hidden_TH[blocked.rows_D]
     for index, (first, stop) in enumerate(zip(blocked.edges[:-1], blocked.edges[1:], strict=True)):
-        z_DB = wide_matmul(hidden_DH, weight_VH[first:stop].t())
-        if temperature != 1.0:
-            z_DB.div_(temperature)
+        z_DB = wide_matmul(hidden_DH, operands.weight_VH[first:stop].t())
+        if operands.temperature != 1.0:
+            z_DB.div_(operands.temperature)
         chosen = slice(blocked.entry_edges[index], blocked.entry_edges[index + 1])
         numbers = blocked.by_id_E[chosen]
         yield _Block(first, z_DB, numbers, blocked.places_E[chosen], blocked.entries.ids_E[numbers] - first)

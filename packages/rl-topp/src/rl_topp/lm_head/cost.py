@@ -43,7 +43,7 @@ class DeviceCost:
 
 COSTS: Final = {
     "cpu": DeviceCost(entry_seconds=1.7e-8, product_seconds=7.4e-11, pass_seconds=3.5e-9, block_entry_seconds=0.0),
-    "cuda": DeviceCost(entry_seconds=2.97e-12, product_seconds=1.01e-14, pass_seconds=1.16e-11, block_entry_seconds=2.0e-9),
+    "cuda": DeviceCost(entry_seconds=2.33e-12, product_seconds=1.05e-14, pass_seconds=1.04e-11, block_entry_seconds=1.14e-9),
 }
 """By device type. Where they come from: benchmarks/gpu_lm_head.py on one H200 (bfloat16), benchmarks/cpu_lm_head.py on one core (float32; there the
 cost of an entry in a block is lost beside that of a dot product)."""

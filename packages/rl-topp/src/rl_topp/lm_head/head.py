@@ -23,12 +23,13 @@ from rl_topp.errors import NucleusError
 from rl_topp.lm_head import sparse
 from rl_topp.lm_head.blocked import BlockedRows, blocked_gradients, blocked_scores, make_blocked_rows
 from rl_topp.lm_head.cost import choose_blocked
+from rl_topp.lm_head.operands import Operands
 from rl_topp.lm_head.weight_gradient import Destinations, WeightGradient
 from rl_topp.nucleus import NucleusSet, OnTruncated
 from rl_topp.torch.dense_rows import dense_upstream, store_dense
 from rl_topp.torch.entries import build_entries, segment_statistics
 from rl_topp.torch.row_kinds import RowKinds, check_rows, sort_rows
-from rl_topp.torch.scores import NucleusScores, Upstream, combine, compute_dtype, empty_statistics, entry_gradient, unpack_scores
+from rl_topp.torch.scores import NucleusScores, Upstream, combine, empty_statistics, entry_gradient, unpack_scores
 from rl_topp.torch.upload import upload
 
 __all__ = ["HiddenGradient", "Method", "nucleus_lm_head_log_probs"]
@@ -62,6 +63,17 @@ class _Call(NamedTuple):
     hidden_gradient: HiddenGradient
     use_main_grad: bool
     block_bytes: int
+
+    def operands(self, hidden_TH: Tensor, weight_VH: Tensor, targets_T: Tensor) -> Operands:
+        """Return what the ways of scoring work on."""
+        return Operands(
+            hidden_TH=hidden_TH,
+            weight_VH=weight_VH,
+            targets_T=targets_T,
+            vocab_start=self.vocab_start,
+            num_local_ids=self.held,
+            temperature=self.temperature,
+        )
 
 
 def nucleus_lm_head_log_probs(
@@ -140,24 +152,14 @@ class _LmHeadScores(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden_TH: Tensor, weight_VH: Tensor, targets_T: Tensor, call: _Call) -> tuple[Tensor, Tensor | None]:
-        dtype = compute_dtype(hidden_TH.dtype)
-        statistics = empty_statistics(1 + call.want_full, len(call.rows), dtype=dtype, device=hidden_TH.device)
+        operands = call.operands(hidden_TH, weight_VH, targets_T)
+        statistics = empty_statistics(1 + call.want_full, len(call.rows), dtype=operands.dtype, device=operands.device)
         scored = blocked = z_blocked = None
         if call.sparse.size:
-            scored = _dot_products(hidden_TH.device).score_rows(
-                hidden_TH,
-                weight_VH,
-                targets_T,
-                call.rows,
-                call.sparse,
-                statistics[0],
-                vocab_start=call.vocab_start,
-                num_local_ids=call.held,
-                temperature=call.temperature,
-            )
+            scored = _dot_products(operands.device).score_rows(operands, call.rows, call.sparse, statistics[0])
         if call.blocked.size or call.kinds.dense.size:
-            blocked = _blocked_rows(call, targets_T, dtype)
-            z_blocked = _score_in_blocks(hidden_TH, weight_VH, targets_T, blocked, statistics, call)
+            blocked = _blocked_rows(call, operands)
+            z_blocked = _score_in_blocks(blocked, operands, statistics, call)
         combined = combine(statistics, call.tp_group)
         ctx.call, ctx.scored, ctx.blocked, ctx.z_blocked, ctx.weight = call, scored, blocked, z_blocked, weight_VH
         ctx.save_for_backward(hidden_TH, weight_VH, targets_T, combined.log_normaliser, combined.entropy)
@@ -168,6 +170,7 @@ class _LmHeadScores(torch.autograd.Function):
     def backward(ctx: Any, score_KT: Tensor, entropy_KT: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None]:
         hidden_TH, weight_VH, targets_T, log_normaliser_KT, entropy_value_KT = ctx.saved_tensors
         call, blocked = ctx.call, ctx.blocked
+        operands = call.operands(hidden_TH, weight_VH, targets_T)
         main = Upstream(
             score=score_KT[0],
             entropy=None if entropy_KT is None else entropy_KT[0],
@@ -180,20 +183,11 @@ class _LmHeadScores(torch.autograd.Function):
         )
         if blocked is not None:
             entries = blocked.entries
-            blocked_gradients(
-                hidden_TH,
-                weight_VH,
-                targets_T,
-                blocked,
-                dense_upstream(call.kinds, score_KT, entropy_KT, log_normaliser_KT, entropy_value_KT),
-                entry_gradient(ctx.z_blocked, entries.is_target_E, main.at(entries.call_rows_E)),
-                vocab_start=call.vocab_start,
-                temperature=call.temperature,
-                destinations=destinations,
-            )
+            full = dense_upstream(call.kinds, score_KT, entropy_KT, log_normaliser_KT, entropy_value_KT)
+            coefficients_E = entry_gradient(ctx.z_blocked, entries.is_target_E, main.at(entries.call_rows_E))
+            blocked_gradients(blocked, operands, full, coefficients_E, destinations)
         if ctx.scored is not None:
-            dot_products = _dot_products(hidden_TH.device)
-            dot_products.add_gradients(ctx.scored, hidden_TH, weight_VH, main, destinations, temperature=call.temperature)
+            _dot_products(operands.device).add_gradients(ctx.scored, operands, main, destinations)
         if destinations.hidden is not None and call.tp_group is not None and call.hidden_gradient == "all_reduce":
             dist.all_reduce(destinations.hidden, group=call.tp_group)
         return destinations.hidden, None if destinations.weight is None else destinations.weight.finish(), None, None
@@ -204,29 +198,19 @@ def _dot_products(device: torch.device) -> ModuleType:
     return importlib.import_module("rl_topp.lm_head.sparse_cuda") if device.type == "cuda" else sparse
 
 
-def _score_in_blocks(
-    hidden_TH: Tensor, weight_VH: Tensor, targets_T: Tensor, blocked: BlockedRows, statistics_K4T: Tensor, call: _Call
-) -> Tensor:
+def _score_in_blocks(blocked: BlockedRows, operands: Operands, statistics_K4T: Tensor, call: _Call) -> Tensor:
     """Write the statistics of the rows that blocks score, and return z of their entries, [E]."""
-    over_vocabulary, z_E = blocked_scores(
-        hidden_TH, weight_VH, targets_T, blocked, vocab_start=call.vocab_start, temperature=call.temperature
-    )
+    over_vocabulary, z_E = blocked_scores(blocked, operands)
     statistics_K4T[0][:, blocked.entries.rows_R] = segment_statistics(blocked.entries, z_E)
     store_dense(statistics_K4T, call.kinds, over_vocabulary)
     return z_E
 
 
-def _blocked_rows(call: _Call, targets_T: Tensor, dtype: torch.dtype) -> BlockedRows:
+def _blocked_rows(call: _Call, operands: Operands) -> BlockedRows:
     every = np.union1d(call.kinds.dense, call.blocked)
-    rows_D, full_F = upload((every, np.searchsorted(every, call.kinds.dense)), targets_T.device)
-    return make_blocked_rows(
-        rows_D.long(),
-        full_F.long(),
-        build_entries(call.rows, call.blocked, targets_T, vocab_start=call.vocab_start, num_local_ids=call.held),
-        num_local_ids=call.held,
-        itemsize=dtype.itemsize,
-        block_bytes=call.block_bytes,
-    )
+    rows_D, full_F = upload((every, np.searchsorted(every, call.kinds.dense)), operands.device)
+    entries = build_entries(call.rows, call.blocked, operands.targets_T, vocab_start=call.vocab_start, num_local_ids=call.held)
+    return make_blocked_rows(rows_D.long(), full_F.long(), entries, operands, block_bytes=call.block_bytes)
 
 
 def _rows_in_blocks(

@@ -1,7 +1,7 @@
 """Entries scored one dot product each: the way for small kept sets, in plain torch.
 
-Layer: torch; CUDA takes `sparse_cuda` instead, with the same two functions. A product of two dense matrices sampled at given places (SDDMM), chunk by chunk. Invariants: memory is
-bounded by the chunk; sums run in entry order on CPU, so results repeat bit for bit.
+Layer: torch; CUDA takes `sparse_cuda` instead, with the same two functions. A product of two dense matrices sampled at given places (SDDMM), chunk by
+chunk. Invariants: memory is bounded by the chunk; sums run in entry order on CPU, so results repeat bit for bit.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rl_topp.lm_head.operands import Operands
 from rl_topp.lm_head.weight_gradient import Destinations
 from rl_topp.nucleus import NucleusSet
 from rl_topp.torch.entries import Entries, build_entries, segment_statistics
@@ -34,65 +35,47 @@ class SparseScores:
     """Logit / temperature per entry; -inf where the id counts nowhere."""
 
 
-def score_rows(
-    hidden_TH: Tensor,
-    weight_VH: Tensor,
-    targets_T: Tensor,
-    rows: NucleusSet,
-    listed_rows: npt.NDArray[np.int64],
-    statistics_4T: Tensor,
-    *,
-    vocab_start: int,
-    num_local_ids: int,
-    temperature: float,
-) -> SparseScores:
+def score_rows(operands: Operands, rows: NucleusSet, listed_rows: npt.NDArray[np.int64], statistics_4T: Tensor) -> SparseScores:
     """Score the kept ids of the listed rows, and write their statistics.
 
     Args:
-        hidden_TH: [T, H].
-        weight_VH: [V_local, H].
-        targets_T: integers [T].
+        operands: of the call.
         rows: kept sets of the T rows.
         listed_rows: int64 [R], ascending; each has status 0.
         statistics_4T: [4, T], the computing dtype; written at the listed rows.
-        vocab_start: first id of this shard.
-        num_local_ids: ids of this shard.
-        temperature: divisor of the logits.
     """
-    entries = build_entries(rows, listed_rows, targets_T, vocab_start=vocab_start, num_local_ids=num_local_ids)
-    z_E = torch.full(entries.ids_E.shape, -torch.inf, dtype=statistics_4T.dtype, device=hidden_TH.device)
-    for places, call_rows, ids in _chunks(entries, hidden_TH.shape[1], z_E.dtype):
-        z_E[places] = (hidden_TH[call_rows].to(z_E.dtype) * weight_VH[ids].to(z_E.dtype)).sum(dim=1)
-    z_E.div_(temperature)
+    hidden_TH, weight_VH, dtype = operands.hidden_TH, operands.weight_VH, operands.dtype
+    entries = build_entries(rows, listed_rows, operands.targets_T, vocab_start=operands.vocab_start, num_local_ids=operands.num_local_ids)
+    z_E = torch.full(entries.ids_E.shape, -torch.inf, dtype=dtype, device=operands.device)
+    for places, call_rows, ids in _chunks(entries, operands):
+        z_E[places] = (hidden_TH[call_rows].to(dtype) * weight_VH[ids].to(dtype)).sum(dim=1)
+    z_E.div_(operands.temperature)
     statistics_4T[:, entries.rows_R] = segment_statistics(entries, z_E)
     return SparseScores(entries=entries, z_E=z_E)
 
 
-def add_gradients(
-    scored: SparseScores, hidden_TH: Tensor, weight_VH: Tensor, upstream: Upstream, destinations: Destinations, *, temperature: float
-) -> None:
+def add_gradients(scored: SparseScores, operands: Operands, upstream: Upstream, destinations: Destinations) -> None:
     """Add the gradients of the listed rows' scores.
 
     Args:
         scored: what `score_rows` returned.
-        hidden_TH: [T, H].
-        weight_VH: [V_local, H].
+        operands: those that it was given.
         upstream: of the T rows' main scores.
         destinations: where they go.
-        temperature: divisor of the logits.
     """
-    entries, dtype, width = scored.entries, scored.z_E.dtype, hidden_TH.shape[1]
-    coefficients_E = entry_gradient(scored.z_E, entries.is_target_E, upstream.at(entries.call_rows_E)).div_(temperature)
+    entries, dtype = scored.entries, operands.dtype
+    coefficients_E = entry_gradient(scored.z_E, entries.is_target_E, upstream.at(entries.call_rows_E)).div_(operands.temperature)
     used, place_of_kept = torch.unique(entries.ids_E[entries.ids_E >= 0], return_inverse=True)
-    for_hidden = torch.zeros(entries.rows_R.numel(), width, dtype=dtype, device=hidden_TH.device)
-    for_weight = torch.zeros(used.numel(), width, dtype=dtype, device=hidden_TH.device)
+    for_hidden, for_weight = (
+        torch.zeros(count, operands.width, dtype=dtype, device=operands.device) for count in (entries.rows_R.numel(), used.numel())
+    )
     done = 0
-    for places, call_rows, ids in _chunks(entries, width, dtype):
+    for places, call_rows, ids in _chunks(entries, operands):
         coefficients = coefficients_E[places, None]
         if destinations.hidden is not None:
-            for_hidden.index_add_(0, entries.segments_E[places], weight_VH[ids].to(dtype) * coefficients)
+            for_hidden.index_add_(0, entries.segments_E[places], operands.weight_VH[ids].to(dtype) * coefficients)
         if destinations.weight is not None:
-            for_weight.index_add_(0, place_of_kept[done : done + ids.numel()], hidden_TH[call_rows].to(dtype) * coefficients)
+            for_weight.index_add_(0, place_of_kept[done : done + ids.numel()], operands.hidden_TH[call_rows].to(dtype) * coefficients)
         done += ids.numel()
     if destinations.hidden is not None:
         destinations.hidden[entries.rows_R] += for_hidden.to(destinations.hidden.dtype)
@@ -100,9 +83,9 @@ def add_gradients(
         destinations.weight.add_rows(used, for_weight)
 
 
-def _chunks(entries: Entries, width: int, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _chunks(entries: Entries, operands: Operands) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield (entry numbers, rows of the call, ids) of the entries that count here, in order."""
     places = torch.nonzero(entries.ids_E >= 0)[:, 0]
     call_rows = entries.call_rows_E
-    for chunk in torch.split(places, max(1, _CHUNK_BYTES // (width * dtype.itemsize))):
+    for chunk in torch.split(places, max(1, _CHUNK_BYTES // (operands.width * operands.dtype.itemsize))):
         yield chunk, call_rows[chunk], entries.ids_E[chunk]

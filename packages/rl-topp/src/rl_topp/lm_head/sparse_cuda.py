@@ -13,6 +13,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from rl_topp import triton_kernels as kernels
+from rl_topp.lm_head.operands import Operands
 from rl_topp.lm_head.weight_gradient import Destinations
 from rl_topp.nucleus import NucleusSet
 from rl_topp.torch.scores import Upstream
@@ -39,50 +40,38 @@ class SparseScores:
     """[E]: logit / temperature; -inf where the id is -1."""
 
 
-def score_rows(
-    hidden_TH: Tensor,
-    weight_VH: Tensor,
-    targets_T: Tensor,
-    rows: NucleusSet,
-    listed_rows: npt.NDArray[np.int64],
-    statistics_4T: Tensor,
-    *,
-    vocab_start: int,
-    num_local_ids: int,
-    temperature: float,
-) -> SparseScores:
+def score_rows(operands: Operands, rows: NucleusSet, listed_rows: npt.NDArray[np.int64], statistics_4T: Tensor) -> SparseScores:
     """Score the kept ids of the listed rows, and write their statistics (arguments: see `sparse.score_rows`)."""
-    lists = upload_rows(rows, listed_rows, hidden_TH.device)
-    ids_E, rows_E = kernels.list_entries(lists, targets_T.contiguous(), vocab_start=vocab_start, num_local_ids=num_local_ids)
-    z_E = kernels.entry_scores(
-        _rows_contiguous(hidden_TH), _rows_contiguous(weight_VH), ids_E, rows_E, dtype=statistics_4T.dtype, shapes=_SHAPES
+    lists = upload_rows(rows, listed_rows, operands.device)
+    ids_E, rows_E = kernels.list_entries(
+        lists, operands.targets_T.contiguous(), vocab_start=operands.vocab_start, num_local_ids=operands.num_local_ids
     )
-    if temperature != 1.0:
-        z_E.div_(temperature)
+    hidden_TH, weight_VH = _rows_contiguous(operands.hidden_TH), _rows_contiguous(operands.weight_VH)
+    z_E = kernels.entry_scores(hidden_TH, weight_VH, ids_E, rows_E, dtype=operands.dtype, shapes=_SHAPES)
+    if operands.temperature != 1.0:
+        z_E.div_(operands.temperature)
     kernels.row_statistics(z_E, lists.rows_R, lists.offsets_R1, statistics_4T)
     return SparseScores(rows_R=lists.rows_R, offsets_R1=lists.offsets_R1, ids_E=ids_E, rows_E=rows_E, z_E=z_E)
 
 
-def add_gradients(
-    scored: SparseScores, hidden_TH: Tensor, weight_VH: Tensor, upstream: Upstream, destinations: Destinations, *, temperature: float
-) -> None:
+def add_gradients(scored: SparseScores, operands: Operands, upstream: Upstream, destinations: Destinations) -> None:
     """Add the gradients of the listed rows' scores (arguments: see `sparse.add_gradients`)."""
     coefficients_E = kernels.entry_coefficients(
         scored.z_E,
         scored.rows_R,
         scored.offsets_R1,
-        _divided(upstream.score, temperature),
-        None if upstream.entropy is None else _divided(upstream.entropy, temperature),
+        _divided(upstream.score, operands.temperature),
+        None if upstream.entropy is None else _divided(upstream.entropy, operands.temperature),
         upstream.log_normaliser.contiguous(),
         upstream.entropy_value.contiguous(),
     )
+    ids_E = scored.ids_E
     if destinations.hidden is not None:
-        kernels.hidden_gradient(
-            _rows_contiguous(weight_VH), scored.ids_E, coefficients_E, scored.rows_R, scored.offsets_R1, destinations.hidden, shapes=_SHAPES
-        )
+        weight_VH = _rows_contiguous(operands.weight_VH)
+        kernels.hidden_gradient(weight_VH, ids_E, coefficients_E, scored.rows_R, scored.offsets_R1, destinations.hidden, shapes=_SHAPES)
     if destinations.weight is not None:
-        out = destinations.weight.buffer
-        kernels.weight_gradient(_rows_contiguous(hidden_TH), scored.ids_E, scored.rows_E, coefficients_E, out, shapes=_SHAPES)
+        hidden_TH = _rows_contiguous(operands.hidden_TH)
+        kernels.weight_gradient(hidden_TH, ids_E, scored.rows_E, coefficients_E, destinations.weight.buffer, shapes=_SHAPES)
 
 
 def _divided(gradient_T: Tensor, temperature: float) -> Tensor:
