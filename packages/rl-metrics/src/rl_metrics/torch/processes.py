@@ -1,12 +1,14 @@
 """Run a function on several ranks of a gloo process group on this machine, with a deadline.
 
 Layer: processes only; used by the self-test and by tests. Invariants: no process outlives the call; every wait has a deadline; a rank's failure
-is reported with its rank and traceback.
+is reported with its rank and traceback, causes before the failures they brought about in other ranks; a result travels as bytes, so that a tensor
+in it needs neither shared memory nor a file descriptor.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import pickle
 import tempfile
@@ -14,14 +16,16 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from rl_metrics.arguments import count, finite_number
 from rl_metrics.errors import MetricsError
 
 __all__ = ["RanksFailedError", "run_gloo_ranks"]
@@ -30,7 +34,27 @@ Result = TypeVar("Result")
 
 
 class RanksFailedError(MetricsError, RuntimeError):
-    """Some ranks raised, died or missed the deadline; the message holds their tracebacks."""
+    """Some ranks raised, died or missed the deadline; the message holds their tracebacks, the cause first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outcome:
+    """What came of one rank."""
+
+    result: object = None
+    """What the function returned."""
+
+    failure: str | None = None
+    """Traceback, or why there is none; None where the function returned."""
+
+    last_line: str = ""
+    """The failure in one line."""
+
+    in_collective: bool = False
+    """Whether the failure came out of torch.distributed, as it does in ranks that waited for one that failed."""
+
+    failed_at: float = math.inf
+    """When, on the clock that all processes of the machine share; seconds."""
 
 
 def run_gloo_ranks(function: Callable[[int, int], Result], size: int, *, deadline_seconds: float = 60.0) -> list[Result]:
@@ -41,17 +65,19 @@ def run_gloo_ranks(function: Callable[[int, int], Result], size: int, *, deadlin
     Args:
         function: called in each process; its result must pickle, and tensors in it are copied. With the fork start method it may be a closure.
         size: number of ranks, at least 1.
-        deadline_seconds: after this long ranks still running are killed.
+        deadline_seconds: after this many seconds ranks still running are killed; above 0.
 
     Returns:
         The results in rank order.
 
     Raises:
+        MetricsError: for a size or a deadline outside its range.
         RanksFailedError: when a rank raises, dies, or the deadline passes; all ranks have ended by then.
     """
+    size, deadline_seconds = count(size, "size"), finite_number(deadline_seconds, "deadline_seconds", above=0.0)
     context = multiprocessing.get_context("fork")
     end = time.monotonic() + deadline_seconds
-    outcomes: dict[int, tuple[bool, object]] = {}
+    outcomes: dict[int, _Outcome] = {}
     with tempfile.TemporaryDirectory(prefix="rl-metrics-gloo-") as folder:
         pipes: dict[Connection, int] = {}
         processes = []
@@ -79,28 +105,52 @@ def run_gloo_ranks(function: Callable[[int, int], Result], size: int, *, deadlin
     return _results(outcomes, size, deadline_seconds)
 
 
-def _receive(connection: Connection) -> tuple[bool, object]:
+def _receive(connection: Connection) -> _Outcome:
     """Return one rank's outcome; a closed pipe means that it died."""
     try:
-        outcome: tuple[bool, object] = pickle.loads(connection.recv_bytes())  # noqa: S301 - written by our own child
+        outcome: _Outcome = pickle.loads(connection.recv_bytes())  # noqa: S301 - written by our own child
     except EOFError:
-        return False, "the process died without a result"
+        died = "the process died without a result"
+        return _Outcome(failure=died, last_line=died, failed_at=-math.inf)
     finally:
         connection.close()
     return outcome
 
 
-def _results(outcomes: dict[int, tuple[bool, object]], size: int, deadline_seconds: float) -> list[Result]:
+def _results(outcomes: dict[int, _Outcome], size: int, deadline_seconds: float) -> list[Any]:
     """Return the results, or raise for the ranks that have none."""
-    late = (False, f"no result after {deadline_seconds:g} s")
-    failed = [f"rank {rank} of {size}: {outcomes.get(rank, late)[1]}" for rank in range(size) if not outcomes.get(rank, late)[0]]
+    missing = f"no result after {deadline_seconds:g} s"
+    late = _Outcome(failure=missing, last_line=missing)
+    everyone = [(outcomes.get(rank, late), rank) for rank in range(size)]
+    failed = sorted(
+        (entry for entry in everyone if entry[0].failure is not None), key=lambda entry: (entry[0].in_collective, entry[0].failed_at)
+    )
     if failed:
-        raise RanksFailedError("\n".join(failed))
-    return [outcomes[rank][1] for rank in range(size)]  # type: ignore[misc]
+        raise RanksFailedError("\n".join(_told(outcome, rank, size, is_first=k == 0) for k, (outcome, rank) in enumerate(failed)))
+    return [outcome.result for outcome, _ in everyone]
+
+
+def _told(outcome: _Outcome, rank: int, size: int, *, is_first: bool) -> str:
+    """Tell one rank's failure: in full where it may be the cause, in one line where the rank was waiting for another."""
+    if outcome.in_collective and not is_first:
+        return f"rank {rank} of {size} waited in a collective that this ended: {outcome.last_line}"
+    return f"rank {rank} of {size}: {outcome.failure}"
+
+
+def _failure(error: BaseException) -> _Outcome:
+    """Describe an exception that ended a rank."""
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = bool(frames) and Path(frames[-1].filename).is_relative_to(Path(dist.__file__).parent)
+    return _Outcome(
+        failure="".join(traceback.format_exception(error)),
+        last_line=traceback.format_exception_only(error)[-1].strip(),
+        in_collective=inside and isinstance(error, RuntimeError),
+        failed_at=time.monotonic(),
+    )
 
 
 def _rank_main(
-    function: Callable[[int, int], Result], rank: int, size: int, folder: Path, deadline_seconds: float, sender: Connection
+    function: Callable[[int, int], Any], rank: int, size: int, folder: Path, deadline_seconds: float, sender: Connection
 ) -> None:
     """Join the group, run the function, send back what came of it."""
     torch.set_num_threads(1)
@@ -109,10 +159,10 @@ def _rank_main(
         timeout = timedelta(seconds=deadline_seconds)
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size, timeout=timeout)
         # Plain pickle copies tensors into the message. The pipe's own would share their memory, which ends with this process.
-        outcome = pickle.dumps((True, function(rank, size)))
+        outcome = pickle.dumps(_Outcome(result=function(rank, size)))
         succeeded = True
-    except BaseException:  # whatever ended this rank is the parent's to report
-        outcome = pickle.dumps((False, traceback.format_exc()))
+    except BaseException as error:  # whatever ended this rank is the parent's to report
+        outcome = pickle.dumps(_failure(error))
     sender.send_bytes(outcome)
     sender.close()
     if succeeded:

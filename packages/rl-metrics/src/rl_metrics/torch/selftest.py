@@ -7,6 +7,7 @@ lines. Each layout reports its largest relative difference from the closed-form 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from rl_metrics.aggregation import AGGREGATIONS, Aggregation
+from rl_metrics.arguments import count
 from rl_metrics.context_parallel import ContextParallel, Layout
 from rl_metrics.errors import MetricsError
 from rl_metrics.loss_scale import calculates_per_token_loss, megatron_loss_scale
@@ -86,35 +88,36 @@ class LayoutCheck:
 
 
 def layouts(max_processes: int) -> list[tuple[int, int]]:
-    """Return all (dp, cp) in {1, 2, 4}^2 with at most ``max_processes`` ranks, smallest first."""
+    """Return all (dp, cp) in {1, 2, 4}^2 with at most ``max_processes`` ranks, smallest first: ``layouts(2)`` is ``[(1, 1), (1, 2), (2, 1)]``."""
     sizes = (1, 2, 4)
     return sorted(((dp, cp) for dp in sizes for cp in sizes if dp * cp <= max_processes), key=lambda pair: (pair[0] * pair[1], pair))
 
 
-def check_layouts(*, max_processes: int = 4, seed: int = 0, deadline_seconds: float = 120.0) -> list[LayoutCheck]:
+def check_layouts(
+    *, max_processes: int = 4, seed: int = 0, deadline_seconds: float = 120.0, announce: Callable[[str], None] | None = None
+) -> list[LayoutCheck]:
     """Run one random step on every layout and return what each gave.
 
     Args:
         max_processes: ranks to start at most, 1 to 16.
         seed: which random step.
-        deadline_seconds: per number of processes.
+        deadline_seconds: per (dp, cp), seconds.
+        announce: called with one line before each (dp, cp) is run.
 
     Returns:
         One check per (dp, cp), layout, dtype and aggregation.
 
     Raises:
-        MetricsError: when ``max_processes`` is below 1.
+        MetricsError: when ``max_processes`` or ``deadline_seconds`` lie outside their range.
         RanksFailedError: when a rank fails or does not end in time.
     """
-    if max_processes < 1:
-        raise MetricsError(f"max_processes is {max_processes}; give at least 1")
+    meshes = layouts(count(max_processes, "max_processes"))
     scenario = make_scenario(seed)
     checks: list[LayoutCheck] = []
-    by_size: dict[int, list[tuple[int, int]]] = {}
-    for dp, cp in layouts(max_processes):
-        by_size.setdefault(dp * cp, []).append((dp, cp))
-    for size, pairs in by_size.items():
-        ranks = run_gloo_ranks(partial(_check_pairs, scenario, pairs), size, deadline_seconds=deadline_seconds)
+    for k, (dp_size, cp_size) in enumerate(meshes, start=1):
+        if announce is not None:
+            announce(f"mesh {k} of {len(meshes)}: dp {dp_size} x cp {cp_size}, both layouts, gloo ranks: {dp_size * cp_size}")
+        ranks = run_gloo_ranks(partial(_check_mesh, scenario, dp_size, cp_size), dp_size * cp_size, deadline_seconds=deadline_seconds)
         checks += [max(per_rank, key=_badness) for per_rank in zip(*ranks, strict=True)]
     return checks
 
@@ -124,16 +127,15 @@ def _badness(check: LayoutCheck) -> float:
     return math.inf if math.isnan(check.worst) else check.worst
 
 
-def _check_pairs(scenario: Scenario, pairs: list[tuple[int, int]], _rank: int, _size: int) -> list[LayoutCheck]:
-    """Check several meshes of one world size, in one set of processes."""
+def _check_mesh(scenario: Scenario, dp_size: int, cp_size: int, _rank: int, _size: int) -> list[LayoutCheck]:
+    """Check one mesh on this rank: both layouts, both dtypes, all aggregations."""
+    cp_groups = [dist.new_group(list(range(d * cp_size, (d + 1) * cp_size))) for d in range(dp_size)]
+    dp_rank, cp_rank = divmod(dist.get_rank(), cp_size)
     checks = []
-    for dp_size, cp_size in pairs:
-        cp_groups = [dist.new_group(list(range(d * cp_size, (d + 1) * cp_size))) for d in range(dp_size)]
-        dp_rank, cp_rank = divmod(dist.get_rank(), cp_size)
-        for layout in ("zigzag", "contiguous"):
-            mesh = _Mesh(dp_size=dp_size, dp_rank=dp_rank, cp=ContextParallel(cp_size, cp_rank, layout), cp_group=cp_groups[dp_rank])
-            for dtype in (torch.float32, torch.float64):
-                checks += [_check(scenario, mesh, aggregation, dtype) for aggregation in AGGREGATIONS]
+    for layout in ("zigzag", "contiguous"):
+        mesh = _Mesh(dp_size=dp_size, dp_rank=dp_rank, cp=ContextParallel(cp_size, cp_rank, layout), cp_group=cp_groups[dp_rank])
+        for dtype in (torch.float32, torch.float64):
+            checks += [_check(scenario, mesh, aggregation, dtype) for aggregation in AGGREGATIONS]
     return checks
 
 
