@@ -174,7 +174,9 @@ def _largest_of_a_batch(
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("layout", ["one process", "tensor 2", "tensor 2, sequence parallel"])
+@pytest.mark.parametrize("algorithm", [{}, {"kl_coef": 0.1, "full_scores": True}], ids=["kept sets", "full scores and a reference"])
 def test_no_tensor_of_tokens_times_vocabulary_exists_in_training_nor_in_log_prob_passes(
+    algorithm: dict[str, Any],
     layout: str,
     tied: bool,
     run_ranks: RunRanks,
@@ -184,7 +186,7 @@ def test_no_tensor_of_tokens_times_vocabulary_exists_in_training_nor_in_log_prob
     tmp_path: Path,
 ) -> None:
     parallel, megatron = LAYOUTS[layout]
-    recipe = make_recipe(tmp_path / "run", parallel, megatron=megatron, rollout={"temperature": TEMPERATURE})
+    recipe = make_recipe(tmp_path / "run", parallel, megatron=megatron, algorithm=algorithm, rollout={"temperature": TEMPERATURE})
     ids = VOCAB_SIZE // recipe.parallel.tensor
     # Elements of the logits of one micro-batch's response tokens on one rank: all samples in the supervised step, two of them in the others.
     limits = (NUM_SAMPLES * RESPONSE * ids, 2 * RESPONSE * ids)

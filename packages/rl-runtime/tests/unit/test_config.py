@@ -42,6 +42,8 @@ def test_an_override_wins_over_the_file(tmp_path: Path) -> None:
         ("[run]\nrng = -1\n", [], ["run.rng", "-1"]),
         ("[train]\nglobal_batch_size = 10000\n", [], ["global_batch_size = 10000", "512"]),
         ("[algorithm]\nold_log_probs = 'reuse'\n", [], ["one step per batch"]),
+        ("[algorithm]\nkl_coef = 0.1\nkl_log_probs = 'full'\n", [], ["kl_log_probs = 'full' needs algorithm.full_scores = true"]),
+        ("[algorithm]\nkl_log_probs = 'kept_set'\n", [], ["kl_log_probs = 'kept_set' is set", "kl_coef = 0"]),
         ("[debug]\nrollout_only = true\nload_rollout_dump = 'x'\n", [], ["exclude each other"]),
         ("not toml", [], ["not valid TOML"]),
         ("", ["lr=3"], ["override 'lr=3'", "section.key=value"]),

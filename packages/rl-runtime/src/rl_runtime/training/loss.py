@@ -1,11 +1,14 @@
 """The policy loss per token, as small pure functions. Layer: algorithms (torch).
 
-With new, old and reference log-probs l, o, f of a sampled token and its advantage A, all over the same support:
+With new, old and reference log-probs l, o, f of a sampled token and its advantage A:
 
     ratio      w = exp(l - o)
     surrogate  max(-A w, -A clip(w, 1 - clip_low, 1 + clip_high))      Schulman et al. 2017 (PPO), eq. 7; two-sided clip: Yu et al. 2025 (DAPO), eq. 10
     KL         exp(f - l) - (f - l) - 1                                Schulman 2020, "Approximating KL Divergence", estimator k3
     loss       surrogate + kl_coef * KL - entropy_coef * H             Shao et al. 2024 (DeepSeekMath), eq. 3
+
+l and o are over the same support, in the ratio as in the KL term l and f; the two may differ: the ratio is taken over the kept set that was sampled from,
+the KL term over the kept set or over the vocabulary. k3 is unbiased over the kept set; over the vocabulary it leaves out the tokens that the filter cut.
 
 How tokens become one number is rl-metrics' business.
 
@@ -91,6 +94,7 @@ def policy_loss(
     clip_low: float,
     clip_high: float,
     ref_log_probs: torch.Tensor | None = None,
+    kl_log_probs: torch.Tensor | None = None,
     kl_coef: float = 0.0,
     entropy: torch.Tensor | None = None,
     entropy_coef: float = 0.0,
@@ -103,7 +107,8 @@ def policy_loss(
         advantages: as in `clipped_surrogate`.
         clip_low: as in `clipped_surrogate`.
         clip_high: as in `clipped_surrogate`.
-        ref_log_probs: float32 [K], under the reference, over the same support; None: no KL term.
+        ref_log_probs: float32 [K], under the reference; None: no KL term.
+        kl_log_probs: float32 [K], under the policy that is trained, over the support of `ref_log_probs`; None: that is the support of `log_probs`.
         kl_coef: weight of the KL term.
         entropy: float32 [K], of the policy; needed where `entropy_coef` is not 0.
         entropy_coef: weight of the entropy bonus.
@@ -115,7 +120,7 @@ def policy_loss(
     loss = surrogate.loss
     kl = None
     if ref_log_probs is not None:
-        divergence = k3_divergence(log_probs, ref_log_probs)
+        divergence = k3_divergence(log_probs if kl_log_probs is None else kl_log_probs, ref_log_probs)
         loss = loss + kl_coef * divergence
         kl = divergence.detach()
     if entropy_coef:

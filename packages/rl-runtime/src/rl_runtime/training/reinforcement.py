@@ -5,9 +5,11 @@ Which log-probs the ratio is taken against, by `algorithm.old_log_probs`:
     reuse       those of the training forward itself: the ratio is 1 and its gradient that of the log-prob (one step per batch)
     rollout     the engine's
 
-Invariants: `fields["log_probs"]` of a micro-batch is written once per batch and holds the trainer's log-probs under the weights that it first saw
-the tokens with: with `recompute` and `reuse` exactly what the loss used as old log-probs; with `rollout` those of the first training forward, because
-the old ones are `rollout_log_probs` already.
+Which scores of policy and reference the KL term compares: `algorithm.kl_log_probs`. The ratio and the entropy bonus are always over the kept set.
+
+Invariants: the scores in a micro-batch's `fields` are written once per batch and are the trainer's under the weights that it first saw the tokens with:
+with `recompute` and `reuse`, `fields["log_probs"]` is exactly what the loss used as old log-probs; with `rollout` it is that of the first training
+forward, because the old ones are `rollout_log_probs` already. A scoring pass asks for the same scores as training, so that both are computed alike.
 """
 
 from __future__ import annotations
@@ -18,13 +20,24 @@ from rl_metrics import Aggregation, MicroBatchMetrics, megatron_loss_scale
 from rl_metrics.torch import loss_reducer
 from rl_runtime.config.algorithm import AlgorithmSection
 from rl_runtime.training.batch import MicroBatch
-from rl_runtime.training.log_probs import ResponseScores
+from rl_runtime.training.log_probs import ResponseScores, ScoreName
 from rl_runtime.training.loss import policy_loss
 from rl_runtime.training.parallel_state import Topology
 from rl_runtime.training.passes import LossFunction
 from rl_runtime.training.reports import token_count, token_means
 
-__all__ = ["reinforcement_loss"]
+__all__ = ["policy_scores", "reference_score", "reinforcement_loss"]
+
+
+def policy_scores(algorithm: AlgorithmSection) -> frozenset[ScoreName]:
+    """Name the policy's scores that an algorithm computes of every token."""
+    full: tuple[ScoreName, ...] = ("full_log_probs", "full_entropy") if algorithm.full_scores else ()
+    return frozenset(("log_probs", "entropy", *full))
+
+
+def reference_score(algorithm: AlgorithmSection) -> ScoreName:
+    """Name the score of policy and reference that the KL term compares."""
+    return "full_log_probs" if algorithm.kl_is_full else "log_probs"
 
 
 def reinforcement_loss(algorithm: AlgorithmSection, *, num_microbatches: int, step_units: float, topology: Topology) -> LossFunction:
@@ -44,10 +57,12 @@ def reinforcement_loss(algorithm: AlgorithmSection, *, num_microbatches: int, st
         aggregation, num_microbatches=num_microbatches, step_units=step_units, dp_size=topology.dp_size, cp_size=topology.cp_size
     )
     place = topology.context_parallel
+    wanted = policy_scores(algorithm)
 
     def loss(batch: MicroBatch, scores: ResponseScores) -> tuple[torch.Tensor, MicroBatchMetrics]:
-        current = scores.log_probs.detach()
-        kept = batch.fields.setdefault("log_probs", current)
+        for name in wanted:
+            batch.fields.setdefault(name, scores[name].detach())
+        kept = batch.fields["log_probs"]
         old = batch.fields["rollout_log_probs"] if algorithm.old_log_probs == "rollout" else kept
         terms = policy_loss(
             scores.log_probs,
@@ -56,6 +71,7 @@ def reinforcement_loss(algorithm: AlgorithmSection, *, num_microbatches: int, st
             clip_low=algorithm.clip_low,
             clip_high=algorithm.clip_high,
             ref_log_probs=batch.fields.get("ref_log_probs"),
+            kl_log_probs=scores[reference_score(algorithm)],
             kl_coef=algorithm.kl_coef,
             entropy=scores.entropy,
             entropy_coef=algorithm.entropy_coef,
@@ -64,15 +80,17 @@ def reinforcement_loss(algorithm: AlgorithmSection, *, num_microbatches: int, st
             aggregation, batch.total_lengths, batch.response_lengths, batch.loss_masks, denominators=batch.denominators, cp=place
         )
         reduced = reducer(terms.loss)
-        train_log_probs = kept if algorithm.old_log_probs == "recompute" else current
+        train_log_probs = kept if algorithm.old_log_probs == "recompute" else scores.log_probs.detach()
         shown = {
             "ratio": terms.ratio,
             "clip_fraction": terms.clipped,
             "entropy": scores["entropy"].detach(),
             "log_prob_gap": (train_log_probs - batch.fields["rollout_log_probs"]).abs(),
         }
+        if algorithm.full_scores:
+            shown["full_entropy"] = scores["full_entropy"].detach()
         if terms.kl is not None:
-            shown["kl"] = terms.kl
+            shown["kl"] = batch.fields["kl"] = terms.kl
         metrics = MicroBatchMetrics(
             sums={"loss": reduced.detach().clone()},
             num_tokens=batch.num_trained_tokens,

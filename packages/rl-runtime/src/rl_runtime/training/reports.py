@@ -5,7 +5,8 @@ Names and meaning:
     train/ratio             exp(new - old log-prob)
     train/clip_fraction     share of tokens whose surrogate is clipped
     train/entropy           entropy of the policy over the kept set, nats
-    train/kl                k3 against the reference, nats; absent without a reference
+    train/full_entropy      entropy of the policy over the vocabulary, nats; absent without `algorithm.full_scores`
+    train/kl                k3 against the reference, nats, over what `algorithm.kl_log_probs` says; absent without a reference
     train/log_prob_gap      |trainer - engine| log-prob, nats; the trainer's under the weights that the batch began with where they were recomputed,
                             else under those of the step
     train/grad_norm         gradient norm over all ranks, before clipping

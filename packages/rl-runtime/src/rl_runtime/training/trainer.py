@@ -34,7 +34,7 @@ from rl_runtime.training.model_shape import ModelShape, read_model_config
 from rl_runtime.training.optimizer import AdamSettings, TrainerOptimizer
 from rl_runtime.training.parallel_state import end_process_groups, start_process_groups
 from rl_runtime.training.passes import run_scoring_pass, run_training_pass
-from rl_runtime.training.reinforcement import reinforcement_loss
+from rl_runtime.training.reinforcement import policy_scores, reference_score, reinforcement_loss
 from rl_runtime.training.reports import finish_report
 from rl_runtime.training.rotary import RotaryTable
 from rl_runtime.training.supervised import pack_examples, supervised_aggregation, supervised_loss
@@ -268,9 +268,9 @@ class Trainer:
 
     def _score_before_training(self, micro_batches: Sequence[MicroBatch]) -> None:
         if self._recipe.algorithm.old_log_probs == "recompute":
-            self._score(self._wrapped, micro_batches, {"log_probs": "log_probs", "entropy": "entropy"})
+            self._score(self._wrapped, micro_batches, {name: name for name in policy_scores(self._recipe.algorithm)})
         if self._reference is not None:
-            self._score(self._reference, micro_batches, {"ref_log_probs": "log_probs"})
+            self._score(self._reference, micro_batches, {"ref_log_probs": reference_score(self._recipe.algorithm)})
 
     def _score(self, model: torch.nn.Module, micro_batches: Sequence[MicroBatch], fields: Mapping[str, ScoreName]) -> None:
         run_scoring_pass(
@@ -293,7 +293,7 @@ class Trainer:
             micro_batches,
             loss,
             temperature=self._recipe.rollout.temperature,
-            wanted={"entropy"},
+            wanted=policy_scores(self._recipe.algorithm),
             tp_group=self._topology.tp_group,
         )
         grad_norm = self._optimizer.step(lr)

@@ -78,6 +78,28 @@ def test_whole_loss_adds_kl_and_takes_off_the_entropy_bonus() -> None:
     assert result.kl.item() == pytest.approx(0.10653066)
 
 
+def test_the_kl_term_may_be_over_another_support_than_the_ratio() -> None:
+    # ratio over the kept set: exp(-1 - -1) = 1; KL over the vocabulary: reference - policy = -0.5, of which k3 is 0.10653066, slope 1 - exp(-0.5)
+    log_probs = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
+    full_log_probs = torch.tensor([-1.2], dtype=torch.float64, requires_grad=True)
+    result = policy_loss(
+        log_probs,
+        torch.tensor([-1.0]),
+        torch.tensor([2.0]),
+        clip_low=0.2,
+        clip_high=0.2,
+        ref_log_probs=torch.tensor([-1.7], dtype=torch.float64),
+        kl_log_probs=full_log_probs,
+        kl_coef=0.1,
+    )
+    assert result.loss.item() == pytest.approx(-2.0 + 0.1 * 0.10653066)
+    torch.autograd.backward(result.loss.sum())
+    assert log_probs.grad is not None
+    assert full_log_probs.grad is not None
+    assert log_probs.grad.item() == pytest.approx(-2.0)
+    assert full_log_probs.grad.item() == pytest.approx(0.1 * (1 - math.exp(-0.5)))
+
+
 def test_without_reference_there_is_no_kl() -> None:
     result = policy_loss(torch.zeros(1), torch.zeros(1), torch.ones(1), clip_low=0.2, clip_high=0.2)
     assert result.kl is None
