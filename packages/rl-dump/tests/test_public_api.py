@@ -8,8 +8,8 @@ import pytest
 
 PUBLIC = {
     "rl_dump": [
-        "RESPONSE_FIELDS", "ROLLOUT_DUMP", "TRAIN_DUMP", "Alarm", "BackgroundWriter", "BatchSummary", "Difference", "Dump", "DumpError", "DumpWriter",
-        "FieldSummary", "Join", "Missing", "Pair", "Problem", "RaggedArray", "RaggedError", "Thresholds", "UnsupportedContractError", "WriteError",
+        "REPLAY_KEY", "RESPONSE_FIELDS", "ROLLOUT_DUMP", "TRAIN_DUMP", "Alarm", "BackgroundWriter", "BatchSummary", "Difference", "Dump", "DumpError",
+        "DumpWriter", "FieldSummary", "Join", "Missing", "Pair", "Problem", "RaggedArray", "RaggedError", "Thresholds", "UnsupportedContractError", "WriteError",
         "check_templates", "compare", "convert", "doctor", "export_micro_batch", "join", "open_dump", "resolve_template", "summary", "trend",
         "write_dump", "write_html",
     ],
@@ -33,7 +33,7 @@ def test_every_public_name_is_documented(module) -> None:
     if module == "rl_dump.torch":
         pytest.importorskip("torch")
     found = importlib.import_module(module)
-    constants = {"RESPONSE_FIELDS", "ROLLOUT_DUMP", "TRAIN_DUMP"}
+    constants = {"REPLAY_KEY", "RESPONSE_FIELDS", "ROLLOUT_DUMP", "TRAIN_DUMP"}
     for name in set(found.__all__) - constants:
         assert getattr(found, name).__doc__, name
         for method, value in vars(getattr(found, name)).items() if isinstance(getattr(found, name), type) else ():

@@ -14,12 +14,13 @@ from rl_dump.join import Join, Missing, Pair, join
 from rl_dump.problems import Problem
 from rl_dump.ragged import RaggedArray
 from rl_dump.reader import Dump, open_dump
-from rl_dump.replay import export_micro_batch
+from rl_dump.replay import REPLAY_KEY, export_micro_batch
 from rl_dump.summary import BatchSummary, FieldSummary, summary, trend
 from rl_dump.templates import check_templates, resolve_template
 from rl_dump.writer import DumpWriter, write_dump
 
 __all__ = [
+    "REPLAY_KEY",
     "RESPONSE_FIELDS",
     "ROLLOUT_DUMP",
     "TRAIN_DUMP",

@@ -12,6 +12,7 @@ __all__ = [
     "DeadlineError",
     "EngineError",
     "GenerateError",
+    "ReplayError",
     "RewardError",
     "RuntimeSetupError",
     "TrainerError",
@@ -37,6 +38,10 @@ class EngineError(RuntimeError):
 
 class GenerateError(ValueError):
     """A generate function returned something that is no rollout: nothing, mixed ids, or arrays of unequal length."""
+
+
+class ReplayError(ValueError):
+    """A file is no exported micro-batch, or does not fit the model it is to be replayed with; the message names the file and the field."""
 
 
 class RewardError(ValueError):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from rl_dump import Dump, RaggedArray, join, open_dump
+from rl_dump import Dump, RaggedArray, compare, join, open_dump
 from rl_runtime.tracking.tracker import read_metrics
 from rl_schedule import SchedulePlan
 
@@ -121,6 +124,24 @@ def test_a_run_leaves_models_report_and_recipe(short_run: Path) -> None:
         assert (short_run / name).stat().st_size > 0, name
 
 
+def test_a_micro_batch_of_batch_0_replays_with_the_warm_start(short_run: Path, tmp_path: Path) -> None:
+    def command(name: str, *arguments: object) -> tuple[int, str]:
+        program = Path(sys.executable).with_name(name)
+        done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    one = tmp_path / "one.parquet"
+    for step, rank in ((0, 0), (1, 1)):
+        code, output = command("rl-dump", "replay", short_run / "dumps" / "train_0.parquet", one, "--step", step, "--rank", rank)
+        assert code == 0, output
+        code, output = command("rl-runtime", "replay", one, "--model", short_run / "warm_start")
+        assert code == 0, output
+        assert f"batch 0, step {step}, rank {rank}, micro-batch 0" in output
+    code, output = command("rl-runtime", "replay", one, "--model", short_run / "final")
+    assert code == 1, output
+    assert "differs by more than 1e-05" in output
+
+
 @pytest.mark.parametrize("axis", ["tensor", "pipeline", "context"])
 def test_another_layout_gives_the_same_log_probs_and_gradient_norm(
     axis: str, launch: Launcher, short_run: Path, one_rank_run: Path
@@ -137,6 +158,27 @@ def test_another_layout_gives_the_same_log_probs_and_gradient_norm(
     np.testing.assert_array_equal(positions, reference_positions)
     np.testing.assert_allclose(log_probs, reference, atol=1e-5)
     assert norm == pytest.approx(reference_norm, rel=1e-4)
+
+
+def test_two_train_only_runs_from_one_dump_are_the_same_bits(launch: Launcher, short_run: Path, one_rank_run: Path) -> None:
+    run = launch("again", *_replay(launch, short_run))
+    assert run.wait(240) == 0, run.text()[-3000:]
+
+    def numbers(folder: Path) -> list[dict[str, Any]]:
+        # What is measured with a clock is not computed from the batch.
+        clocks = ("time", "second")
+        return [{name: value for name, value in line.items() if not any(word in name for word in clocks)} for line in read_metrics(folder)]
+
+    assert numbers(run.folder) == numbers(one_rank_run)
+    assert sum("train/loss" in line for line in numbers(run.folder)) == 2
+    dumps = [folder / "dumps" / "train_0.parquet" for folder in (run.folder, one_rank_run)]
+    with open_dump(dumps[0]) as mine, open_dump(dumps[1]) as other:
+        assert compare(mine, other) is None
+        for name in ("log_probs", "advantages", "entropy"):
+            assert ragged(mine, name).values.tobytes() == ragged(other, name).values.tobytes()
+    weights = [(folder / "final" / "model.safetensors").read_bytes() for folder in (run.folder, one_rank_run, short_run)]
+    assert hashlib.sha256(weights[0]).digest() == hashlib.sha256(weights[1]).digest()
+    assert hashlib.sha256(weights[0]).digest() != hashlib.sha256(weights[2]).digest(), "the longer run has other weights"
 
 
 @pytest.fixture(scope="session")

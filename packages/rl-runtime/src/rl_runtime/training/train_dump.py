@@ -18,6 +18,7 @@ from rl_metrics.torch import gather_responses
 from rl_runtime.batch import RankBatch
 from rl_runtime.config.dump import in_run_folder
 from rl_runtime.config.recipe import Recipe
+from rl_runtime.scoring_note import ScoringNote
 from rl_runtime.training.batch import MicroBatch, local_values
 from rl_runtime.training.parallel_state import Topology
 
@@ -53,6 +54,7 @@ class TrainDumper:
         self._template = in_run_folder(recipe.dump.train, recipe.run.dir)
         self._topology = topology
         self._place = dump_topology(topology, seconds)
+        self._metadata = ScoringNote.of_recipe(recipe).to_metadata()
         self._writer = BackgroundWriter(deadline_seconds=seconds)
 
     def check(self) -> None:
@@ -92,6 +94,7 @@ class TrainDumper:
             gather_tensor=self._gather if self._topology.cp_size > 1 else None,
             sample_fields=[name for name, column in batch.columns.items() if not isinstance(column, RaggedArray)],
             response_fields=[*RESPONSE_FIELDS, *(name for name in fields if name not in RESPONSE_FIELDS)],
+            metadata=self._metadata,
             background=self._writer,
         )
 

@@ -190,6 +190,19 @@ class Trainer:
         self._dumper.write(batch, micro_batches)
         return reports
 
+    def score(self, columns: Mapping[str, Column]) -> npt.NDArray[np.float32]:
+        """Score all samples of some columns in one micro-batch, without gradients, as `train_batch` does before its first step.
+
+        Args:
+            columns: `tokens` and `loss_masks`; kept sets where they are recorded.
+
+        Returns:
+            float32 [K]: log-probs of this rank's response tokens, sample by sample; empty where it does not hold the last pipeline stage.
+        """
+        part = pack_micro_batch(columns, np.arange(len(columns["tokens"])), self._rules)
+        self._score(self._wrapped, [part], {"log_probs": "log_probs"})
+        return part.fields.get("log_probs", torch.empty(0)).cpu().numpy()
+
     def export_weights(self) -> dict[str, npt.NDArray[np.generic]] | None:
         """Collect all weights under Hugging Face names.
 
