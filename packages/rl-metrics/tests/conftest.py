@@ -5,10 +5,14 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, settings
+
+from rl_metrics import Aggregation
 
 settings.register_profile("default", max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("small", parent=settings.get_profile("default"), max_examples=20)
@@ -18,29 +22,32 @@ _HAS_TORCH = importlib.util.find_spec("torch") is not None
 collect_ignore = [] if _HAS_TORCH else ["distributed"]
 collect_ignore_glob = [] if _HAS_TORCH else ["*/test_torch_*.py"]
 
-_CASES = {case["name"]: case for case in json.loads((Path(__file__).parent / "golden" / "metrics.json").read_text())["cases"]}
+_CASES: dict[str, dict[str, Any]] = {
+    case["name"]: case for case in json.loads((Path(__file__).parent / "golden" / "metrics.json").read_text())["cases"]
+}
 
 
-def pytest_configure(config) -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Register the markers, so that the tests also run outside the workspace."""
     config.addinivalue_line("markers", "distributed: starts gloo processes")
     config.addinivalue_line("markers", "fuzz: large counts of random cases")
+    config.addinivalue_line("markers", "gpu: needs an accelerator")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandedStep:
     """One handed case of an aggregation: its samples and its answer."""
 
-    aggregation: str
-    values: list[np.ndarray]
-    masks: list[np.ndarray]
-    ids: dict
+    aggregation: Aggregation
+    values: list[npt.NDArray[np.float64]]
+    masks: list[npt.NDArray[np.int32]]
+    ids: dict[str, Any]
     expect: float | None
     loss: float | None
 
 
 @pytest.fixture(scope="session")
-def handed_cases() -> dict[str, dict]:
+def handed_cases() -> dict[str, dict[str, Any]]:
     """The cases of ``tests/golden/metrics.json`` by name."""
     return _CASES
 
@@ -49,7 +56,9 @@ def handed_cases() -> dict[str, dict]:
 def handed_step(request: pytest.FixtureRequest) -> HandedStep:
     """Each handed case of an aggregation in turn."""
     case = _CASES[request.param]
-    values, masks, ids = [], [], {}
+    values: list[npt.NDArray[np.float64]] = []
+    masks: list[npt.NDArray[np.int32]] = []
+    ids: dict[str, Any] = {}
     for sample in case["samples"]:
         given = sample["values"] if "values" in sample else [sample["value"]] * sample["tokens"]
         values.append(np.array([math.nan if value == "nan" else value for value in given], np.float64))

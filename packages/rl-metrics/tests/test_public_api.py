@@ -5,6 +5,7 @@ import importlib.metadata
 import importlib.util
 import inspect
 import pkgutil
+from types import ModuleType
 
 import pytest
 
@@ -59,7 +60,7 @@ TORCH = [
 ]
 
 
-def _modules():
+def _modules() -> list[ModuleType]:
     names = [name for _, name, _ in pkgutil.walk_packages(rl_metrics.__path__, "rl_metrics.") if not name.endswith("__main__")]
     has_torch = importlib.util.find_spec("torch") is not None
     return [importlib.import_module(name) for name in names if has_torch or ".torch" not in name]

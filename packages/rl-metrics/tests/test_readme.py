@@ -14,7 +14,7 @@ def test_there_are_blocks_to_run() -> None:
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
-def test_a_block_runs(block) -> None:
+def test_a_block_runs(block: str) -> None:
     if "import torch" in block:
         pytest.importorskip("torch")
     exec(compile(block, str(README), "exec"), {})

@@ -90,9 +90,9 @@ def as_array(values: npt.ArrayLike, what: str, *, kinds: str = "biuf", error: ty
     try:
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as reason:
-        raise error(f"{what} cannot be read as an array of numbers: {reason}") from None
+        raise error(f"{what}: cannot be read as an array of numbers: {reason}") from None
     if array.dtype.kind not in kinds:
-        raise error(f"{what} has entries of type {array.dtype}; give numbers")
+        raise error(f"{what}: entries are of type {array.dtype}; give numbers")
     return array
 
 

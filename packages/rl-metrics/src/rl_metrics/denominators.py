@@ -22,6 +22,9 @@ from rl_metrics.masks import concatenated_masks, sums_of_pieces
 
 __all__ = ["checked_denominators", "count_step_units", "loss_denominators", "mask_sums", "prompt_denominators", "rollout_denominators"]
 
+Ids = Sequence[int] | npt.NDArray[np.integer[Any]]
+"""One integer per sample, equal for samples that belong together."""
+
 
 def mask_sums(loss_masks: Sequence[Any]) -> npt.NDArray[np.float64]:
     """Return how many tokens of each sample are trained.
@@ -57,7 +60,7 @@ def checked_denominators(sample_denoms: npt.ArrayLike, num_samples: int) -> npt.
     return np.where(values == 0, 1.0, values)
 
 
-def rollout_denominators(loss_masks: Sequence[Any], rollout_ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float64]:
+def rollout_denominators(loss_masks: Sequence[Any], rollout_ids: Ids) -> npt.NDArray[np.float64]:
     """Return each sample's denominator for ``rollout_mean``: the trained tokens of its rollout, over all siblings.
 
     Args:
@@ -76,7 +79,7 @@ def rollout_denominators(loss_masks: Sequence[Any], rollout_ids: Sequence[int] |
     return _grouped(loss_masks, rollout_ids, "rollout_ids")
 
 
-def prompt_denominators(loss_masks: Sequence[Any], group_ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float64]:
+def prompt_denominators(loss_masks: Sequence[Any], group_ids: Ids) -> npt.NDArray[np.float64]:
     """Return each sample's denominator for ``prompt_mean``: the trained tokens of its prompt group, over all its rollouts.
 
     Args:
@@ -99,8 +102,8 @@ def loss_denominators(
     aggregation: Aggregation,
     loss_masks: Sequence[Any],
     *,
-    rollout_ids: Sequence[int] | None = None,
-    group_ids: Sequence[int] | None = None,
+    rollout_ids: Ids | None = None,
+    group_ids: Ids | None = None,
 ) -> npt.NDArray[np.float64]:
     """Return the denominators ``D_i`` of any aggregation (the table in :mod:`rl_metrics.aggregation`).
 
@@ -130,8 +133,8 @@ def count_step_units(
     aggregation: Aggregation,
     loss_masks: Sequence[Any],
     *,
-    rollout_ids: Sequence[int] | None = None,
-    group_ids: Sequence[int] | None = None,
+    rollout_ids: Ids | None = None,
+    group_ids: Ids | None = None,
     constant: float | None = None,
 ) -> float:
     """Return the step's units ``U``: what the sum over all samples is divided by.
@@ -161,14 +164,14 @@ def count_step_units(
     return check_step_units(aggregation, constant)
 
 
-def _required(ids: Sequence[int] | None, name: str, aggregation: Aggregation) -> Sequence[int]:
+def _required(ids: Ids | None, name: str, aggregation: Aggregation) -> Ids:
     """Return ``ids`` or say which argument the aggregation lacks."""
     if ids is None:
         raise MetricsError(f"{aggregation} needs {name}, one integer per sample of the step")
     return ids
 
 
-def _grouped(loss_masks: Sequence[Any], ids: Sequence[int] | npt.NDArray[np.integer[Any]], name: str) -> npt.NDArray[np.float64]:
+def _grouped(loss_masks: Sequence[Any], ids: Ids, name: str) -> npt.NDArray[np.float64]:
     """Sum the trained tokens over equal ids and give every sample its group's sum, 0 as 1."""
     sums = mask_sums(loss_masks)
     labels = _labels(ids, sums.size, name)
@@ -178,11 +181,11 @@ def _grouped(loss_masks: Sequence[Any], ids: Sequence[int] | npt.NDArray[np.inte
     return np.maximum(np.bincount(inverse, weights=sums), 1.0)[inverse]
 
 
-def _labels(ids: Sequence[int] | npt.NDArray[np.integer[Any]], num_samples: int, name: str) -> npt.NDArray[np.integer[Any]]:
+def _labels(ids: Ids, num_samples: int, name: str) -> npt.NDArray[np.integer[Any]]:
     """Return the ids as an array, after checking that there is one integer per sample."""
     labels = as_array(ids, name)
     if labels.ndim != 1 or labels.size != num_samples:
         raise MetricsError(f"{num_samples} loss masks but {name} of shape {labels.shape}; give one id per sample")
     if labels.size and labels.dtype.kind not in "iu":
-        raise MetricsError(f"{name} has entries of type {labels.dtype}; give integers, equal for samples that belong together")
+        raise MetricsError(f"{name}: entries are of type {labels.dtype}; give integers, equal for samples that belong together")
     return labels

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from rl_metrics.aggregation import Aggregation, check_aggregation
 from rl_metrics.arguments import number_array
 from rl_metrics.context_parallel import ContextParallel, IntArray, int_array
-from rl_metrics.denominators import checked_denominators, count_step_units, loss_denominators, mask_sums
+from rl_metrics.denominators import Ids, checked_denominators, count_step_units, loss_denominators, mask_sums
 from rl_metrics.errors import MetricsError
 from rl_metrics.masks import check_mask_lengths, concatenated_masks
 from rl_metrics.packing import packed_responses
@@ -140,8 +140,8 @@ def aggregate(
     values: Sequence[npt.ArrayLike],
     loss_masks: Sequence[Any],
     *,
-    rollout_ids: Sequence[int] | None = None,
-    group_ids: Sequence[int] | None = None,
+    rollout_ids: Ids | None = None,
+    group_ids: Ids | None = None,
     constant: float | None = None,
 ) -> float | None:
     """Return the aggregated value of a whole step held in one place: the number every layout must report.

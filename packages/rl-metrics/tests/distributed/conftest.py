@@ -1,7 +1,9 @@
-"""A counter of collectives, for tests that pin how many a call makes."""
+"""A counter of collectives, for tests that pin how many a call makes, and a process group of this process alone."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -20,8 +22,8 @@ def _counting() -> Iterator[list[str]]:
     """List the names of all collectives called inside, in order. One that is made of another is listed with it."""
     names: list[str] = []
 
-    def counted(name: str, function):
-        def call(*arguments, **settings):
+    def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **settings: Any) -> Any:
             names.append(name)
             return function(*arguments, **settings)
 
@@ -34,6 +36,14 @@ def _counting() -> Iterator[list[str]]:
 
 
 @pytest.fixture
-def counting_collectives():
+def counting_collectives() -> Callable[[], AbstractContextManager[list[str]]]:
     """The context manager; usable inside a rank, since ranks are forked."""
     return _counting
+
+
+@pytest.fixture
+def world_of_one(tmp_path: Path) -> Iterator[None]:
+    """Make this process the only rank of torch's default process group, over real gloo."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()

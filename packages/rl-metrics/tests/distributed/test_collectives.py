@@ -1,6 +1,9 @@
 """Metrics over real gloo ranks: the merged records, the number of collectives, and errors that reach everybody."""
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -8,13 +11,25 @@ import torch
 import torch.distributed as dist
 
 from rl_metrics import KeyAgreementError, Metric, MetricsError, MicroBatchMetrics, merge_metrics, report
-from rl_metrics.torch import all_reduce_metrics, gather_and_reduce_log_dict, reduce_train_step_metrics
+from rl_metrics.agreement import RankReport
+from rl_metrics.torch import all_reduce_metrics, collectives, gather_and_reduce_log_dict, groups, reduce_train_step_metrics
 from rl_metrics.torch.processes import run_gloo_ranks
 
 pytestmark = pytest.mark.distributed
 
 
-def _metrics(rank: int):
+def _messages(work: Callable[[int], object], size: int) -> list[str]:
+    """What each rank raises."""
+
+    def caught(rank: int, _: int) -> str:
+        with pytest.raises(MetricsError) as error:
+            work(rank)
+        return str(error.value)
+
+    return run_gloo_ranks(caught, size, deadline_seconds=30)
+
+
+def _metrics(rank: int) -> list[Metric]:
     """Records of one rank: every kind, some without data here, one without data anywhere."""
     rng = np.random.default_rng(rank)
     values = rng.normal(30, 0.01, 10 + rank)
@@ -37,15 +52,19 @@ def test_every_rank_gets_what_one_process_would_merge(size: int) -> None:
     results = run_gloo_ranks(lambda rank, _: report(all_reduce_metrics(_metrics(rank)).values()), size)
     assert all(repr(result) == repr(results[0]) for result in results)
     result = results[0]
-    assert math.isnan(result.pop("max_of_nan"))
-    assert math.isnan(expected.pop("max_of_nan"))
+    for lines in (result, expected):
+        extreme = lines.pop("max_of_nan")
+        assert extreme is not None
+        assert math.isnan(extreme)
     assert result.pop("nothing") is None
     assert expected.pop("nothing") is None
     assert result == {name: pytest.approx(value, rel=1e-9) for name, value in expected.items()}
 
 
-def test_the_number_of_collectives_does_not_depend_on_the_number_of_metrics(counting_collectives) -> None:
-    def count(rank: int, _):
+def test_the_number_of_collectives_does_not_depend_on_the_number_of_metrics(
+    counting_collectives: Callable[[], AbstractContextManager[list[str]]],
+) -> None:
+    def count(rank: int, _: int) -> dict[int, tuple[list[str], list[str], list[str]]]:
         counts = {}
         for n in (1, 10, 1000):
             with counting_collectives() as means:
@@ -65,21 +84,19 @@ def test_the_number_of_collectives_does_not_depend_on_the_number_of_metrics(coun
 
 
 def test_a_metric_of_one_rank_raises_on_all_and_names_it() -> None:
-    def work(rank: int, _):
-        mine = [Metric.of_sum("shared", 1), *([Metric.of_sum("only_here", 1)] if rank == 1 else [])]
-        try:
-            all_reduce_metrics(mine)
-        except KeyAgreementError as error:
-            return str(error)
-        return ""
+    def work(rank: int) -> object:
+        return all_reduce_metrics([Metric.of_sum("shared", 1), *([Metric.of_sum("only_here", 1)] if rank == 1 else [])])
 
-    for message in run_gloo_ranks(work, 3):
-        assert "rank 1 lacks [] and adds ['only_here (sum)'] compared with rank 0" in message
+    told = (
+        "ranks of the group report different metrics: rank 1 adds 'only_here (sum)' compared with rank 0. "
+        "Report the same metrics everywhere; a rank without data passes Metric.empty"
+    )
+    assert _messages(work, 3) == [told] * 3
 
 
 def test_kinds_that_differ_raise_on_all() -> None:
-    def work(rank: int, _) -> bool:
-        with pytest.raises(KeyAgreementError, match=r"rank 1 lacks \['x \(sum\)'\] and adds \['x \(mean\)'\]"):
+    def work(rank: int, _: int) -> bool:
+        with pytest.raises(KeyAgreementError, match=r"rank 1 lacks 'x \(sum\)' and adds 'x \(mean\)' compared with rank 0"):
             all_reduce_metrics([Metric.of_sum("x", 1) if rank == 0 else Metric.of_mean("x", 1, 1)])
         return True
 
@@ -87,8 +104,8 @@ def test_kinds_that_differ_raise_on_all() -> None:
 
 
 def test_a_rank_that_cannot_prepare_its_metrics_does_not_hang_the_others() -> None:
-    def work(rank: int, _):
-        mine = {"x": 3.0 if rank == 1 else Metric.of_sum("x", 1)}
+    def work(rank: int, _: int) -> tuple[str, str]:
+        mine: Any = {"x": 3.0 if rank == 1 else Metric.of_sum("x", 1)}
         with pytest.raises(MetricsError) as caught:
             all_reduce_metrics(mine)
         return type(caught.value).__name__, str(caught.value)
@@ -100,8 +117,8 @@ def test_a_rank_that_cannot_prepare_its_metrics_does_not_hang_the_others() -> No
 
 
 def test_a_rank_that_fails_in_its_own_code_does_not_hang_the_others() -> None:
-    def work(rank: int, _):
-        def metrics():
+    def work(rank: int, _: int) -> str:
+        def metrics() -> Iterator[Metric]:
             yield Metric.of_sum("a", 1.0)
             if rank:
                 raise RuntimeError("a tool broke")
@@ -114,7 +131,7 @@ def test_a_rank_that_fails_in_its_own_code_does_not_hang_the_others() -> None:
 
 
 def test_the_order_of_metrics_does_not_matter_and_keys_of_a_mapping_are_names() -> None:
-    def work(rank: int, _):
+    def work(rank: int, _: int) -> dict[str, float | None]:
         records = {"a": Metric.of_sum("x", 1), "b": Metric.of_sum("x", 10)}
         return report(all_reduce_metrics(records if rank else dict(reversed(records.items()))).values())
 
@@ -130,7 +147,7 @@ def test_only_the_logging_rank_gets_the_log() -> None:
 
 
 def test_a_subgroup_reduces_by_itself() -> None:
-    def work(rank: int, _):
+    def work(rank: int, _: int) -> tuple[float | None, dict[str, float | None] | None]:
         groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
         mine = groups[rank // 2]
         logged = gather_and_reduce_log_dict([Metric.of_sum("x", rank)], group=mine, dst=2 * (rank // 2) + 1)
@@ -140,7 +157,7 @@ def test_a_subgroup_reduces_by_itself() -> None:
 
 
 def test_a_filler_rank_reports_zeros_and_micro_batches_may_differ_in_number() -> None:
-    def work(rank: int, _):
+    def work(rank: int, _: int) -> dict[str, float | None]:
         batches = [MicroBatchMetrics(sums={"loss": torch.tensor(3.0)}, num_tokens=torch.tensor(2))] * (2 if rank == 0 else 0)
         batches += [MicroBatchMetrics(sums={"loss": 0.0}, num_tokens=0)]
         return reduce_train_step_metrics(batches, aggregation="sample_mean", step_units=2, cp_size=1, group=None)
@@ -149,7 +166,7 @@ def test_a_filler_rank_reports_zeros_and_micro_batches_may_differ_in_number() ->
 
 
 def test_micro_batches_that_disagree_raise_on_all_ranks() -> None:
-    def work(rank: int, _) -> bool:
+    def work(rank: int, _: int) -> bool:
         batches = [
             MicroBatchMetrics(sums={"loss": 1.0}, num_tokens=1),
             MicroBatchMetrics(sums={"loss" if rank else "kl": 1.0}, num_tokens=1),
@@ -165,4 +182,144 @@ def test_a_single_process_needs_no_group() -> None:
     assert all_reduce_metrics([Metric.of_sum("x", 1), Metric.of_sum("x", 2)])["x"].value == 3
     assert gather_and_reduce_log_dict([Metric.of_sum("x", 1)], group=None, dst=0) == {"x": 1}
     with pytest.raises(MetricsError, match="got float"):
-        all_reduce_metrics({"x": 1.0})
+        all_reduce_metrics(cast("Any", {"x": 1.0}))
+
+
+def _step(rank: int, *, names: tuple[str, ...] = ("loss",), **settings: Any) -> dict[str, float | None]:
+    given: dict[str, Any] = {"aggregation": "rollout_mean", "step_units": 8, "cp_size": 1} | settings
+    batch = MicroBatchMetrics(sums=dict.fromkeys(names, 1.0 + rank), num_tokens=4)
+    return reduce_train_step_metrics([batch], **given, group=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "told"),
+    [
+        ("aggregation", ("rollout_mean", "prompt_mean"), "aggregation is rollout_mean on rank 0, prompt_mean on rank 1"),
+        ("step_units", (8, 4), "step_units is 8.0 on rank 0, 4.0 on rank 1"),
+        ("cp_size", (1, 2), "cp_size is 1 on rank 0, 2 on rank 1"),
+    ],
+)
+def test_ranks_that_pass_different_settings_raise_the_same_error(name: str, values: tuple[Any, Any], told: str) -> None:
+    messages = _messages(lambda rank: _step(rank, **{name: values[rank]}), 2)
+    assert messages == [f"ranks of the group disagree: {told}. Pass the same values on every rank"] * 2
+
+
+def test_settings_are_compared_by_value_and_token_mean_needs_no_units() -> None:
+    assert run_gloo_ranks(lambda rank, _: _step(rank, step_units=8 if rank else 8.0), 2) == [{"loss": 3 / 8}] * 2
+    assert run_gloo_ranks(lambda rank, _: _step(rank, aggregation="token_mean", step_units=rank), 2) == [{"loss": 3 / 8}] * 2
+
+
+@pytest.mark.parametrize("settings", [{"step_units": 0}, {"aggregation": "mean"}, {"cp_size": 3}, {"step_units": "x"}])
+def test_settings_that_are_wrong_on_one_rank_raise_on_all(settings: dict[str, Any]) -> None:
+    first, second = _messages(lambda rank: _step(rank, **(settings if rank else {})), 2)
+    assert first == f"rank 1 could not prepare its metrics: {second}"
+
+
+def test_a_number_that_is_wrong_on_one_rank_raises_on_all() -> None:
+    def work(rank: int) -> object:
+        batch = MicroBatchMetrics(sums={"loss": torch.ones(1 + rank).squeeze()}, num_tokens=4)
+        return reduce_train_step_metrics([batch], aggregation="token_mean", cp_size=1, group=None)
+
+    first, second = _messages(work, 2)
+    assert second == "micro-batch 0: 'loss' is Tensor of shape (2,); give one number"
+    assert first == f"rank 1 could not prepare its metrics: {second}"
+
+
+def test_a_reducer_output_and_a_metric_of_one_name_are_different_metrics() -> None:
+    def work(rank: int) -> object:
+        batch = MicroBatchMetrics(sums={"x": 1.0} if rank else {}, num_tokens=1, metrics=() if rank else (Metric.of_sum("x", 1.0),))
+        return reduce_train_step_metrics([batch], aggregation="token_mean", cp_size=1, group=None)
+
+    first, second = _messages(work, 2)
+    assert first == second
+    assert "rank 1 lacks 'x (sum)' and adds 'x (sum, reducer output)' compared with rank 0" in first
+
+
+def test_ranks_that_send_the_result_to_different_ranks_raise_the_same_error() -> None:
+    messages = _messages(lambda rank: all_reduce_metrics([Metric.of_sum("x", 1)], dst=(0, None, 1)[rank]), 3)
+    assert (
+        messages == ["ranks of the group disagree: dst is 0 on rank 0, None on rank 1, 1 on rank 2. Pass the same values on every rank"] * 3
+    )
+
+
+@pytest.mark.parametrize("dst", [2, -1, 0.0, "0"])
+def test_a_destination_outside_the_group_is_refused(dst: Any) -> None:
+    for message in _messages(lambda rank: gather_and_reduce_log_dict([Metric.of_sum("x", 1)], group=None, dst=dst), 2):
+        assert message.startswith(f"dst is {dst!r}")
+    with pytest.raises(MetricsError, match="dst is "):
+        gather_and_reduce_log_dict([Metric.of_sum("x", 1)], group=None, dst=dst)
+
+
+def test_a_destination_outside_a_subgroup_is_refused() -> None:
+    def work(rank: int) -> object:
+        groups = [dist.new_group([0, 1]), dist.new_group([2])]
+        return gather_and_reduce_log_dict([Metric.of_sum("x", 1)], group=groups[rank // 2], dst=2 if rank < 2 else 0)
+
+    first, second, third = _messages(work, 3)
+    assert first == second == "dst is 2; it is the GLOBAL rank that gets the result, so give one of [0, 1]"
+    assert third == "dst is 0; it is the GLOBAL rank that gets the result, so give one of [2]"
+
+
+def test_a_process_outside_the_group_is_told_so() -> None:
+    def work(rank: int, _: int) -> str:
+        group: Any = dist.new_group([0])
+        if rank == 0:
+            return ""
+        with pytest.raises(MetricsError) as caught:
+            all_reduce_metrics([Metric.of_sum("x", 1)], group)
+        return str(caught.value)
+
+    assert run_gloo_ranks(work, 2)[1] == "this process (global rank 1) does not belong to the group; only its members call"
+
+
+def test_what_is_no_list_of_metrics_is_refused() -> None:
+    for wrong in (3, [3], {"x": 3}):
+        with pytest.raises(MetricsError, match="got int"):
+            all_reduce_metrics(cast("Any", wrong))
+
+
+@pytest.fixture
+def exchange_in_one_process(world_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process reduce over a real gloo group of its own, as ranks of larger groups do."""
+    monkeypatch.setattr(collectives, "is_alone", lambda group: False)
+
+
+@pytest.mark.usefixtures("exchange_in_one_process")
+def test_a_group_of_one_exchanges_to_the_same_records() -> None:
+    expected = report(merge_metrics(_metrics(0)).values())
+    for dst in (None, 0):
+        result = report(all_reduce_metrics(_metrics(0), dst=dst).values())
+        assert {name: repr(value) for name, value in result.items()} == {
+            name: repr(value) for name, value in sorted(expected.items(), key=lambda item: list(result).index(item[0]))
+        }
+    extrema = {f"m{i}": float(i) for i in range(300)}
+    assert report(all_reduce_metrics([Metric.of_max(*item) for item in extrema.items()]).values()) == dict(sorted(extrema.items()))
+    assert all_reduce_metrics([]) == {}
+
+
+@pytest.mark.usefixtures("exchange_in_one_process")
+def test_a_failure_in_a_group_of_one_is_raised_after_the_exchange() -> None:
+    with pytest.raises(MetricsError, match="x: got int, whose way to merge is not declared"):
+        all_reduce_metrics(cast("Any", {"x": 3}))
+
+
+@pytest.mark.usefixtures("exchange_in_one_process")
+def test_a_disagreement_is_raised_from_the_exchanged_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    reports = [
+        RankReport(failure=None, settings={"dst": "None"}, metrics=("x (sum)",)),
+        RankReport(failure=None, settings={"dst": "None"}, metrics=()),
+    ]
+
+    def exchange(gathered: list[Any], mine: RankReport, group: Any) -> None:
+        assert mine == reports[0]
+        gathered[:] = reports
+
+    monkeypatch.setattr(dist, "all_gather_object", exchange)
+    monkeypatch.setattr(collectives, "_reduce", lambda values, op, group: np.arange(values.size, dtype=np.float64))
+    with pytest.raises(KeyAgreementError, match=r"rank 1 lacks 'x \(sum\)' compared with rank 0"):
+        all_reduce_metrics([Metric.of_sum("x", 1)])
+
+
+def test_the_group_helpers_in_this_process(world_of_one: None) -> None:
+    assert (groups.group_size(None), groups.group_rank(None), groups.group_members(None)) == (1, 0, [0])
+    assert groups.collective_device(None) == torch.device("cpu")

@@ -1,10 +1,13 @@
 """Restoring full responses over real gloo ranks: exact, differentiable, one collective a call."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
 import pytest
 import torch
 
-from rl_metrics import ContextParallel, MetricsError, response_owner
-from rl_metrics.torch import gather_responses, slice_response
+from rl_metrics import ContextParallel, GeometryError, MetricsError, response_owner
+from rl_metrics.torch import gather, gather_responses, slice_response
 from rl_metrics.torch.processes import run_gloo_ranks
 
 pytestmark = pytest.mark.distributed
@@ -12,18 +15,18 @@ pytestmark = pytest.mark.distributed
 TOTALS, RESPONSES = [13, 40, 5, 200, 2], [5, 30, 0, 3, 1]
 
 
-def _full(dtype=torch.float32, width: int = ()):
+def _full(dtype: torch.dtype = torch.float32, width: tuple[int, ...] = ()) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(length, *width, generator=generator).to(dtype) for length in RESPONSES]
 
 
-def _pieces(full, cp: int):
+def _pieces(full: list[torch.Tensor], cp: ContextParallel) -> list[torch.Tensor]:
     return [slice_response(x, total, response, cp) for x, total, response in zip(full, TOTALS, RESPONSES, strict=True)]
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_full_responses_come_back_bit_for_bit(size: int) -> None:
-    def work(rank: int, _):
+    def work(rank: int, _: int) -> list[int]:
         cp = ContextParallel(size, rank)
         for full in (_full(), _full(torch.bfloat16), _full(torch.float64, (2, 3))):
             restored = gather_responses(_pieces(full, cp), TOTALS, RESPONSES, cp, group=None)
@@ -36,7 +39,7 @@ def test_full_responses_come_back_bit_for_bit(size: int) -> None:
 
 
 def test_nan_stays_in_its_place() -> None:
-    def work(rank: int, _):
+    def work(rank: int, _: int) -> tuple[list[int], bool]:
         cp = ContextParallel(2, rank)
         full = _full()
         full[1][7] = float("nan")
@@ -46,16 +49,19 @@ def test_nan_stays_in_its_place() -> None:
     assert run_gloo_ranks(work, 2) == [([0, 1, 0, 0, 0], True)] * 2
 
 
-def test_one_collective_forward_and_one_backward_whatever_the_number_of_samples(counting_collectives) -> None:
-    def work(rank: int, _):
-        cp, counts = ContextParallel(2, rank), []
+def test_one_collective_forward_and_one_backward_whatever_the_number_of_samples(
+    counting_collectives: Callable[[], AbstractContextManager[list[str]]],
+) -> None:
+    def work(rank: int, _: int) -> list[list[str]]:
+        cp = ContextParallel(2, rank)
+        counts: list[list[str]] = []
         for n in (1, 64):
             pieces = [piece.requires_grad_() for piece in _pieces(_full(), cp) * n]
             with counting_collectives() as forward:
                 restored = gather_responses(pieces, TOTALS * n, RESPONSES * n, cp, group=None)
             counts.append(forward)
             with counting_collectives() as backward:
-                torch.cat(restored).square().sum().backward()
+                torch.autograd.backward(torch.cat(restored).square().sum())
             counts.append(backward)
         return counts
 
@@ -63,20 +69,22 @@ def test_one_collective_forward_and_one_backward_whatever_the_number_of_samples(
 
 
 def test_the_gradient_of_a_piece_is_the_sum_over_all_ranks_losses() -> None:
-    def work(rank: int, _) -> bool:
+    def work(rank: int, _: int) -> bool:
         cp = ContextParallel(3, rank)
         pieces = [piece.requires_grad_() for piece in _pieces(_full(torch.float64), cp)]
         restored = gather_responses(pieces, TOTALS, RESPONSES, cp, group=None)
-        ((rank + 1) * torch.cat(restored).square().sum()).backward()
+        torch.autograd.backward((rank + 1) * torch.cat(restored).square().sum())
         # Ranks weigh 1 + 2 + 3 = 6, and the slope of a square is 2 x.
-        assert all(torch.allclose(piece.grad, 12 * piece.detach(), rtol=1e-14) for piece in pieces)
+        for piece in pieces:
+            assert piece.grad is not None
+            assert torch.allclose(piece.grad, 12 * piece.detach(), rtol=1e-14)
         return True
 
     assert run_gloo_ranks(work, 3) == [True] * 3
 
 
 def test_a_terminal_reward_is_added_at_its_owner() -> None:
-    def work(rank: int, _):
+    def work(rank: int, _: int) -> list[list[float]]:
         cp = ContextParallel(2, rank)
         local = _pieces([torch.zeros(length) for length in RESPONSES], cp)
         for piece, total, response in zip(local, TOTALS, RESPONSES, strict=True):
@@ -91,7 +99,7 @@ def test_a_terminal_reward_is_added_at_its_owner() -> None:
 
 
 def test_contiguous_pieces_come_back() -> None:
-    def work(rank: int, _):
+    def work(rank: int, _: int) -> bool:
         cp, stream = ContextParallel(2, rank, "contiguous"), 260
         full = _full()
         offsets = [0, 13, 53, 58, 258]
@@ -116,7 +124,7 @@ def test_one_rank_gets_its_pieces_back() -> None:
 
 
 def test_what_does_not_fit_is_refused_before_the_collective() -> None:
-    def work(rank: int, _) -> bool:
+    def work(rank: int, _: int) -> bool:
         cp = ContextParallel(2, rank)
         with pytest.raises(MetricsError, match=r"sample 1: the piece has shape \(2,\), but rank \d of 2 owns"):
             gather_responses([*_pieces(_full(), cp)[:1], torch.ones(2), *_pieces(_full(), cp)[2:]], TOTALS, RESPONSES, cp, group=None)
@@ -127,3 +135,23 @@ def test_what_does_not_fit_is_refused_before_the_collective() -> None:
         return True
 
     assert run_gloo_ranks(work, 2) == [True, True]
+
+
+def test_overlapping_samples_are_refused() -> None:
+    cp = ContextParallel(2, 0, "contiguous")
+    with pytest.raises(MetricsError, match="pass the context-parallel group"):
+        gather_responses([torch.ones(2)] * 2, [4, 4], [2, 2], cp, group=None, stream_offsets=[0, 3], stream_length=8)
+    with pytest.raises(GeometryError, match="sample 1 starts at stream offset 3, but sample 0 takes the stream up to 4"):
+        gather_responses(
+            [torch.ones(2)] * 2, [4, 4], [2, 2], ContextParallel(layout="contiguous"), group=None, stream_offsets=[0, 3], stream_length=8
+        )
+
+
+def test_the_sum_over_a_group_and_its_gradient_in_this_process(world_of_one: None) -> None:
+    # One rank is its own whole: value and gradient pass through the real collective unchanged.
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    total = gather._SumOverGroup.apply(x, None)  # type: ignore[no-untyped-call]
+    torch.autograd.backward((total * torch.tensor([3.0, 5.0])).sum())
+    assert total.tolist() == [1.0, 2.0]
+    assert x.grad is not None
+    assert x.grad.tolist() == [3.0, 5.0]

@@ -1,9 +1,16 @@
 """One step on every (dp, cp) of up to 4 gloo processes and both layouts: reports, rollout log and gradients do not change."""
 
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from rl_metrics import AGGREGATIONS
-from rl_metrics.torch import selftest
+from rl_metrics import AGGREGATIONS, Aggregation, MetricsError, megatron_loss_scale
+from rl_metrics.scenario import make_scenario
+from rl_metrics.torch import loss_reducer, selftest
+from rl_metrics.torch.reducers import LossReducer
 
 pytestmark = pytest.mark.distributed
 
@@ -30,9 +37,12 @@ def test_values_and_gradients_are_those_of_the_closed_form(seed: int) -> None:
         ("scale with the context-parallel ranks twice", lambda scale, cp_size: scale * cp_size),
     ],
 )
-def test_a_wrong_factor_is_found_on_every_mesh_with_context_parallelism(monkeypatch: pytest.MonkeyPatch, name: str, wrong) -> None:
-    right = selftest.megatron_loss_scale
-    monkeypatch.setattr(selftest, "megatron_loss_scale", lambda aggregation, **sizes: wrong(right(aggregation, **sizes), sizes["cp_size"]))
+def test_a_wrong_factor_is_found_on_every_mesh_with_context_parallelism(
+    monkeypatch: pytest.MonkeyPatch, name: str, wrong: Callable[[float, int], float]
+) -> None:
+    monkeypatch.setattr(
+        selftest, "megatron_loss_scale", lambda aggregation, **sizes: wrong(megatron_loss_scale(aggregation, **sizes), sizes["cp_size"])
+    )
     checks = selftest.check_layouts(max_processes=2)
     assert {check.cp_size for check in checks if not check.passes} == {2}, name
     assert all(not check.passes for check in checks if check.cp_size == 2), name
@@ -40,12 +50,39 @@ def test_a_wrong_factor_is_found_on_every_mesh_with_context_parallelism(monkeypa
 
 def test_denominators_of_a_micro_batch_instead_of_the_step_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     # Each sample divided by its own mask sum: right for sample_mean, wrong wherever a rollout or a group has siblings elsewhere.
-    right = selftest.loss_reducer
-
-    def of_micro_batch(aggregation: str, *arguments, **settings):
-        own = "sample_mean" if aggregation in ("rollout_mean", "prompt_mean") else aggregation
-        return right(own, *arguments, **(settings | {"denominators": None}))
+    def of_micro_batch(aggregation: Aggregation, *arguments: Any, **settings: Any) -> LossReducer:
+        own: Aggregation = "sample_mean" if aggregation in ("rollout_mean", "prompt_mean") else aggregation
+        return loss_reducer(own, *arguments, **(settings | {"denominators": None}))
 
     monkeypatch.setattr(selftest, "loss_reducer", of_micro_batch)
     failed = {check.aggregation for check in selftest.check_layouts(max_processes=2) if not check.passes}
     assert failed == {"rollout_mean", "prompt_mean"}
+
+
+def test_a_mesh_of_one_rank_in_this_process(world_of_one: None) -> None:
+    checks = selftest._check_mesh(make_scenario(3), 1, 1, 0, 1)
+    assert len(checks) == 20
+    assert all(check.passes for check in checks)
+
+
+def test_a_report_without_data_and_a_wrong_restoration_do_not_pass() -> None:
+    assert selftest._relative(None, 1.0) == math.inf
+    (check, *_) = selftest.check_layouts(max_processes=1)
+    assert check.passes
+    assert not replace(check, gather_is_exact=False).passes
+    assert not replace(check, value_difference=math.nan).passes
+
+
+@pytest.mark.parametrize(
+    "settings", [{"max_processes": 0}, {"max_processes": 1.5}, {"deadline_seconds": 0}, {"deadline_seconds": math.nan}]
+)
+def test_settings_that_run_nothing_are_refused(settings: dict[str, Any]) -> None:
+    (name,) = settings
+    with pytest.raises(MetricsError, match=name):
+        selftest.check_layouts(**settings)
+
+
+def test_each_mesh_is_announced_before_it_runs() -> None:
+    lines: list[str] = []
+    selftest.check_layouts(max_processes=2, announce=lines.append)
+    assert [line.split(",")[0] for line in lines] == ["mesh 1 of 3: dp 1 x cp 1", "mesh 2 of 3: dp 1 x cp 2", "mesh 3 of 3: dp 2 x cp 1"]

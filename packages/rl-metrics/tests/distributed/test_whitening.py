@@ -1,11 +1,15 @@
 """Whitening over real gloo ranks: the statistics of everything, whoever holds what."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from rl_metrics import MetricsError
-from rl_metrics.torch import masked_whiten
+from rl_metrics.torch import masked_whiten, whitening
 from rl_metrics.torch.processes import run_gloo_ranks
 from rl_metrics.torch.whitening import masked_moments
 
@@ -34,14 +38,14 @@ def test_a_list_gives_a_list_of_the_same_shapes() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_every_split_gives_the_moments_of_everything(dtype) -> None:
+def test_every_split_gives_the_moments_of_everything(dtype: torch.dtype) -> None:
     rng = np.random.default_rng(0)
     values = rng.normal(30, 0.01, 5000)
     mask = rng.random(5000) < 0.6
     given = torch.from_numpy(values).to(dtype)
     exact = given.double().numpy()[mask]
 
-    def work(rank: int, size: int):
+    def work(rank: int, size: int) -> tuple[float, float, float | None, torch.Tensor]:
         # Rank 0 holds nothing; the others hold unequal parts.
         cuts = [0, 0, 1000, 1300, 5000][: size + 1]
         cuts[-1] = 5000
@@ -61,8 +65,8 @@ def test_every_split_gives_the_moments_of_everything(dtype) -> None:
         np.testing.assert_allclose(whitened, expected, atol=1e-6)
 
 
-def test_one_collective_a_call(counting_collectives) -> None:
-    def work(rank: int, _):
+def test_one_collective_a_call(counting_collectives: Callable[[], AbstractContextManager[list[str]]]) -> None:
+    def work(rank: int, _: int) -> list[str]:
         with counting_collectives() as names:
             masked_whiten([torch.ones(2) * rank] * 50, [torch.ones(2)] * 50)
         return names
@@ -71,7 +75,7 @@ def test_one_collective_a_call(counting_collectives) -> None:
 
 
 def test_nothing_to_whiten_raises_on_every_rank() -> None:
-    def work(rank: int, _) -> bool:
+    def work(rank: int, _: int) -> bool:
         with pytest.raises(MetricsError, match=f"rank {rank}: nothing to whiten, all 2 ranks have only masked entries"):
             masked_whiten(torch.ones(3), torch.zeros(3))
         return True
@@ -84,3 +88,51 @@ def test_shapes_must_agree() -> None:
         masked_whiten(torch.ones(3), torch.ones(2))
     with pytest.raises(MetricsError, match="1 value tensors but 2 masks"):
         masked_whiten([torch.ones(3)], [torch.ones(3)] * 2)
+
+
+def _messages(work: Callable[[int], object], size: int) -> list[str]:
+    """What each rank raises."""
+
+    def caught(rank: int, _: int) -> str:
+        with pytest.raises(MetricsError) as error:
+            work(rank)
+        return str(error.value)
+
+    return run_gloo_ranks(caught, size, deadline_seconds=30)
+
+
+def test_a_wrong_mask_on_one_rank_raises_on_all() -> None:
+    def work(rank: int) -> object:
+        return masked_whiten([torch.ones(2), torch.ones(2)], [torch.ones(2), torch.tensor([1.0, 2.0 if rank == 1 else 0.0])])
+
+    first, second, third = _messages(work, 3)
+    assert first == third
+    assert first.startswith("rank 1 of 3 could not take part")
+    assert second.startswith("sample 1: the mask holds 2.0 at index 1")
+
+
+def test_a_rank_whose_shapes_differ_does_not_leave_the_others_waiting() -> None:
+    first, second = _messages(lambda rank: masked_whiten(torch.ones(3), torch.ones(3 - rank)), 2)
+    assert first.startswith("rank 1 of 2 could not take part")
+    assert second.startswith("sample 0: values have shape (3,) but the mask (2,)")
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [({"epsilon": (1e-8, 1e-6)}, "epsilon by rank is [1e-08, 1e-06]"), ({"shift_mean": (True, False)}, "shift_mean by rank is [1.0, 0.0]")],
+)
+def test_ranks_that_whiten_differently_raise_the_same_error(settings: dict[str, tuple[Any, Any]], told: str) -> None:
+    def work(rank: int) -> object:
+        mine: dict[str, Any] = {name: values[rank] for name, values in settings.items()}
+        return masked_whiten(torch.tensor([1.0, 2.0]), torch.ones(2), **mine)
+
+    first, second = _messages(work, 2)
+    assert first == second
+    assert told in first
+
+
+def test_a_group_of_one_exchanges_like_a_larger_one(world_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    values, masks = torch.tensor([1.0, 2.0, 3.0, 9.0]), torch.tensor([1, 1, 1, 0])
+    alone = masked_whiten(values, masks)
+    monkeypatch.setattr(whitening, "is_alone", lambda group: False)
+    assert torch.equal(masked_whiten(values, masks), alone)

@@ -1,15 +1,24 @@
 """The handed cases by the tensor code: one micro-batch per sample, on one to four context-parallel ranks."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 
 from rl_metrics import ContextParallel, count_step_units, loss_denominators, response_slice
 from rl_metrics.torch import loss_reducer
 
+if TYPE_CHECKING:
+    from conftest import HandedStep
+
 
 @pytest.mark.parametrize("cp_size", [1, 2, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_tensor_reducer_gives_the_handed_value_one_micro_batch_per_sample(handed_step, dtype, cp_size: int) -> None:
+def test_tensor_reducer_gives_the_handed_value_one_micro_batch_per_sample(
+    handed_step: HandedStep, dtype: torch.dtype, cp_size: int
+) -> None:
     values, masks, aggregation = handed_step.values, handed_step.masks, handed_step.aggregation
     ids = dict(handed_step.ids)
     constant = ids.pop("constant", None)
@@ -24,7 +33,7 @@ def test_tensor_reducer_gives_the_handed_value_one_micro_batch_per_sample(handed
             x = torch.tensor(value[owned], dtype=dtype, requires_grad=True)
             reduce = loss_reducer(aggregation, [prompt + response], [response], [mask], denominators=[denominator], cp=cp)
             loss = reduce(x)
-            loss.backward()
+            torch.autograd.backward(loss)
             assert x.grad is not None
             assert torch.isfinite(x.grad).all()
             assert (x.grad[torch.from_numpy(mask[owned] == 0)] == 0).all()

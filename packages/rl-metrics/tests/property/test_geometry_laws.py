@@ -1,12 +1,14 @@
 """Laws of context-parallel geometry, checked exhaustively for up to 300 tokens and 8 ranks against arithmetic that shares no code with it."""
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_metrics import (
     ContextParallel,
+    Layout,
     chunk_ranges,
     packed_response_rows,
     packed_responses,
@@ -16,12 +18,14 @@ from rl_metrics import (
     response_slice,
 )
 
+Ints = npt.NDArray[np.int64]
 MAX_LENGTH = 300
 RANKS = range(1, 9)
+LAYOUTS: tuple[Layout, Layout] = ("zigzag", "contiguous")
 SHAPES = [(length, response) for length in range(1, MAX_LENGTH + 1) for response in range(length)]
 
 
-def zigzag_place(position: np.ndarray, length: np.ndarray, cp_size: int) -> tuple[np.ndarray, np.ndarray]:
+def zigzag_place(position: Ints, length: Ints, cp_size: int) -> tuple[Ints, Ints]:
     """Owner and row in the sample's local chunk, from the chunk a position falls into."""
     chunk = np.ceil(length / (2 * cp_size)).astype(np.int64)
     k = position // chunk
@@ -79,28 +83,31 @@ def test_the_single_sample_functions_agree_with_the_packed_one(cp_size: int) -> 
 
 
 @pytest.mark.parametrize(("cp_size", "greatest"), [(2, 13), (4, 57), (8, 241), (16, 993)])
-def test_the_last_response_token_may_lie_off_rank_0_up_to_the_known_length(cp_size: int, greatest) -> None:
+def test_the_last_response_token_may_lie_off_rank_0_up_to_the_known_length(cp_size: int, greatest: int) -> None:
     elsewhere = [length for length in range(2, greatest + 80) if response_owner(length, 1, 0, cp_size)[0] != 0]
     assert max(elsewhere) == greatest
 
 
+Stream = tuple[list[int], list[int], int, Layout, int, int]
+
+
 @st.composite
-def streams(draw: st.DrawFn):
+def streams(draw: st.DrawFn) -> Stream:
     """Lengths of a micro-batch, a group size, a layout, and a padding multiple that fits."""
     totals = draw(st.lists(st.integers(1, 60), min_size=1, max_size=6))
     responses = [draw(st.integers(0, total - 1)) for total in totals]
     cp_size = draw(st.integers(1, 5))
-    layout = draw(st.sampled_from(["zigzag", "contiguous"]))
+    layout: Layout = draw(st.sampled_from(LAYOUTS))
     base = 2 * cp_size if layout == "zigzag" else 1
     return totals, responses, cp_size, layout, base * draw(st.integers(1, 3)), draw(st.integers(0, 3))
 
 
 @given(streams())
-def test_each_token_lies_once_in_the_local_streams_and_rows_address_the_token_before(stream) -> None:
+def test_each_token_lies_once_in_the_local_streams_and_rows_address_the_token_before(stream: Stream) -> None:
     totals, responses, cp_size, layout, multiple, extra = stream
     first = np.cumsum([0, *totals])
     seen = []
-    covered = [[] for _ in totals]
+    covered: list[list[int]] = [[] for _ in totals]
     for rank in range(cp_size):
         cp = ContextParallel(cp_size, rank, layout)
         used = int(padded_lengths(totals, cp, pad_multiple=multiple).sum())
@@ -118,7 +125,7 @@ def test_each_token_lies_once_in_the_local_streams_and_rows_address_the_token_be
 
 
 @given(streams())
-def test_the_ranges_of_all_ranks_cover_every_token_once(stream) -> None:
+def test_the_ranges_of_all_ranks_cover_every_token_once(stream: Stream) -> None:
     totals, _, cp_size, layout, _, _ = stream
     length = -(-sum(totals) // cp_size) * cp_size
     for total, offset in zip(totals, np.cumsum([0, *totals[:-1]]), strict=True):

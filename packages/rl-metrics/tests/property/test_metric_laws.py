@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_metrics import Metric, Moments, QuantileSketch, merge_metrics, merge_moments, parse_document, to_document, wire
+from rl_metrics.contract import KINDS, Kind
 
-KINDS = ("sum", "mean", "min", "max", "moments", "last", "histogram")
 numbers = st.floats(-1e6, 1e6, allow_subnormal=False)
 lists = st.lists(numbers, max_size=8)
 
 
-def record(kind: str, values: list[float]) -> Metric:
+def record(kind: Kind, values: list[float]) -> Metric:
     """A record of one kind over some numbers; no numbers, no data."""
     if kind == "moments":
         return Metric.of_moments("x", values)
@@ -49,21 +49,21 @@ def close(a: Metric, b: Metric) -> None:
 
 
 @given(st.sampled_from(KINDS), lists, lists, lists)
-def test_merge_is_associative_and_commutative(kind: str, x, y, z) -> None:
+def test_merge_is_associative_and_commutative(kind: Kind, x: list[float], y: list[float], z: list[float]) -> None:
     a, b, c = (record(kind, values) for values in (x, y, z))
     close(a.merge(b).merge(c), a.merge(b.merge(c)))
     close(a.merge(b), b.merge(a))
 
 
 @given(st.sampled_from(KINDS), lists)
-def test_a_record_without_data_is_neutral(kind: str, x) -> None:
+def test_a_record_without_data_is_neutral(kind: Kind, x: list[float]) -> None:
     a = record(kind, x)
     close(a.merge(Metric.empty("x", kind)), a)
     close(Metric.empty("x", kind).merge(a), a)
 
 
 @given(st.sampled_from(KINDS), st.lists(lists, min_size=1, max_size=5))
-def test_two_all_reduces_merge_like_one_process(kind: str, per_rank) -> None:
+def test_two_all_reduces_merge_like_one_process(kind: Kind, per_rank: list[list[float]]) -> None:
     ranks = [[record(kind, values)] for values in per_rank]
     agreed = np.max([wire.extrema(records) for records in ranks], axis=0)
     summed = np.sum([wire.sums(records, agreed) for records in ranks], axis=0)
@@ -74,7 +74,7 @@ def test_two_all_reduces_merge_like_one_process(kind: str, per_rank) -> None:
 
 
 @given(st.lists(st.tuples(st.floats(20, 40), st.floats(1e-3, 1e-2)), min_size=2, max_size=6), st.integers(0, 2**32 - 1))
-def test_moments_over_the_wire_do_not_cancel(parts, seed: int) -> None:
+def test_moments_over_the_wire_do_not_cancel(parts: list[tuple[float, float]], seed: int) -> None:
     rng = np.random.default_rng(seed)
     data = [rng.normal(mean, deviation, int(rng.integers(1, 60))) for mean, deviation in parts]
     records = [[Metric.of_moments("x", values)] for values in data]
@@ -87,7 +87,7 @@ def test_moments_over_the_wire_do_not_cancel(parts, seed: int) -> None:
 
 
 @given(st.lists(numbers, min_size=1, max_size=50), st.integers(0, 2**32 - 1))
-def test_moments_do_not_depend_on_the_split(values, seed: int) -> None:
+def test_moments_do_not_depend_on_the_split(values: list[float], seed: int) -> None:
     rng = np.random.default_rng(seed)
     part = rng.integers(0, 4, len(values))
     merged = merge_moments(Moments.of(np.array(values)[part == k]) for k in range(4))
@@ -101,14 +101,15 @@ def test_moments_do_not_depend_on_the_split(values, seed: int) -> None:
     st.floats(0, 1),
     st.sampled_from([0.001, 0.01, 0.2]),
 )
-def test_a_quantile_is_within_the_stated_relative_error(values, q, bound) -> None:
+def test_a_quantile_is_within_the_stated_relative_error(values: list[float], q: float, bound: float) -> None:
     exact = np.sort(values)[math.floor(q * (len(values) - 1) + 1e-9 * len(values))]
     estimate = QuantileSketch.of(values, relative_error=bound).quantile(q)
+    assert estimate is not None
     assert abs(estimate - exact) <= bound * abs(exact) * (1 + 1e-6)
 
 
 @given(st.lists(st.lists(numbers, max_size=20), min_size=1, max_size=5), st.floats(0, 1))
-def test_merged_sketches_equal_the_sketch_of_everything(parts, q) -> None:
+def test_merged_sketches_equal_the_sketch_of_everything(parts: list[list[float]], q: float) -> None:
     merged = QuantileSketch()
     for part in parts:
         merged = merged.merge(QuantileSketch.of(part))
@@ -116,12 +117,13 @@ def test_merged_sketches_equal_the_sketch_of_everything(parts, q) -> None:
 
 
 @given(st.sampled_from(KINDS), st.lists(st.floats(), max_size=8))
-def test_a_document_gives_the_same_records_back(kind: str, values) -> None:
+def test_a_document_gives_the_same_records_back(kind: Kind, values: list[float]) -> None:
     metric = record(kind, values)
     (parsed,) = parse_document(json.loads(json.dumps(to_document([metric]), allow_nan=False)))
     for name in ("name", "kind", "numerator", "weight", "unit", "m2", "stamp"):
         ours, theirs = getattr(metric, name), getattr(parsed, name)
         assert ours == theirs or (math.isnan(ours) and math.isnan(theirs))
     if metric.sketch is not None:
+        assert parsed.sketch is not None
         np.testing.assert_array_equal(metric.sketch.positive_indices, parsed.sketch.positive_indices)
         np.testing.assert_array_equal(metric.sketch.negative_counts, parsed.sketch.negative_counts)

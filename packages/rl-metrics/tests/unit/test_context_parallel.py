@@ -1,9 +1,21 @@
 """Context-parallel geometry on worked numbers, and what it refuses."""
 
+from collections.abc import Callable
+from typing import Any, cast
+
 import numpy as np
 import pytest
 
-from rl_metrics import ContextParallel, GeometryError, chunk_ranges, response_owner, response_slice
+from rl_metrics import (
+    ContextParallel,
+    GeometryError,
+    chunk_ranges,
+    packed_responses,
+    packed_token_index,
+    padded_lengths,
+    response_owner,
+    response_slice,
+)
 
 
 def test_zigzag_ranges_of_13_tokens_on_2_ranks() -> None:
@@ -54,7 +66,7 @@ def test_an_empty_response_has_no_owner() -> None:
 
 
 @pytest.mark.parametrize("j", [-1, 5])
-def test_a_token_outside_the_response_is_refused(j) -> None:
+def test_a_token_outside_the_response_is_refused(j: int) -> None:
     with pytest.raises(GeometryError, match=r"j must lie in \[0, 5\)"):
         response_owner(13, 5, j, 2)
 
@@ -65,7 +77,7 @@ def test_an_empty_prompt_is_an_error_that_says_so() -> None:
 
 
 @pytest.mark.parametrize(("total", "response"), [(4, 5), (4, -1), (0, 1)])
-def test_lengths_that_do_not_fit_are_refused(total, response) -> None:
+def test_lengths_that_do_not_fit_are_refused(total: int, response: int) -> None:
     with pytest.raises(GeometryError, match="need 0 <= response_length < total_length"):
         response_slice(total, response, ContextParallel())
 
@@ -75,11 +87,17 @@ def test_lengths_that_do_not_fit_are_refused(total, response) -> None:
     [
         ({"size": 0}, "at least 1"),
         ({"size": 2, "rank": 2}, r"must lie in 0\.\.1"),
-        ({"size": 2, "rank": -1}, r"must lie in 0\.\.1"),
+        ({"size": 2, "rank": -1}, "rank is -1; give an integer of at least 0"),
+        ({"size": 2.5}, r"size is 2.5 \(float\); give an integer of at least 1"),
+        ({"size": 2.0}, r"size is 2.0 \(float\)"),
+        ({"size": "2"}, r"size is '2' \(str\)"),
+        ({"size": True}, r"size is True \(bool\)"),
+        ({"size": 2, "rank": 0.5}, r"rank is 0.5 \(float\)"),
+        ({"size": 2, "rank": None}, "rank is None"),
         ({"size": 2, "layout": "ring"}, "use 'zigzag' or 'contiguous'"),
     ],
 )
-def test_an_impossible_place_is_refused(fields, message: str) -> None:
+def test_an_impossible_place_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(GeometryError, match=message):
         ContextParallel(**fields)
 
@@ -89,21 +107,65 @@ def test_an_impossible_place_is_refused(fields, message: str) -> None:
     [
         ({}, "needs stream_length"),
         ({"stream_length": 15}, "must be a multiple of the context-parallel size 2"),
+        ({"stream_length": 20.0}, r"stream_length is 20.0 \(float\)"),
+        ({"stream_length": 20, "stream_offset": 1.5}, r"stream_offset is 1.5 \(float\)"),
+        ({"stream_length": -2}, "stream_length is -2"),
         ({"stream_length": 10, "stream_offset": 4}, "do not fit into a stream of 10 tokens"),
         ({"stream_length": 20, "stream_offset": -1}, "do not fit into a stream"),
     ],
 )
-def test_contiguous_refuses_a_stream_that_cannot_hold_the_sequence(arguments, message: str) -> None:
+def test_contiguous_refuses_a_stream_that_cannot_hold_the_sequence(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(GeometryError, match=message):
         response_slice(10, 4, ContextParallel(2, 0, "contiguous"), **arguments)
 
 
 @pytest.mark.parametrize("padded", [12, 18])
-def test_zigzag_refuses_a_padding_it_cannot_cut(padded) -> None:
+def test_zigzag_refuses_a_padding_it_cannot_cut(padded: int) -> None:
     with pytest.raises(GeometryError, match="needs a multiple of 4"):
         chunk_ranges(13, ContextParallel(2, 0), padded_length=padded)
 
 
 def test_records_are_frozen() -> None:
     with pytest.raises(AttributeError):
-        ContextParallel().size = 2
+        ContextParallel().size = 2  # type: ignore[misc]
+
+
+def test_a_place_keeps_python_integers() -> None:
+    # As an 8-bit integer, twice 200 would be 144.
+    cp = ContextParallel(cast("Any", np.uint8(200)), cast("Any", np.int32(3)))
+    assert (type(cp.size), type(cp.rank)) == (int, int)
+    assert chunk_ranges(400, cp)[0] == (3, 4)
+
+
+NO_PLACE: Any = 2
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: chunk_ranges(cast("Any", 13.5), ContextParallel()), r"total_length is 13.5 \(float\)"),
+        (lambda: chunk_ranges(-1, ContextParallel(2, 0)), "total_length is -1; give an integer of at least 0"),
+        (lambda: chunk_ranges(13, ContextParallel(2, 0), padded_length=cast("Any", 16.0)), r"padded_length is 16.0 \(float\)"),
+        (lambda: response_slice(13, cast("Any", 4.5), ContextParallel()), r"response_length is 4.5 \(float\)"),
+        (lambda: response_owner(13, 5, cast("Any", 1.5), 2), r"j is 1.5 \(float\)"),
+        (lambda: response_owner(13, 5, 0, 0), "context-parallel size is 0"),
+        (lambda: response_owner(13, 5, 0, cast("Any", 2.5)), "context-parallel size is 2.5"),
+        (lambda: response_owner(13, 5, 0, 2, layout=cast("Any", "ring")), "use 'zigzag' or 'contiguous'"),
+        (lambda: response_owner(5, 5, 0, 2), "prompt length is 0"),
+        (lambda: response_owner(4, 6, 5, 2), "need 0 <= response_length < total_length"),
+        (lambda: chunk_ranges(13, NO_PLACE), r"cp is 2 \(int\); give this rank's place, ContextParallel\(size, rank\)"),
+        (lambda: response_slice(13, 5, NO_PLACE), "cp is 2"),
+        (lambda: padded_lengths([13], NO_PLACE), "cp is 2"),
+        (lambda: packed_token_index([13], NO_PLACE), "cp is 2"),
+        (lambda: packed_responses([13], [5], NO_PLACE), "cp is 2"),
+        (lambda: padded_lengths([3, -3], ContextParallel()), "sample 1: length -3"),
+        (lambda: packed_token_index([-3], ContextParallel()), "sample 0: length -3"),
+        (lambda: padded_lengths([3], ContextParallel(), pad_multiple=cast("Any", 4.0)), r"pad_multiple is 4.0 \(float\)"),
+        (lambda: packed_token_index([3], ContextParallel(), stream_length=cast("Any", 4.0)), r"stream_length is 4.0 \(float\)"),
+        (lambda: padded_lengths(cast("Any", [[1], [1, 2]]), ContextParallel()), "the list of lengths: cannot be read"),
+        (lambda: padded_lengths(cast("Any", "ab"), ContextParallel()), "the list of lengths: entries are of type"),
+    ],
+)
+def test_every_wrong_argument_is_a_geometry_error_that_names_it(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(GeometryError, match=message):
+        call()

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -11,8 +11,9 @@ from rl_metrics import Metric, MetricsError, UnsupportedContractError, contract,
 jsonschema = pytest.importorskip("jsonschema")
 
 
-def _document(**changes):
-    return json.loads(json.dumps(to_document([Metric.of_histogram("h", [1.0, -2.0]), Metric.of_sum("s", 1)]))) | changes
+def _document(**changes: Any) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(json.dumps(to_document([Metric.of_histogram("h", [1.0, -2.0]), Metric.of_sum("s", 1)])))
+    return document | changes
 
 
 def test_the_schema_and_the_types_have_the_same_keys() -> None:
@@ -57,12 +58,22 @@ BROKEN = [
     ({"numerator": "nan"}, "'numerator' must be a number"),
     ({"weight": -1}, "'weight' must be a finite number"),
     ({"m2": "x"}, "'m2' and 'stamp' must be numbers"),
+    ({"m2": 1.0}, "m2 is 1.0"),
+    ({"kind": "moments", "m2": -1.0}, "m2 is -1.0"),
+    ({"stamp": 3.0}, "stamp is 3.0"),
+    ({"kind": "last", "stamp": "NaN"}, "stamp is nan"),
+    ({"kind": "mean", "numerator": 5.0, "weight": 0}, "numerator is 5.0 under weight 0"),
+    ({"kind": "min", "numerator": 0, "weight": 0}, "numerator is 0.0 under weight 0"),
+    ({"kind": "max", "numerator": "Infinity", "weight": 0}, "numerator is inf under weight 0"),
+    ({"kind": "moments", "numerator": 0, "weight": 0, "m2": 2}, "m2 is 2.0"),
+    ({"name": []}, "'name' must be a non-empty string"),
+    ({"kind": []}, "'kind' is []"),
     ({"kind": "histogram"}, "needs an object 'sketch'"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "message"), BROKEN)
-def test_code_and_schema_refuse_the_same_records(changes, message: str) -> None:
+def test_code_and_schema_refuse_the_same_records(changes: dict[str, Any], message: str) -> None:
     document = _document()
     document["records"][1] |= changes
     (problem,) = contract.validate_document(document)
@@ -79,9 +90,12 @@ def test_code_and_schema_refuse_the_same_records(changes, message: str) -> None:
         ({"zero": None}, "must be weights"),
         ({"positive_counts": []}, "lists of equal length"),
         ({"negative_counts": [-1.0]}, "must be weights"),
+        ({"negative_indices": [2**70]}, "must ascend"),
+        ({"negative_counts": [10**400]}, "must be weights"),
+        ({"zero": 10**400}, "must be weights"),
     ],
 )
-def test_broken_sketches_are_named(changes, message: str) -> None:
+def test_broken_sketches_are_named(changes: dict[str, Any], message: str) -> None:
     document = _document()
     document["records"][0]["sketch"] |= changes
     (problem,) = contract.validate_document(document)
@@ -100,3 +114,34 @@ def test_all_problems_are_reported_at_once() -> None:
 def test_a_document_holds_each_name_once() -> None:
     with pytest.raises(MetricsError, match=r"more than once: \['s'\]"):
         to_document([Metric.of_sum("s", 1), Metric.of_sum("s", 2)])
+
+
+@pytest.mark.parametrize("given", ["nope", None, 3, [], [("contract", contract.CONTRACT_ID)]])
+def test_what_is_no_mapping_is_no_document(given: Any) -> None:
+    assert not contract.is_document(given)
+    for read in (parse_document, contract.validate_document, contract.check_contract):
+        with pytest.raises(UnsupportedContractError, match=r"is a JSON object: give the mapping that json.loads makes of it"):
+            read(given)
+
+
+def test_a_number_beyond_float64_is_a_problem_and_no_crash() -> None:
+    document = _document()
+    document["records"][1] |= {"numerator": 10**400, "weight": 10**400}
+    assert contract.validate_document(document) == [
+        "record 1 ('s'): 'numerator' must be a number",
+        "record 1 ('s'): 'weight' must be a finite number that is not negative",
+    ]
+
+
+@pytest.mark.parametrize(("kind", "numerator"), [("mean", 0), ("min", "Infinity"), ("max", "-Infinity"), ("moments", 0), ("last", 0)])
+def test_records_without_data_are_valid_by_code_and_schema(kind: str, numerator: Any) -> None:
+    document = _document()
+    document["records"][1] |= {"kind": kind, "numerator": numerator, "weight": 0}
+    jsonschema.validate(document, contract.load_schema())
+    assert parse_document(document)[1].value is None
+
+
+def test_only_metrics_are_written() -> None:
+    wrong: Any = [3.0]
+    with pytest.raises(MetricsError, match="a record of the document: got float"):
+        to_document(wrong)

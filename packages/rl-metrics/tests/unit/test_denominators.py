@@ -1,9 +1,12 @@
 """Denominators and step units on worked numbers."""
 
+from collections.abc import Callable
+from typing import Any, cast
+
 import numpy as np
 import pytest
 
-from rl_metrics import MetricsError, count_step_units, loss_denominators, prompt_denominators, rollout_denominators
+from rl_metrics import Aggregation, MetricsError, count_step_units, loss_denominators, prompt_denominators, rollout_denominators
 
 MASKS = [[1, 1, 1], [0, 1], [1, 1, 0], [0]]
 ROLLOUTS = [7, 3, 7, 5]
@@ -29,14 +32,14 @@ def test_a_prompt_group_shares_the_sum_of_its_masks() -> None:
         ("constant", [1, 1, 1, 1]),
     ],
 )
-def test_every_aggregation_has_its_denominators(aggregation: str, expected) -> None:
+def test_every_aggregation_has_its_denominators(aggregation: Aggregation, expected: list[int]) -> None:
     assert loss_denominators(aggregation, MASKS, rollout_ids=ROLLOUTS, group_ids=GROUPS).tolist() == expected
 
 
 @pytest.mark.parametrize(
     ("aggregation", "expected"), [("token_mean", 6), ("sample_mean", 4), ("rollout_mean", 3), ("prompt_mean", 2), ("constant", 9)]
 )
-def test_every_aggregation_has_its_units_and_fully_masked_ones_count(aggregation: str, expected) -> None:
+def test_every_aggregation_has_its_units_and_fully_masked_ones_count(aggregation: Aggregation, expected: int) -> None:
     assert count_step_units(aggregation, MASKS, rollout_ids=ROLLOUTS, group_ids=GROUPS, constant=9) == expected
 
 
@@ -56,11 +59,16 @@ def test_masks_may_be_arrays_of_bools() -> None:
         (lambda: loss_denominators("prompt_mean", MASKS), "prompt_mean needs group_ids"),
         (lambda: count_step_units("prompt_mean", MASKS), "prompt_mean needs group_ids"),
         (lambda: count_step_units("constant", MASKS), "the constant divisor"),
-        (lambda: loss_denominators("mean", MASKS), "unknown loss aggregation 'mean'; use one of token_mean"),
-        (lambda: loss_denominators("sample_mean", [[1, 2]]), "sample 0: loss mask holds values other than 0 and 1"),
+        (lambda: loss_denominators(cast("Any", "mean"), MASKS), "unknown loss aggregation 'mean'; use one of token_mean"),
+        (lambda: count_step_units("rollout_mean", MASKS, rollout_ids=[1, 2]), "4 loss masks but rollout_ids of shape"),
+        (lambda: count_step_units("prompt_mean", MASKS, group_ids=[1, 2]), "4 loss masks but group_ids of shape"),
+        (lambda: rollout_denominators([[1], [1]], cast("Any", [0.5, 1.0])), "rollout_ids: entries are of type float64; give integers"),
+        (lambda: rollout_denominators([[1], [1]], cast("Any", ["a", "b"])), "rollout_ids: entries are of type <U1"),
+        (lambda: rollout_denominators(cast("Any", None), []), "loss_masks is NoneType; give a list with one mask per sample"),
+        (lambda: loss_denominators("sample_mean", [[1, 2]]), "sample 0: loss mask holds 2 at response token 1"),
         (lambda: loss_denominators("sample_mean", [[[1]]]), "sample 0: loss mask has shape"),
     ],
 )
-def test_what_is_missing_is_named(call, message: str) -> None:
+def test_what_is_missing_is_named(call: Callable[[], object], message: str) -> None:
     with pytest.raises(MetricsError, match=message):
         call()

@@ -1,16 +1,19 @@
 """Metric records on worked numbers: kinds, merging, no data, reports."""
 
 import math
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from rl_metrics import Metric, MetricsError, Moments, merge_metrics, report
+from rl_metrics import Metric, MetricsError, Moments, QuantileSketch, merge_metrics, merge_moments, report
+from rl_metrics.contract import Kind
 
 NAN = math.nan
 
 
-def _merged(records):
+def _merged(records: Iterable[Metric]) -> Metric:
     (metric,) = merge_metrics(records).values()
     return metric
 
@@ -47,7 +50,7 @@ def test_the_name_is_never_looked_into() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sum", "mean", "min", "max", "moments", "last", "histogram"])
-def test_no_data_is_none_and_not_zero(kind: str) -> None:
+def test_no_data_is_none_and_not_zero(kind: Kind) -> None:
     empty = Metric.empty("x", kind)
     assert empty.value is None
     assert all(value is None for value in empty.report().values())
@@ -60,8 +63,8 @@ def test_a_true_zero_is_data() -> None:
 
 
 def test_extrema_of_nan_are_nan() -> None:
-    assert math.isnan(_merged([Metric.of_min("x", 1), Metric.of_min("x", NAN)]).value)
-    assert math.isnan(_merged([Metric.of_max("x", NAN), Metric.of_max("x", 1)]).value)
+    assert math.isnan(_merged([Metric.of_min("x", 1), Metric.of_min("x", NAN)]).numerator)
+    assert math.isnan(_merged([Metric.of_max("x", NAN), Metric.of_max("x", 1)]).numerator)
 
 
 def test_replicated_values_count_once() -> None:
@@ -71,6 +74,7 @@ def test_replicated_values_count_once() -> None:
     moments = _merged([Metric.of_moments("x", [1, 2, 3, 6]).replicated(2)] * 2).moments
     assert (moments.count, moments.mean, moments.m2) == (4, 3, 14)
     sketch = _merged([Metric.of_histogram("x", [1.0, 2.0, 3.0]).replicated(3)] * 3).sketch
+    assert sketch is not None
     assert sketch.count == pytest.approx(3)
     assert sketch.quantile(0.5) == pytest.approx(2, rel=0.0101)
 
@@ -89,7 +93,7 @@ def test_report_joins_many_metrics_and_refuses_to_overwrite() -> None:
         (Metric.of_sum("x", 1, unit="token"), "unit is '' here and 'token' there"),
     ],
 )
-def test_unlike_records_do_not_merge(other, message: str) -> None:
+def test_unlike_records_do_not_merge(other: Metric, message: str) -> None:
     with pytest.raises(MetricsError, match=message):
         Metric.of_sum("x", 1).merge(other)
 
@@ -107,19 +111,90 @@ def test_sketches_of_different_bounds_do_not_merge() -> None:
         ({"weight": -1.0}, "weight is -1.0"),
         ({"weight": NAN}, "weight is nan"),
         ({"kind": "histogram"}, "exactly the kind 'histogram' carries a sketch"),
+        ({"sketch": "x", "kind": "histogram"}, "exactly the kind 'histogram' carries a sketch"),
+        ({"name": 3}, "needs a name, got 3"),
+        ({"kind": ["sum"]}, r"kind is \['sum'\]"),
+        ({"unit": None}, "metric 'x': unit is None"),
+        ({"numerator": "5"}, "metric 'x': numerator is str '5'; give one number"),
+        ({"numerator": None}, "metric 'x': numerator is NoneType"),
+        ({"numerator": np.ones(2)}, r"metric 'x': numerator is ndarray of shape \(2,\); give one number"),
+        ({"numerator": 10**400}, "metric 'x': numerator is int"),
+        ({"weight": 0.0}, "metric 'x': numerator is 1.0 under weight 0"),
+        ({"kind": "min", "weight": 0.0}, "metric 'x': numerator is 1.0 under weight 0"),
+        ({"m2": 1.0}, "metric 'x': m2 is 1.0"),
+        ({"kind": "moments", "m2": -1.0}, "metric 'x': m2 is -1.0"),
+        ({"stamp": 1.0}, "metric 'x': stamp is 1.0"),
+        ({"kind": "last", "stamp": NAN}, "metric 'x': stamp is nan"),
     ],
 )
-def test_records_that_mean_nothing_are_refused(fields, message: str) -> None:
+def test_records_that_mean_nothing_are_refused(fields: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"name": "x", "kind": "sum", "numerator": 1.0, "weight": 1.0} | fields
     with pytest.raises(MetricsError, match=message):
-        Metric(**({"name": "x", "kind": "sum", "numerator": 1.0, "weight": 1.0} | fields))
+        Metric(**given)
+
+
+@pytest.mark.parametrize(("numerator", "weight"), [(5, 0), (NAN, 0), (5, -1), (5, math.inf), (5, NAN)])
+def test_a_mean_needs_a_weight_under_its_numerator(numerator: float, weight: float) -> None:
+    with pytest.raises(MetricsError, match="metric 'x': "):
+        Metric.of_mean("x", numerator, weight)
+    assert Metric.of_mean("x", 0, 0).value is None
+
+
+def test_numbers_of_any_library_become_python_floats() -> None:
+    metric = Metric(name="x", kind="mean", numerator=cast("Any", np.float32(1)), weight=cast("Any", np.int64(2)))
+    assert (type(metric.numerator), type(metric.weight), metric.value) == (float, float, 0.5)
+
+
+WRONG: Any = "x"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Metric.of_sum("a", WRONG), "metric 'a': the value is str 'x'; give one number"),
+        (lambda: Metric.of_sum("a", cast("Any", [1.0])), "metric 'a': the value is list"),
+        (lambda: Metric.of_mean("a", WRONG, 1), "metric 'a': the numerator is str"),
+        (lambda: Metric.of_mean("a", 1, WRONG), "metric 'a': the weight is str"),
+        (lambda: Metric.of_min("a", WRONG), "metric 'a': the value is str"),
+        (lambda: Metric.of_max("a", WRONG), "metric 'a': the value is str"),
+        (lambda: Metric.of_last("a", WRONG, stamp=1), "metric 'a': the value is str"),
+        (lambda: Metric.of_last("a", 1, stamp=WRONG), "metric 'a': the stamp .* is str"),
+        (lambda: Metric.of_moments("a", [[1.0], [1.0, 2.0]]), "metric 'a': the values: cannot be read as an array of numbers"),
+        (lambda: Metric.of_moments("a", [WRONG]), "metric 'a': the values: entries are of type <U1"),
+        (lambda: Metric.of_moments("a", [1.0, 2.0], [1, 2]), "metric 'a': the mask holds 2 at index 1"),
+        (lambda: Metric.of_histogram("a", [1.0], [1, 1]), r"metric 'a': values have shape \(1,\) but the mask \(2,\)"),
+        (lambda: Metric.of_histogram("a", [[1.0, 2.0]], [[1.0, 0.5]]), "metric 'a': the mask holds 0.5 at index 0, 1"),
+        (lambda: Metric.from_moments("a", WRONG), "metric 'a': moments is str"),
+        (lambda: Metric.of_sum("a", 1).merge(cast("Any", 3)), "cannot merge metric 'a' with it: got int"),
+        (lambda: merge_metrics(cast("Any", [3])), "a metric: got int, whose way to merge is not declared"),
+        (lambda: merge_metrics(Metric.of_sum("a", 1)), "got Metric; give a list of metrics"),  # type: ignore[arg-type]
+        (lambda: merge_metrics(cast("Any", 3)), "got int; give a list of metrics"),
+        (lambda: report(cast("Any", {"a": 1.0})), "a metric: got str"),
+        (lambda: Moments().merge(cast("Any", 3)), "cannot merge moments with int"),
+        (lambda: merge_moments(cast("Any", [3])), "cannot merge moments with int"),
+        (lambda: Moments(count=-1), "the count of moments is -1"),
+        (lambda: Moments(count=1, m2=-1), "the m2 of moments is -1"),
+        (lambda: Moments(mean=WRONG), "the mean of moments is str"),
+        (lambda: QuantileSketch().merge(cast("Any", 3)), "cannot merge a sketch with int"),
+        (lambda: QuantileSketch().scaled(-1), "the factor of a sketch is -1; give a finite number above 0"),
+        (lambda: QuantileSketch(zero=-1), "the weight 'zero' of a sketch is -1"),
+        (lambda: QuantileSketch(positive_indices=np.array([1])), "a sketch has 1 positive buckets but 0 counts"),
+        (lambda: QuantileSketch().quantile(WRONG), "the quantile is str"),
+        (lambda: QuantileSketch(relative_error=WRONG), "relative_error is str"),
+    ],
+)
+def test_every_wrong_argument_is_an_error_of_this_package_that_names_it(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(MetricsError, match=message):
+        call()
 
 
 def test_misuse_is_explained() -> None:
     with pytest.raises(MetricsError, match="only 'moments' has moments"):
         _ = Metric.of_sum("x", 1).moments
-    with pytest.raises(MetricsError, match="copies is 0"):
-        Metric.of_sum("x", 1).replicated(0)
-    with pytest.raises(MetricsError, match="stamp is inf"):
+    for copies in (0, 1.5, 2.0, "2", True):
+        with pytest.raises(MetricsError, match=r"metric 'x': copies .* give an integer of at least 1"):
+            Metric.of_sum("x", 1).replicated(cast("Any", copies))
+    with pytest.raises(MetricsError, match=r"metric 'x': the stamp .* is inf"):
         Metric.of_last("x", 1, stamp=math.inf)
 
 

@@ -1,6 +1,7 @@
 """Moments and quantile sketches on worked numbers and at the edges of float64."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ def test_the_unbiased_variance_needs_two_values() -> None:
 
 
 @pytest.mark.parametrize("mask", [[1, 0], [1], [[1, 0], [1, 0], [1, 0]]])
-def test_sketches_refuse_a_mask_of_another_shape(mask) -> None:
+def test_sketches_refuse_a_mask_of_another_shape(mask: list[Any]) -> None:
     with pytest.raises(MetricsError, match="but the mask"):
         QuantileSketch.of([[1, 2], [3, 4]], mask)
 
@@ -53,7 +54,7 @@ def test_quantiles_of_few_values_are_those_values() -> None:
 
 
 def test_the_largest_and_smallest_floats_have_buckets() -> None:
-    top = np.finfo(np.float64).max
+    top = float(np.finfo(np.float64).max)
     sketch = QuantileSketch.of([top, -top, 3e-308, 1e-320])
     assert sketch.quantile(1) == pytest.approx(top, rel=0.0101)
     assert sketch.quantile(0) == pytest.approx(-top, rel=0.0101)
@@ -62,8 +63,37 @@ def test_the_largest_and_smallest_floats_have_buckets() -> None:
 
 
 def test_a_value_that_is_not_finite_makes_quantiles_nan_unless_masked() -> None:
-    assert math.isnan(QuantileSketch.of([1.0, math.inf]).quantile(0.5))
+    median = QuantileSketch.of([1.0, math.inf]).quantile(0.5)
+    assert median is not None
+    assert math.isnan(median)
     assert QuantileSketch.of([1.0, math.nan], [1, 0]).quantile(0.5) == pytest.approx(1, rel=0.0101)
+
+
+@pytest.mark.parametrize("mask", [[1, 2], [0.5, 1], [-1, 1], [1, math.nan], ["1", "0"]])
+def test_masks_of_moments_and_sketches_hold_nothing_but_0_and_1(mask: Any) -> None:
+    for take in (Moments.of, QuantileSketch.of):
+        with pytest.raises(MetricsError, match="the mask"):
+            take([1.0, 2.0], mask)
+
+
+@pytest.mark.parametrize("mask", [[True, False], [1, 0], [1.0, 0.0], np.array([1, 0], np.uint8), [1, -0.0]])
+def test_masks_of_booleans_or_0_and_1_of_any_type_are_the_same(mask: Any) -> None:
+    assert Moments.of([3.0, math.nan], mask) == Moments(count=1, mean=3)
+    assert QuantileSketch.of([3.0, math.nan], mask).count == 1
+
+
+@pytest.mark.parametrize(("q", "rank"), [(0, 0), (0.24, 0), (0.25, 1), (0.5, 2), (0.74, 2), (0.75, 3), (0.99, 3), (1, 4)])
+def test_a_percentile_is_the_lower_neighbour(q: float, rank: int) -> None:
+    values = [1.0, 10.0, 100.0, 1000.0, 10000.0]
+    assert QuantileSketch.of(values).quantile(q) == pytest.approx(values[rank], rel=0.0101)
+    assert np.quantile(values, q, method="lower") == values[rank]
+
+
+def test_scaled_sketches_merge_to_the_original() -> None:
+    sketch = QuantileSketch.of([1.0, 10.0, 100.0])
+    third = sketch.scaled(1 / 3)
+    merged = third.merge(third).merge(third)
+    assert [merged.quantile(q) for q in (0, 0.5, 1)] == [sketch.quantile(q) for q in (0, 0.5, 1)]
 
 
 def test_a_sketch_stays_small() -> None:

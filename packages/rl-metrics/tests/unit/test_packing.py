@@ -1,5 +1,7 @@
 """The packed stream on worked numbers, and what it refuses."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -47,15 +49,17 @@ def test_given_stream_offsets_place_sequences() -> None:
 
 
 @pytest.mark.parametrize("multiple", [0, 6])
-def test_a_padding_multiple_that_cannot_be_cut_is_refused(multiple) -> None:
+def test_a_padding_multiple_that_cannot_be_cut_is_refused(multiple: int) -> None:
     with pytest.raises(GeometryError, match="needs a positive multiple of 4"):
         padded_lengths([5], ContextParallel(2, 0), pad_multiple=multiple)
 
 
 @pytest.mark.parametrize("length", [14, 17])
-def test_a_stream_too_short_or_indivisible_is_refused(length) -> None:
+def test_a_stream_too_short_or_indivisible_is_refused(length: int) -> None:
     with pytest.raises(GeometryError, match="must be a multiple of 2 that is at least 16"):
         packed_token_index([13], ContextParallel(2, 0), stream_length=length)
+    with pytest.raises(GeometryError, match="must be a multiple of 2 that is at least 16"):
+        packed_responses([13], [5], ContextParallel(2, 0), stream_length=length)
 
 
 def test_stream_offsets_belong_to_contiguous() -> None:
@@ -63,6 +67,27 @@ def test_stream_offsets_belong_to_contiguous() -> None:
         packed_responses([4], [2], ContextParallel(2, 0), stream_offsets=[0])
     with pytest.raises(GeometryError, match="2 stream offsets for 1 samples"):
         packed_responses([4], [2], ContextParallel(2, 0, "contiguous"), stream_offsets=[0, 4], stream_length=8)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "message"),
+    [
+        ([0, 3, 10], "sample 1 starts at stream offset 3, but sample 0 takes the stream up to 4; samples of a stream must not overlap"),
+        ([0, 0, 10], "sample 1 starts at stream offset 0, but sample 0 takes the stream up to 4"),
+        ([8, 4, 7], "sample 2 starts at stream offset 7, but sample 1 takes the stream up to 8"),
+    ],
+)
+def test_samples_of_a_stream_must_not_overlap(offsets: list[int], message: str) -> None:
+    with pytest.raises(GeometryError, match=message):
+        packed_responses([4, 4, 4], [2, 2, 2], ContextParallel(2, 0, "contiguous"), stream_offsets=offsets, stream_length=16)
+
+
+def test_samples_of_a_stream_may_touch_and_lie_in_any_order() -> None:
+    owned = [
+        packed_responses([4, 4, 4], [2, 2, 2], ContextParallel(2, rank, "contiguous"), stream_offsets=[4, 0, 12], stream_length=16)
+        for rank in range(2)
+    ]
+    assert [part.samples.tolist() for part in owned] == [[0, 0, 1, 1], [2, 2]]
 
 
 def test_errors_name_the_sample() -> None:
@@ -73,7 +98,7 @@ def test_errors_name_the_sample() -> None:
 @pytest.mark.parametrize(
     ("totals", "responses", "message"), [([4], [1, 1], "1 total lengths but 2 response lengths"), ([4.0], [1], "flat list of integers")]
 )
-def test_lists_that_are_not_lengths_are_refused(totals, responses, message: str) -> None:
+def test_lists_that_are_not_lengths_are_refused(totals: list[Any], responses: list[int], message: str) -> None:
     with pytest.raises(GeometryError, match=message):
         packed_responses(totals, responses, ContextParallel())
 

@@ -1,13 +1,16 @@
 """The arithmetic of the train step's report and of the rollout log, without processes."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from rl_metrics import KeyAgreementError, Metric, MetricsError, merge_metrics, rollout_log_metric_contribution
-from rl_metrics.step_report import finish_step_report, step_contributions
+from rl_metrics.step_report import finish_step_report, step_contributions, step_settings
 
 
-def _report(sums, tokens, extra=(), **settings):
-    given = {"aggregation": "rollout_mean", "step_units": 2, "cp_size": 1} | settings
+def _report(sums: list[dict[str, float]], tokens: list[float], extra: Sequence[Metric] = (), **settings: Any) -> dict[str, float | None]:
+    given: dict[str, Any] = {"aggregation": "rollout_mean", "step_units": 2, "cp_size": 1} | settings
     contributions = step_contributions(sums, tokens, [extra] if extra else [()] * len(sums))
     return finish_step_report(merge_metrics(contributions), set(sums[0]), **given)
 
@@ -30,8 +33,10 @@ def test_further_metrics_report_by_their_own_kind() -> None:
 
 
 def test_micro_batches_must_report_the_same_names() -> None:
-    with pytest.raises(KeyAgreementError, match=r"micro-batch 1 .*lacks \['loss'\], adds \['kl'\]"):
+    with pytest.raises(KeyAgreementError, match=r"micro-batch 1 .*: it lacks 'loss' and adds 'kl'; report"):
         step_contributions([{"loss": 1.0}, {"kl": 1.0}], [1, 1], [(), ()])
+    with pytest.raises(KeyAgreementError, match=r"micro-batch 1 .*: it adds 'kl'; report"):
+        step_contributions([{"loss": 1.0}, {"loss": 1.0, "kl": 1.0}], [1, 1], [(), ()])
 
 
 def test_a_name_is_used_once_in_a_step() -> None:
@@ -39,10 +44,51 @@ def test_a_name_is_used_once_in_a_step() -> None:
         step_contributions([{"loss": 1.0}], [1], [[Metric.of_max("loss", 1.0)]])
 
 
-@pytest.mark.parametrize("settings", [{"step_units": None}, {"step_units": 0}, {"cp_size": 0}, {"aggregation": "mean"}])
-def test_settings_that_make_no_mean_are_refused(settings) -> None:
-    with pytest.raises(MetricsError):
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"step_units": None}, "step_units is None"),
+        ({"step_units": 0}, "step_units is 0"),
+        ({"step_units": float("inf")}, "step_units is inf"),
+        ({"cp_size": 0}, "cp_size is 0; give an integer of at least 1"),
+        ({"cp_size": 1.5}, "cp_size is 1.5"),
+        ({"aggregation": "mean"}, "unknown loss aggregation 'mean'"),
+    ],
+)
+def test_settings_that_make_no_mean_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(MetricsError, match=message):
         _report([{"loss": 1.0}], [1], **settings)
+
+
+def test_settings_to_agree_on_do_not_depend_on_how_a_number_is_written() -> None:
+    assert step_settings("rollout_mean", 8, 2) == step_settings("rollout_mean", 8.0, 2)
+    assert step_settings("rollout_mean", 8, 2) == {"aggregation": "rollout_mean", "cp_size": "2", "step_units": "8.0"}
+    assert step_settings("token_mean", 8, 2) == step_settings("token_mean", None, 2)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (-1, "micro-batch 1: num_tokens is -1; give a finite number of at least 0"),
+        (float("nan"), "micro-batch 1: num_tokens is nan"),
+        (float("inf"), "micro-batch 1: num_tokens is inf"),
+        (2.5, "micro-batch 1: num_tokens is 2.5; it counts"),
+        ("3", "micro-batch 1: num_tokens is str '3'"),
+    ],
+)
+def test_a_token_count_that_is_none_is_named(tokens: Any, message: str) -> None:
+    with pytest.raises(MetricsError, match=message):
+        step_contributions([{"loss": 0.0}] * 2, [1, tokens], [(), ()])
+
+
+def test_a_micro_batch_without_tokens_has_no_sums() -> None:
+    with pytest.raises(MetricsError, match=r"micro-batch 1: 'kl' is 5.0 with num_tokens 0"):
+        step_contributions([{"loss": 1.0, "kl": 2.0}, {"loss": 0.0, "kl": 5.0}], [1, 0], [(), ()])
+
+
+def test_a_reducer_output_is_no_metric_of_the_same_name() -> None:
+    (loss, _) = step_contributions([{"loss": 1.0}], [1], [()])
+    assert loss.describe() != Metric.of_sum("loss", 1.0).describe()
 
 
 def test_rollout_contributions_add_up_to_the_units() -> None:
@@ -64,8 +110,26 @@ def test_a_batch_without_trained_tokens_has_no_rollout_metric() -> None:
     assert record.value is None
 
 
-@pytest.mark.parametrize("settings", [{"group_size": 0}, {"step_units": None}, {"aggregation": "mean"}])
-def test_rollout_settings_that_make_no_mean_are_refused(settings) -> None:
-    given = {"aggregation": "rollout_mean", "step_tokens": 1, "step_units": 1, "group_size": 1} | settings
-    with pytest.raises(MetricsError):
-        rollout_log_metric_contribution("kl", 1.0, **given)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"group_size": 0}, "metric 'kl': group_size is 0"),
+        ({"group_size": 2.0}, "metric 'kl': group_size is 2.0"),
+        ({"step_units": None}, "step_units is None"),
+        ({"aggregation": "mean"}, "unknown loss aggregation"),
+        ({"step_tokens": -1}, "metric 'kl': step_tokens is -1"),
+        ({"step_tokens": float("nan")}, "metric 'kl': step_tokens is nan"),
+        ({"step_tokens": 0}, "metric 'kl': reducer_sum is 1.0 with step_tokens 0"),
+        ({"reducer_sum": [1.0]}, "metric 'kl': reducer_sum is list"),
+    ],
+)
+def test_rollout_settings_that_make_no_mean_are_refused(settings: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {
+        "reducer_sum": 1.0,
+        "aggregation": "rollout_mean",
+        "step_tokens": 1,
+        "step_units": 1,
+        "group_size": 1,
+    } | settings
+    with pytest.raises(MetricsError, match=message):
+        rollout_log_metric_contribution("kl", **given)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rl_metrics import AGGREGATIONS, ContextParallel, MetricsError, response_slice
+from rl_metrics import AGGREGATIONS, Aggregation, ContextParallel, MetricsError, response_slice
 from rl_metrics.scenario import make_scenario
 
 
@@ -29,17 +29,25 @@ def test_random_starts_give_different_steps_and_the_same_start_the_same() -> Non
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-def test_the_closed_form_gradient_is_the_slope_of_the_value(aggregation: str) -> None:
+def test_the_closed_form_gradient_is_the_slope_of_the_value(aggregation: Aggregation) -> None:
     step = make_scenario(5)
     for k in range(2):
         nudged = []
         for nudge in (1e-6, -1e-6):
-            parameters = list(step.parameters)
-            parameters[k] += nudge
-            nudged.append(replace(step, parameters=tuple(parameters)).expected_value(aggregation))
+            first, second = step.parameters
+            parameters = (first + nudge, second) if k == 0 else (first, second + nudge)
+            nudged.append(replace(step, parameters=parameters).expected_value(aggregation))
         assert (nudged[0] - nudged[1]) / 2e-6 == pytest.approx(step.expected_gradient(aggregation)[k], rel=1e-6)
 
 
 def test_too_small_a_step_is_refused() -> None:
-    with pytest.raises(MetricsError, match="give at least 4"):
+    with pytest.raises(MetricsError, match="num_rollouts is 3; give an integer of at least 4"):
         make_scenario(0, num_rollouts=3)
+
+
+def test_a_step_counts_its_trained_tokens_and_needs_some() -> None:
+    step = make_scenario(2)
+    assert step.num_tokens == sum(int(mask.sum()) for mask in step.loss_masks)
+    masked = replace(step, loss_masks=tuple(np.zeros_like(mask) for mask in step.loss_masks))
+    with pytest.raises(MetricsError, match="no trained token"):
+        masked.expected_value("token_mean")

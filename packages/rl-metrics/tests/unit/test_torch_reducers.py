@@ -1,32 +1,45 @@
 """Tensor reducers on worked numbers: masks, denominators, graphs, and the number of operations they take."""
 
+from collections.abc import Callable
+from typing import Any, cast
+
 import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rl_metrics import ContextParallel, MetricsError, rollout_denominators
-from rl_metrics.torch import get_sum_of_sample_mean, loss_reducer, masked_whiten, megatron_num_tokens
+from rl_metrics import Aggregation, ContextParallel, MetricsError, MicroBatchMetrics, loss_denominators, rollout_denominators
+from rl_metrics import loss_reduction as reference
+from rl_metrics.torch import (
+    gather_responses,
+    get_sum_of_sample_mean,
+    loss_reducer,
+    masked_whiten,
+    megatron_num_tokens,
+    reduce_train_step_metrics,
+    slice_response,
+    slice_tokens,
+)
 
 NAN, INF = float("nan"), float("inf")
 _NO_KERNEL = {"detach", "alias", "view", "_unsafe_view", "lift_fresh", "scalar_tensor", "empty", "expand"}
 
 
-class LaunchCounter(TorchDispatchMode):
+class LaunchCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts operations that launch a kernel on a device: all but those that only make a view, allocate, or hold a Python number."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.names = []
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.removeprefix("aten::")
         if name not in _NO_KERNEL:
             self.names.append(name)
         return func(*args, **(kwargs or {}))
 
 
-def _masks(*rows):
+def _masks(*rows: list[int]) -> list[torch.Tensor]:
     return [torch.tensor(row, dtype=torch.int32) for row in rows]
 
 
@@ -49,11 +62,12 @@ def test_per_token_loss_sums() -> None:
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
-def test_a_masked_value_reaches_neither_result_nor_gradient(bad) -> None:
+def test_a_masked_value_reaches_neither_result_nor_gradient(bad: float) -> None:
     x = torch.tensor([1.0, bad, 3.0], requires_grad=True)
     loss = get_sum_of_sample_mean([4, 2], [2, 1], _masks([1, 0], [1]))(x)
-    loss.backward()
+    torch.autograd.backward(loss)
     assert loss.item() == 4.0
+    assert x.grad is not None
     assert x.grad.tolist() == [1.0, 0.0, 1.0]
 
 
@@ -64,8 +78,9 @@ def test_an_unmasked_nan_is_not_hidden() -> None:
 def test_an_all_masked_micro_batch_gives_zero_loss_and_zero_gradient() -> None:
     x = torch.tensor([1.0, NAN], requires_grad=True)
     loss = get_sum_of_sample_mean([3], [2], _masks([0, 0]))(x)
-    loss.backward()
+    torch.autograd.backward(loss)
     assert loss.item() == 0.0
+    assert x.grad is not None
     assert x.grad.tolist() == [0.0, 0.0]
 
 
@@ -73,14 +88,16 @@ def test_an_empty_slice_stays_in_the_graph() -> None:
     # 13 tokens, 5 of them response: rank 0 of 2 owns none of it.
     logits = torch.ones(8, 3, requires_grad=True)
     loss = get_sum_of_sample_mean([13], [5], _masks([1] * 5), cp=ContextParallel(2, 0))(logits[torch.empty(0, dtype=torch.int64), 0])
-    loss.backward()
+    torch.autograd.backward(loss)
     assert loss.item() == 0.0
+    assert logits.grad is not None
     assert logits.grad.abs().sum() == 0
 
 
 def test_a_filler_gives_zero_with_a_graph() -> None:
     x = torch.empty(0, requires_grad=True)
-    for aggregation in ("token_mean", "sample_mean", "constant"):
+    aggregations: list[Aggregation] = ["token_mean", "sample_mean", "constant"]
+    for aggregation in aggregations:
         loss = loss_reducer(aggregation, [], [], [])(x)
         assert loss.item() == 0.0
         assert loss.requires_grad
@@ -102,14 +119,19 @@ def test_sums_are_accumulated_in_float64() -> None:
     assert get_sum_of_sample_mean([1002], [1001], _masks([1] * 1001), None, True)(x).item() == 2.0**24 + 1000
 
 
-@pytest.mark.parametrize("form", ["tensors", "lists", "arrays", "one tensor", "bools"])
-def test_masks_come_in_any_form(form) -> None:
+@pytest.mark.parametrize(
+    "form", ["tensors", "lists", "arrays", "one tensor", "one tensor of bools", "bfloat16", "with a gradient", "bools"]
+)
+def test_masks_come_in_any_form(form: str) -> None:
     rows = [[1, 0], [1]]
-    masks = {
+    masks: Any = {
         "tensors": _masks(*rows),
         "lists": rows,
         "arrays": [np.array(row, np.int32) for row in rows],
         "one tensor": torch.tensor([1, 0, 1]),
+        "one tensor of bools": torch.tensor([True, False, True]),
+        "bfloat16": [torch.tensor(row, dtype=torch.bfloat16) for row in rows],
+        "with a gradient": [torch.tensor(row, dtype=torch.float32, requires_grad=True) for row in rows],
         "bools": [torch.tensor(row, dtype=torch.bool) for row in rows],
     }[form]
     assert get_sum_of_sample_mean([4, 3], [2, 1], masks)(torch.tensor([1.0, 3.0, 5.0])).item() == 6.0
@@ -132,7 +154,7 @@ def test_a_wider_padding_moves_ownership() -> None:
 
 @pytest.mark.parametrize("cp", [None, ContextParallel(4, 1)])
 @pytest.mark.parametrize("denominators", [None, "given"])
-def test_the_number_of_operations_does_not_depend_on_the_number_of_samples(cp: int, denominators) -> None:
+def test_the_number_of_operations_does_not_depend_on_the_number_of_samples(cp: ContextParallel | None, denominators: str | None) -> None:
     counts = {}
     for n in (8, 512, 4096):
         totals, responses = [40] * n, [30] * n
@@ -144,12 +166,12 @@ def test_the_number_of_operations_does_not_depend_on_the_number_of_samples(cp: i
         with LaunchCounter() as calling:
             loss = reduce(x)
         with LaunchCounter() as backward:
-            loss.backward()
+            torch.autograd.backward(loss)
         counts[n] = (tuple(making.names), tuple(calling.names), tuple(backward.names))
     assert counts[8] == counts[512] == counts[4096]
     making, calling, backward = counts[8]
-    assert len(calling) <= 4, calling
-    assert len(making) + len(calling) <= 10, (making, calling)
+    assert len(calling) == 4, calling
+    assert making == (), "made on the host"
     assert len(backward) <= 10, backward
 
 
@@ -158,11 +180,21 @@ def test_the_number_of_operations_does_not_depend_on_the_number_of_samples(cp: i
     [
         (([4], [2], [[1]]), "sample 0: loss mask has 1 entries, the response 2 tokens"),
         (([4], [2], [[1, 1], [1]]), "2 loss masks for 1 samples"),
-        (([4], [2], torch.ones(3)), "concatenated loss mask has 3 entries, the responses 2 tokens"),
+        (([4], [2], torch.ones(3)), r"concatenated loss mask has shape \(3,\), the responses 2 tokens"),
+        (([4], [2], torch.ones(1, 2)), r"concatenated loss mask has shape \(1, 2\), the responses 2 tokens"),
+        (([4], [2], [torch.ones(1, 2)]), r"sample 0: loss mask has shape \(1, 2\); give one entry per response token"),
+        (([4], [2], [torch.ones(3)]), "sample 0: loss mask has 3 entries, the response 2 tokens"),
+        (([4, 4], [2, 2], [torch.ones(2), [1, 1]]), "sample 1: loss mask is list where sample 0 has a tensor"),
+        (([4], [2], 3), "loss_masks is int; give one mask per sample"),
+        (([4], [2], None), "loss_masks is NoneType"),
+        (([4], [2], [["a", "b"]]), "sample 0: loss mask: entries are of type <U1"),
+        (([4], [2], [[1, 1]], ["a"]), "sample_denoms: entries are of type"),
+        (([4], [2], [[1, 1]], 2.0), r"sample_denoms has shape \(\) for 1 samples"),
+        (([4], [2], [[1, 1]], torch.tensor([NAN])), "sample 0: denominator nan"),
         (([4], [2], [[1, 1]], [1.0, 2.0]), r"sample_denoms has shape \(2,\) for 1 samples"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(arguments, message: str) -> None:
+def test_sizes_that_do_not_fit_are_refused(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(MetricsError, match=message):
         get_sum_of_sample_mean(*arguments)
 
@@ -180,16 +212,17 @@ def test_values_of_the_wrong_size_are_refused() -> None:
         ("prompt_mean", None, "needs denominators computed over the whole step"),
         ("token_mean", [3.0], "divides once per step"),
         ("constant", torch.tensor([3.0]), "divides once per step"),
+        ("constant", ["a"], "denominators: entries are of type"),
         ("median", None, "unknown loss aggregation"),
     ],
 )
-def test_denominators_must_fit_the_aggregation(aggregation: str, denominators, message: str) -> None:
+def test_denominators_must_fit_the_aggregation(aggregation: Aggregation, denominators: Any, message: str) -> None:
     with pytest.raises(MetricsError, match=message):
         loss_reducer(aggregation, [3], [1], [[1]], denominators=denominators)
 
 
 @pytest.mark.parametrize("values", [torch.tensor([1, 2, 2]), torch.tensor([True, False, True])], ids=["int64", "bool"])
-def test_values_that_a_mean_would_cut_are_refused(values) -> None:
+def test_values_that_a_mean_would_cut_are_refused(values: torch.Tensor) -> None:
     with pytest.raises(MetricsError, match="floating-point"):
         loss_reducer("sample_mean", [5], [3], [[1, 1, 1]])(values)
     with pytest.raises(MetricsError, match="floating-point"):
@@ -197,6 +230,115 @@ def test_values_that_a_mean_would_cut_are_refused(values) -> None:
 
 
 @pytest.mark.parametrize("denominator", [-1.0, float("nan"), float("inf")])
-def test_a_denominator_that_is_no_count_is_named(denominator) -> None:
+def test_a_denominator_that_is_no_count_is_named(denominator: float) -> None:
     with pytest.raises(MetricsError, match="sample 0: denominator"):
         loss_reducer("rollout_mean", [3], [2], [[1, 1]], denominators=[denominator])
+
+
+def _forms(rows: list[list[Any]]) -> dict[str, Any]:
+    """The same masks in every form that can hold them."""
+    tensors = [torch.tensor(row) for row in rows]
+    return {
+        "lists": rows,
+        "arrays": [np.array(row) for row in rows],
+        "tensors": tensors,
+        "bfloat16": [tensor.to(torch.bfloat16) for tensor in tensors],
+        "one tensor": torch.cat(tensors),
+    }
+
+
+@pytest.mark.parametrize("bad", [0.5, 2, -1, NAN, INF, 1.0000001])
+@pytest.mark.parametrize("form", ["lists", "arrays", "tensors", "bfloat16", "one tensor"])
+def test_a_mask_that_is_not_0_or_1_is_refused_everywhere_by_sample_and_token(form: str, bad: float) -> None:
+    rows: list[list[Any]] = [[1, 0, 1], [], [1, bad]]
+    masks = _forms(rows)[form]
+    named = "sample 2: loss mask holds .* at response token 1; a mask holds booleans, or exactly 0 and 1"
+    if form == "bfloat16" and bad == 1.0000001:
+        return  # bfloat16 has no number between 1 and 1.0078125
+    calls: list[Callable[[], object]] = [
+        lambda: get_sum_of_sample_mean([4, 1, 3], [3, 0, 2], masks),
+        lambda: get_sum_of_sample_mean([4, 1, 3], [3, 0, 2], masks, None, True),
+        lambda: get_sum_of_sample_mean([4, 1, 3], [3, 0, 2], masks, [1.0, 1.0, 1.0]),
+        lambda: loss_reducer("token_mean", [4, 1, 3], [3, 0, 2], masks, cp=ContextParallel(2, 0)),
+    ]
+    if form in ("lists", "arrays", "tensors"):
+        calls += [
+            lambda: reference.get_sum_of_sample_mean([4, 1, 3], [3, 0, 2], masks),
+            lambda: reference.get_sum_of_sample_mean([4, 1, 3], [3, 0, 2], masks, None, True),
+            lambda: reference.aggregate("token_mean", [[1.0] * 3, [], [1.0] * 2], masks),
+            lambda: loss_denominators("sample_mean", masks),
+        ]
+    if form != "one tensor":
+        calls.append(lambda: megatron_num_tokens("token_mean", masks))
+    for call in calls:
+        with pytest.raises(MetricsError, match=named):
+            call()
+
+
+def test_one_tensor_of_masks_without_lengths_names_the_position() -> None:
+    with pytest.raises(MetricsError, match="loss mask holds 2 at response token 1"):
+        megatron_num_tokens("token_mean", torch.tensor([1, 2, 0]))
+
+
+@pytest.mark.parametrize("bad", [0.5, 2.0, -1.0, NAN])
+def test_whitening_refuses_the_same_masks(bad: float) -> None:
+    with pytest.raises(MetricsError, match=r"sample 1: the mask holds .* at index 0, 1; a mask holds booleans"):
+        masked_whiten([torch.ones(2), torch.ones(1, 2)], [torch.ones(2), torch.tensor([[1.0, bad]])])
+    with pytest.raises(MetricsError, match=r"sample 0: the mask holds .* at index 1"):
+        masked_whiten(torch.ones(2), torch.tensor([1.0, bad]))
+
+
+def test_a_reducer_keeps_its_own_copy_of_the_masks() -> None:
+    masks = torch.tensor([True, True])
+    reduce = loss_reducer("token_mean", [3], [2], masks)
+    masks[0] = False
+    assert reduce(torch.ones(2)).item() == 2.0
+
+
+def _batch(sums: Any, num_tokens: Any = 1) -> MicroBatchMetrics:
+    return MicroBatchMetrics(sums=sums, num_tokens=num_tokens)
+
+
+def _step(*batches: Any, cp_size: Any = 1) -> dict[str, float | None]:
+    return reduce_train_step_metrics(list(batches), aggregation="sample_mean", step_units=2, cp_size=cp_size, group=None)
+
+
+ONE = ContextParallel()
+NO_TENSOR: Any = [1.0]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: loss_reducer("token_mean", [2], [1], [[1]])(NO_TENSOR), r"got values of type list; give a floating-point tensor \[1\]"),
+        (lambda: loss_reducer("token_mean", [2], [1], [[1]], cp=cast("Any", 2)), r"cp is 2 \(int\); give this rank's place"),
+        (lambda: loss_reducer("token_mean", [2], [1], [[1]], stream_offsets=[0]), "belong to layout 'contiguous'"),
+        (lambda: slice_response(NO_TENSOR, 2, 1, ONE), "the response is list; give a tensor"),
+        (lambda: slice_tokens([NO_TENSOR], ONE), r"sequence 0: got list; give a tensor \[L\]"),
+        (lambda: slice_tokens(torch.tensor(1.0), ONE), r"sequence 0: got a tensor \(\) of torch.float32 on cpu"),
+        (lambda: slice_tokens([torch.ones(2), torch.ones(2, 2)], ONE), "sequence 1 is a tensor .* give one dtype, device and width"),
+        (lambda: slice_tokens([torch.ones(2), torch.ones(2).int()], ONE), "sequence 1 is a tensor .* give one dtype, device and width"),
+        (lambda: gather_responses([NO_TENSOR], [2], [1], ONE, group=None), "sample 0: the piece is list"),
+        (lambda: gather_responses([torch.ones(1)], [2], [1], cast("Any", 1), group=None), "cp is 1"),
+        (
+            lambda: gather_responses([torch.ones(1), torch.ones(1).int()], [2, 2], [1, 1], ONE, group=None),
+            r"sample 1: the piece is torch.int32 on cpu with \(\) numbers a token, that of sample 0 torch.float32",
+        ),
+        (lambda: masked_whiten(NO_TENSOR, NO_TENSOR), "sample 0: values are float and the mask float; give tensors"),
+        (lambda: masked_whiten([torch.ones(1), torch.ones(1).double()], [torch.ones(1)] * 2), "sample 1: values are torch.float64 on cpu"),
+        (lambda: masked_whiten(torch.ones(2), torch.ones(2), epsilon=-1.0), "epsilon is -1; give a finite number of at least 0"),
+        (lambda: masked_whiten(torch.ones(2), torch.ones(2), epsilon=NAN), "epsilon is nan"),
+        (lambda: masked_whiten(torch.ones(2), torch.ones(2), epsilon=0.0), "all 2 trained entries are equal and epsilon is 0"),
+        (lambda: _step(3), "micro-batch 0: got int; give MicroBatchMetrics"),
+        (lambda: _step(_batch([1.0])), "micro-batch 0: got MicroBatchMetrics; give MicroBatchMetrics"),
+        (lambda: _step(_batch({"a": 1.0}), _batch({"a": torch.ones(2)})), r"micro-batch 1: 'a' is Tensor of shape \(2,\); give one number"),
+        (lambda: _step(_batch({"a": torch.tensor(1j)})), "micro-batch 0: 'a' is Tensor"),
+        (lambda: _step(_batch({"a": "1"})), "micro-batch 0: 'a' is str '1'"),
+        (lambda: _step(_batch({"a": 1.0}, torch.ones(1))), r"micro-batch 0: num_tokens is Tensor of shape \(1,\)"),
+        (lambda: _step(_batch({"a": 1.0}, torch.tensor(-1))), "micro-batch 0: num_tokens is -1"),
+        (lambda: _step(_batch({"a": 1.0}), cp_size=2), "cp_size is 2, but the group has 1 ranks"),
+    ],
+)
+def test_every_wrong_argument_is_an_error_of_this_package_that_names_it(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(MetricsError, match=message):
+        call()

@@ -123,11 +123,13 @@ def get_sum_of_sample_mean(
         )
         trained, counts = masks[owned.flat_indices], owned.counts
     device = device_of(loss_masks)
+    # A copy: the caller may go on to change the memory of a boolean mask.
+    kept = torch.from_numpy(np.array(trained)).to(device)
     if calculate_per_token_loss:
-        return LossReducer(torch.tensor(trained, device=device), None)
+        return LossReducer(kept, None)
     given = host_array(sample_denoms) if isinstance(sample_denoms, torch.Tensor) else sample_denoms
     divisors = checked_denominators(sums_of_pieces(masks, lengths) if given is None else given, lengths.size)
-    return LossReducer(torch.tensor(trained, device=device), torch.from_numpy(np.repeat(divisors, counts)).to(device))
+    return LossReducer(kept, torch.from_numpy(np.repeat(divisors, counts)).to(device))
 
 
 def loss_reducer(
