@@ -16,6 +16,6 @@ def test_no_samples_give_no_advantages() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_reward_that_is_no_number_is_named(bad) -> None:
+def test_a_reward_that_is_no_number_is_named(bad: float) -> None:
     with pytest.raises(RewardError, match=r"samples \[1\]"):
         spread_rewards(np.array([0.0, bad]), np.array([2, 1]))

@@ -8,9 +8,9 @@ import pytest
 from rl_runtime.training.attention_plan import plan_attention
 
 
-def _global_rows(lengths, cp_size: int, cp_rank):
+def _global_rows(lengths: list[int], cp_size: int, cp_rank: int) -> list[tuple[int, int]]:
     """(sequence, position) of every local row, by the definition of the zigzag layout."""
-    rows = []
+    rows: list[tuple[int, int]] = []
     for sequence, length in enumerate(lengths):
         chunk = length // (2 * cp_size) if cp_size > 1 else length
         chunks = (cp_rank, 2 * cp_size - 1 - cp_rank) if cp_size > 1 else (0,)
@@ -22,7 +22,7 @@ LENGTHS = ([4], [8, 4, 12], [16, 4, 4, 32, 8], [4] * 9)
 
 
 @pytest.mark.parametrize(("lengths", "cp_size"), list(itertools.product(LENGTHS, (1, 2))))
-def test_queries_see_their_sequence_up_to_themselves(lengths, cp_size: int) -> None:
+def test_queries_see_their_sequence_up_to_themselves(lengths: list[int], cp_size: int) -> None:
     gathered = [row for rank in range(cp_size) for row in _global_rows(lengths, cp_size, rank)]
     for cp_rank in range(cp_size):
         mine = _global_rows(lengths, cp_size, cp_rank)
@@ -38,7 +38,7 @@ def test_queries_see_their_sequence_up_to_themselves(lengths, cp_size: int) -> N
 
 
 @pytest.mark.parametrize(("lengths", "cp_size"), list(itertools.product(LENGTHS, (1, 2))))
-def test_buckets_say_the_same_as_segments(lengths, cp_size: int) -> None:
+def test_buckets_say_the_same_as_segments(lengths: list[int], cp_size: int) -> None:
     plan = plan_attention(lengths, cp_size=cp_size, cp_rank=cp_size - 1)
     flat = []
     for bucket in plan.buckets:

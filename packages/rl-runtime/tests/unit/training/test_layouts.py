@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from rl_runtime.weights.layouts import FusedGateUp, FusedQkv, Replicated, SplitColumns, SplitVocabulary
+from rl_runtime.weights.layouts import FusedGateUp, FusedQkv, Layout, Replicated, SplitColumns, SplitVocabulary
 
 
-def _random(*shape):
+def _random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-def _cases():
+def _cases() -> list[tuple[Layout, tuple[torch.Tensor, ...]]]:
     qkv = FusedQkv(num_groups=4, heads_per_group=3, head_dim=2)
     return [
         (Replicated(), (_random(8),)),
@@ -24,7 +24,7 @@ def _cases():
 
 @pytest.mark.parametrize("tp_size", [1, 2, 4])
 @pytest.mark.parametrize(("layout", "tensors"), _cases())
-def test_merge_undoes_shard(layout: str, tensors, tp_size: int) -> None:
+def test_merge_undoes_shard(layout: Layout, tensors: tuple[torch.Tensor, ...], tp_size: int) -> None:
     shards = [layout.shard(tensors, rank, tp_size) for rank in range(tp_size)]
     assert len({shard.shape for shard in shards}) == 1
     for merged, tensor in zip(layout.merge(shards), tensors, strict=True):

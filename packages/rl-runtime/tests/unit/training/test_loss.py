@@ -8,7 +8,7 @@ import torch
 from rl_runtime.training.loss import clipped_surrogate, k3_divergence, policy_loss
 
 
-def _ratios(values):
+def _ratios(values: list[float]) -> torch.Tensor:
     return torch.log(torch.tensor(values, dtype=torch.float64))
 
 
@@ -40,13 +40,16 @@ def test_low_and_high_clip_are_separate() -> None:
 def test_gradient_is_minus_advantage_times_ratio_and_zero_where_clipped() -> None:
     log_probs = _ratios([1.1, 1.5, 0.5]).requires_grad_()
     advantages = torch.tensor([2.0, 2.0, -2.0], dtype=torch.float64)
-    clipped_surrogate(log_probs, torch.zeros(3), advantages, clip_low=0.2, clip_high=0.2).loss.sum().backward()
+    torch.autograd.backward(clipped_surrogate(log_probs, torch.zeros(3), advantages, clip_low=0.2, clip_high=0.2).loss.sum())
+    assert log_probs.grad is not None
     assert log_probs.grad.tolist() == pytest.approx([-2.2, 0.0, 0.0])
 
 
 def test_at_ratio_one_the_gradient_is_that_of_the_policy_gradient() -> None:
     log_probs = torch.tensor([-1.0, -2.0], requires_grad=True)
-    clipped_surrogate(log_probs, log_probs.detach(), torch.tensor([0.5, -1.5]), clip_low=0.2, clip_high=0.2).loss.sum().backward()
+    surrogate = clipped_surrogate(log_probs, log_probs.detach(), torch.tensor([0.5, -1.5]), clip_low=0.2, clip_high=0.2)
+    torch.autograd.backward(surrogate.loss.sum())
+    assert log_probs.grad is not None
     assert log_probs.grad.tolist() == [-0.5, 1.5]
 
 
@@ -75,6 +78,7 @@ def test_whole_loss_adds_kl_and_takes_off_the_entropy_bonus() -> None:
         entropy_coef=0.01,
     )
     assert result.loss.item() == pytest.approx(-2.0 + 0.1 * 0.10653066 - 0.01 * 0.7)
+    assert result.kl is not None
     assert result.kl.item() == pytest.approx(0.10653066)
 
 
@@ -108,8 +112,8 @@ def test_without_reference_there_is_no_kl() -> None:
 
 def test_a_bonus_of_entropy_pushes_entropy_up() -> None:
     entropy = torch.tensor([0.5], requires_grad=True)
-    policy_loss(
-        torch.zeros(1), torch.zeros(1), torch.zeros(1), clip_low=0.2, clip_high=0.2, entropy=entropy, entropy_coef=0.3
-    ).loss.sum().backward()
+    result = policy_loss(torch.zeros(1), torch.zeros(1), torch.zeros(1), clip_low=0.2, clip_high=0.2, entropy=entropy, entropy_coef=0.3)
+    torch.autograd.backward(result.loss.sum())
+    assert entropy.grad is not None
     assert entropy.grad.item() == pytest.approx(-0.3)
     assert math.isfinite(entropy.grad.item())

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,7 +69,7 @@ def test_rope_settings_are_read_in_both_layouts() -> None:
         ({"vocab_size": None}, "vocab_size is missing"),
     ],
 )
-def test_what_would_be_computed_differently_is_refused_by_name(change, words) -> None:
+def test_what_would_be_computed_differently_is_refused_by_name(change: dict[str, Any], words: str) -> None:
     with pytest.raises(RuntimeSetupError, match=words):
         ModelShape.from_hf_config({**QWEN3_06B, **change})
 

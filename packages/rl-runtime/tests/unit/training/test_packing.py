@@ -6,6 +6,7 @@ import torch
 
 from rl_dump import RaggedArray
 from rl_metrics import ContextParallel
+from rl_runtime.batch import Column
 from rl_runtime.training.batch import PackingRules, pack_micro_batch
 from rl_runtime.training.model_shape import ModelShape
 from rl_runtime.training.rotary import RotaryTable
@@ -24,7 +25,7 @@ SHAPE = ModelShape.from_hf_config(
 )
 
 
-def _rules(*, size: int = 1, rank: int = 0, tp_size: int = 1, use_kept_sets=True):
+def _rules(*, size: int = 1, rank: int = 0, tp_size: int = 1, use_kept_sets: bool = True) -> PackingRules:
     return PackingRules(
         cp=ContextParallel(size, rank),
         tp_size=tp_size,
@@ -36,7 +37,7 @@ def _rules(*, size: int = 1, rank: int = 0, tp_size: int = 1, use_kept_sets=True
     )
 
 
-COLUMNS = {
+COLUMNS: dict[str, Column] = {
     "tokens": RaggedArray.from_list([[1, 2, 3, 4, 5], [6, 7, 8]], np.int64),
     "loss_masks": RaggedArray.from_list([[1, 0], [1]], np.int32),
     "rollout_log_probs": RaggedArray.from_list([[-0.5, -0.25], [-1.0]], np.float32),

@@ -53,7 +53,7 @@ def test_scores_depend_on_distance_only() -> None:
     generator = torch.Generator().manual_seed(1)
     query, key = torch.randn(1, 1, 4, generator=generator), torch.randn(1, 1, 4, generator=generator)
 
-    def score(query_position, key_position):
+    def score(query_position: int, key_position: int) -> float:
         q = apply_rotary(query, *table.at(torch.tensor([query_position])))
         return (q * apply_rotary(key, *table.at(torch.tensor([key_position])))).sum().item()
 
