@@ -4,7 +4,7 @@ Layer: above ``wire`` (which decides what travels) and ``groups``.
 
 Invariants, tested with real gloo: every rank gets the same records, equal to merging all ranks' records in one process; ranks that report
 different metrics or pass different settings, or one that fails while preparing them, make EVERY rank raise an error that names them, so nobody hangs; the
-number of collectives does not depend on the number of metrics (two, or three with more than 250 extrema).
+number of collectives does not depend on the number of metrics (two, or three with more than 254 extrema).
 """
 
 from __future__ import annotations
