@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import zlib
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, TypedDict, cast, get_args
 
 import numpy as np
+from typing_extensions import Required
 
 from rl_dump import documents
 from rl_dump.contract import (
@@ -26,7 +27,7 @@ from rl_dump.fields import Field, Form, Kind
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["field_of", "header_of", "make_header", "open_header", "seal_header"]
+__all__ = ["HeaderKeywords", "field_of", "header_of", "make_header", "open_header", "seal_header"]
 
 FORMAT_VERSION = 2
 """Version number of the layout that other tools know under this name."""
@@ -42,20 +43,42 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
+class HeaderKeywords(TypedDict, total=False):
+    """Name what every writer of a dump takes for its header, as keywords."""
+
+    contract: Required[str]
+    """`train-dump.v2` or `rollout-dump.v1`."""
+    batch_id: Required[int | str]
+    """The batch counter, or a word such as `"eval_3"`."""
+    writer_rank: int
+    """Global rank of the writing process; default 0."""
+    dp_shards: Sequence[Mapping[str, Any]]
+    """One mapping per data-parallel rank: `rank`, `data_parallel_rank`, `sample_indices`, `partition`, `micro_batch_indices`,
+    `num_microbatches`, `global_batch_sizes`; default none."""
+    schedule: Mapping[str, Any] | None
+    """The plan document (`schedule-plan.v1`) the batch ran under."""
+    raw_reward: Iterable[float] | None
+    """Rewards before normalisation, of the whole batch in rollout order: float64 [batch]."""
+    dropped: Sequence[DroppedSample]
+    """Samples that were generated but not trained on, each with a `reason`."""
+    metadata: Mapping[str, Any] | None
+    """Anything else worth keeping, written as tagged JSON."""
+
+
 def make_header(
     *,
-    contract: str,
-    batch_id: int | str,
-    writer_rank: int,
     num_samples: int,
     fields: Iterable[Field],
+    contract: str,
+    batch_id: int | str,
+    writer_rank: int = 0,
     dp_shards: Sequence[Mapping[str, Any]] = (),
     schedule: Mapping[str, Any] | None = None,
     raw_reward: Iterable[float] | None = None,
     dropped: Sequence[DroppedSample] = (),
     metadata: Mapping[str, Any] | None = None,
 ) -> DumpHeader:
-    """Return the header of a new dump; the arguments are those of `writer.write_dump`.
+    """Return the header of a new dump: of `num_samples` samples with `fields`, and what `HeaderKeywords` describes.
 
     Raises:
         UnsupportedContractError: `contract` is not one this package writes.

@@ -14,19 +14,19 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from typing_extensions import Self
+from typing_extensions import Self, Unpack
 
 from rl_dump.atomic import atomic_path
-from rl_dump.contract import RESPONSE_FIELDS, DroppedSample, DumpHeader
+from rl_dump.contract import RESPONSE_FIELDS, DumpHeader
 from rl_dump.encoding import choose_encodings, writer_options
 from rl_dump.errors import DumpError, WriteError
 from rl_dump.fields import Column, ColumnInput, Field
-from rl_dump.header import field_of, make_header, seal_header
+from rl_dump.header import HeaderKeywords, field_of, make_header, seal_header
 from rl_dump.inference import build_columns
 from rl_dump.parquet import (
     CRC_KEY,
@@ -54,33 +54,19 @@ ROW_GROUP_BYTES = 2 << 20
 def write_dump(
     path: str | os.PathLike[str],
     *,
-    contract: str,
-    batch_id: int | str,
     columns: Mapping[str, ColumnInput],
-    dp_shards: Sequence[Mapping[str, Any]] = (),
-    schedule: Mapping[str, Any] | None = None,
-    raw_reward: Iterable[float] | None = None,
-    dropped: Sequence[DroppedSample] = (),
-    writer_rank: int = 0,
     response_fields: Iterable[str] = RESPONSE_FIELDS,
-    metadata: Mapping[str, Any] | None = None,
+    **header: Unpack[HeaderKeywords],
 ) -> Path:
     """Write one batch to a Parquet file, atomically.
 
     Args:
         path: where the file shall be; must end in `.parquet`. An existing file is replaced, whole.
-        contract: `train-dump.v2` or `rollout-dump.v1`.
-        batch_id: the batch counter, or a word such as `"eval_3"`.
         columns: per field an array [N], a `RaggedArray` of N items, or a list of N values (strings, numbers, None, JSON).
             Names, dtypes and lengths of the fields the contract names are checked; others are kept as they come.
-        dp_shards: one mapping per data-parallel rank: `rank`, `data_parallel_rank`, `sample_indices`, `partition`,
-            `micro_batch_indices`, `num_microbatches`, `global_batch_sizes`.
-        schedule: the plan document (`schedule-plan.v1`) the batch ran under.
-        raw_reward: rewards before normalisation, of the whole batch in rollout order: float64 [batch].
-        dropped: samples that were generated but not trained on, each with a `reason`.
-        writer_rank: global rank of the writing process.
         response_fields: names of the fields with one value per response token.
-        metadata: anything else worth keeping, written as tagged JSON.
+        header: `contract` (`train-dump.v2` or `rollout-dump.v1`), `batch_id`, and what else stands beside the samples: `dp_shards`,
+            `schedule`, `raw_reward`, `dropped`, `writer_rank`, `metadata`; each is described in `rl_dump.header.HeaderKeywords`.
 
     Returns:
         The path written.
@@ -91,18 +77,7 @@ def write_dump(
     """
     built = {name: store_smallest(column) for name, column in build_columns(columns, response_fields=response_fields).items()}
     rows = len(next(iter(built.values()))) if built else 0
-    with DumpWriter(
-        path,
-        fields=[column.field for column in built.values()],
-        contract=contract,
-        batch_id=batch_id,
-        writer_rank=writer_rank,
-        dp_shards=dp_shards,
-        schedule=schedule,
-        raw_reward=raw_reward,
-        dropped=dropped,
-        metadata=metadata,
-    ) as writer:
+    with DumpWriter(path, fields=[column.field for column in built.values()], **header) as writer:
         for start, stop in row_group_bounds(row_bytes(built, rows)):
             writer.write({name: column.take(np.arange(start, stop)) for name, column in built.items()})
     return Path(path)
@@ -116,13 +91,13 @@ class DumpWriter:
     Args:
         path: as for `write_dump`.
         fields: every column of the dump, with the dtype it is stored in.
-        header: the other keywords of `write_dump`.
+        header: see `HeaderKeywords`.
 
     Raises:
         WriteError: the file system refused, here or in `write`.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, fields: Sequence[Field], **header: Any) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, fields: Sequence[Field], **header: Unpack[HeaderKeywords]) -> None:
         self._path = Path(path)
         if self._path.suffix != ".parquet":
             msg = f"{self._path}: this writer makes .parquet files; for .pt use rl_dump.torch.write_torch_archive or `rl-dump convert`"

@@ -11,6 +11,7 @@ from dump_batches import batch
 
 from rl_dump import BackgroundWriter, DumpError, RaggedArray, WriteError, open_dump
 from rl_dump.torch import DumpTopology, restore_context_parallel_fields_to_cpu, save_debug_train_data
+from rl_dump.torch.columns import end_to_end, new_cpu_tensor
 
 ALONE = DumpTopology(global_rank=0)
 
@@ -226,3 +227,24 @@ def test_restored_fields_are_right_however_the_gathered_tensors_lie(layout: str)
     data = {"total_lengths": [5] * 4, "response_lengths": lengths, "log_probs": [torch.zeros((0, *shape[1:]))] * 4}
     restored = restore_context_parallel_fields_to_cpu(data, lambda *_, **__: given, keep_restored=True)
     assert np.array_equal(restored.values["log_probs"].values, flat.numpy())
+
+
+def test_tensors_that_lie_end_to_end_are_one_view() -> None:
+    flat = torch.arange(12.0)
+    for parts in ([flat[:3], flat[3:3], flat[3:7]], list(flat.reshape(6, 2).split([1, 2, 3]))):
+        whole = end_to_end(parts)
+        assert whole is not None
+        assert whole.data_ptr() == flat.data_ptr()
+        assert torch.equal(whole, torch.cat(parts))
+    for parts in ([flat[:3], flat[4:5]], [flat[3:5], flat[:3]], [flat[:3], flat[3:6].clone()], [flat[::2], flat[6:]], [flat[:0]]):
+        assert end_to_end(parts) is None
+
+
+def test_memory_for_any_dtype_that_a_dump_holds_and_no_other() -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool):
+        made = new_cpu_tensor((3, 2), dtype)
+        assert (made.shape, made.dtype) == ((3, 2), dtype)
+        made[:] = 1
+        assert bool((made == 1).all())
+    with pytest.raises(DumpError, match=r"tensors of torch\.float8_e4m3fn cannot be dumped"):
+        new_cpu_tensor((3,), torch.float8_e4m3fn)

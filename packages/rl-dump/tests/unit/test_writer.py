@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -216,3 +217,10 @@ def test_custom_fields_can_be_registered_as_response_aligned(tmp_path: Path, col
     wrong = ragged([np.ones(1)] * 24, np.float32)
     with pytest.raises(DumpError, match="mine: sample"):
         write(tmp_path, {**columns, "mine": wrong}, response_fields=("mine",))
+
+
+def test_a_keyword_that_no_header_has_is_refused_not_dropped(tmp_path: Path) -> None:
+    keywords: dict[str, Any] = {"contract": "train-dump.v2", "batch_id": 0, "columns": {"x": np.zeros(2)}, "raw_rewards": [1.0]}
+    with pytest.raises(TypeError, match="raw_rewards"):
+        write_dump(tmp_path / "x.parquet", **keywords)
+    assert list(tmp_path.iterdir()) == []

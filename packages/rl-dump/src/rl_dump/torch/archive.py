@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import torch
-from typing_extensions import Self
+from typing_extensions import Self, Unpack
 
 from rl_dump.atomic import atomic_path
-from rl_dump.contract import RESPONSE_FIELDS, DroppedSample, DumpHeader
+from rl_dump.contract import RESPONSE_FIELDS, DumpHeader
 from rl_dump.documents import Tensor
 from rl_dump.errors import DumpError
-from rl_dump.header import make_header
+from rl_dump.header import HeaderKeywords, make_header
 from rl_dump.inference import build_columns
 from rl_dump.parquet import arrow_schema, decode
 from rl_dump.ragged import RaggedArray
@@ -39,35 +39,17 @@ __all__ = ["ArchiveWriter", "save_archive", "write_torch_archive"]
 def write_torch_archive(
     path: str | os.PathLike[str],
     *,
-    contract: str,
-    batch_id: int | str,
     columns: Mapping[str, ColumnInput],
-    dp_shards: Sequence[Mapping[str, Any]] = (),
-    schedule: Mapping[str, Any] | None = None,
-    raw_reward: Iterable[float] | None = None,
-    dropped: Sequence[DroppedSample] = (),
-    writer_rank: int = 0,
     response_fields: Iterable[str] = RESPONSE_FIELDS,
-    metadata: Mapping[str, Any] | None = None,
+    **header: Unpack[HeaderKeywords],
 ) -> Path:
     """Write one batch to a torch archive, atomically; arguments and errors are those of `rl_dump.write_dump`.
 
     The whole batch is in memory while it is written; the Parquet writer needs one row group.
     """
     built = build_columns(columns, response_fields=response_fields)
-    header = make_header(
-        contract=contract,
-        batch_id=batch_id,
-        writer_rank=writer_rank,
-        num_samples=len(next(iter(built.values()))) if built else 0,
-        fields=[column.field for column in built.values()],
-        dp_shards=dp_shards,
-        schedule=schedule,
-        raw_reward=raw_reward,
-        dropped=dropped,
-        metadata=metadata,
-    )
-    return save_archive(path, header, built)
+    num_samples = len(next(iter(built.values()))) if built else 0
+    return save_archive(path, make_header(num_samples=num_samples, fields=[column.field for column in built.values()], **header), built)
 
 
 class ArchiveWriter:
@@ -76,13 +58,13 @@ class ArchiveWriter:
     Args:
         path: the file; must end in `.pt`.
         fields: every column of the dump.
-        header: the other keywords of `rl_dump.write_dump`.
+        header: see `rl_dump.header.HeaderKeywords`.
 
     Raises:
         WriteError: at the end of the block, the file system refused.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, fields: Sequence[Field], **header: Any) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, fields: Sequence[Field], **header: Unpack[HeaderKeywords]) -> None:
         self._path = Path(path)
         self._fields = list(fields)
         self._header = make_header(num_samples=0, fields=fields, **header)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rl_dump.fields import ColumnInput
 
-__all__ = ["CHUNK_BYTES", "CpuColumns", "copy_into", "is_sample_list", "to_cpu_columns", "to_ragged"]
+__all__ = ["CHUNK_BYTES", "CpuColumns", "copy_into", "end_to_end", "is_sample_list", "new_cpu_tensor", "to_cpu_columns", "to_ragged"]
 
 CHUNK_BYTES = 64 << 20
 """Bytes joined on the device at a time: large enough that a copy's start-up cost does not show, small beside a model."""
@@ -36,19 +36,32 @@ class CpuColumns:
     """`bfloat16` for fields held as float32."""
 
 
+def new_cpu_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return a CPU tensor without values, in memory from numpy: that asks for huge pages, so filling it costs a third.
+
+    Raises:
+        DumpError: a dtype that neither numpy nor a dump has.
+    """
+    bits = torch.int16 if dtype == torch.bfloat16 else dtype
+    try:
+        array = np.empty(tuple(shape), torch.empty(0, dtype=bits).numpy().dtype)
+    except TypeError as error:
+        msg = f"tensors of {dtype} cannot be dumped; give float32, bfloat16 or another dtype that numpy has"
+        raise DumpError(msg) from error
+    return torch.from_numpy(array).view(dtype)
+
+
 def copy_into(target: torch.Tensor, parts: list[torch.Tensor]) -> None:
-    """Copy tensors end to end into CPU memory; on the device nothing is allocated if they lie end to end already, as after a gather."""
-    whole = _end_to_end(parts)
-    if whole is not None:
-        target.copy_(whole)
-    elif parts[0].device.type == "cpu":
+    """Copy tensors end to end into CPU memory; on a device nothing is allocated if they lie end to end already, as after a gather."""
+    if parts[0].device.type == "cpu":
         torch.cat(parts, out=target)
-    else:
-        target.copy_(torch.cat(parts))
+        return
+    whole = end_to_end(parts)
+    target.copy_(torch.cat(parts) if whole is None else whole)
 
 
-def _end_to_end(parts: list[torch.Tensor]) -> torch.Tensor | None:
-    """Return one view of parts that are consecutive in one storage, None if they are not."""
+def end_to_end(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Return one view of parts that are consecutive in one storage, None if they are not or hold nothing."""
     filled = [part for part in parts if part.numel()]
     if not filled:
         return None
@@ -117,9 +130,7 @@ def _list_to_numpy(name: str, items: Sequence[torch.Tensor]) -> tuple[ColumnInpu
 
 
 def _joined(items: list[torch.Tensor], shapes: list[torch.Size]) -> torch.Tensor:
-    if all(item.device.type == "cpu" for item in items):
-        return torch.cat(items)
-    flat = torch.empty((sum(shape[0] for shape in shapes), *shapes[0][1:]), dtype=items[0].dtype)
+    flat = new_cpu_tensor((sum(shape[0] for shape in shapes), *shapes[0][1:]), items[0].dtype)
     start = 0
     for first, last in row_group_bounds(np.array([item.nbytes for item in items], np.int64), CHUNK_BYTES):
         stop = start + sum(shape[0] for shape in shapes[first:last])

@@ -18,7 +18,7 @@ import torch
 
 from rl_dump.contract import RESPONSE_FIELDS
 from rl_dump.errors import DumpError
-from rl_dump.torch.columns import CHUNK_BYTES, CpuColumns, copy_into, to_ragged
+from rl_dump.torch.columns import CHUNK_BYTES, CpuColumns, copy_into, new_cpu_tensor, to_ragged
 from rl_dump.writer import row_group_bounds
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _restore_field(
     if not pieces:
         return torch.zeros(0) if keep else None
     # Made once, at its final size: on the CPU there is one copy of the field, not two.
-    flat = torch.empty((sum(responses), *pieces[0].shape[1:]), dtype=pieces[0].dtype) if keep else None
+    flat = new_cpu_tensor((sum(responses), *pieces[0].shape[1:]), pieces[0].dtype) if keep else None
     width = pieces[0].element_size() * int(np.prod(pieces[0].shape[1:], dtype=np.int64))
     start = 0
     for first, last in row_group_bounds(np.asarray(responses, np.int64) * width, chunk_bytes):
