@@ -11,7 +11,7 @@ from rl_topp import NucleusSet
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
-from rl_topp.lm_head import nucleus_lm_head_log_probs  # noqa: E402
+from rl_topp.lm_head import HiddenGradient, Method, nucleus_lm_head_log_probs  # noqa: E402
 from rl_topp.torch import nucleus_log_probs  # noqa: E402
 
 pytestmark = pytest.mark.distributed
@@ -47,7 +47,9 @@ def _from_logits(inputs: dict[str, Any], start: int, stop: int, group: Any) -> t
     return tuple(getattr(scores, name).detach().numpy() for name in WANTED), logits.grad.numpy()
 
 
-def _from_hidden(inputs: dict[str, Any], start: int, stop: int, group: Any, method: str, hidden_gradient: str) -> tuple[Any, ...]:
+def _from_hidden(
+    inputs: dict[str, Any], start: int, stop: int, group: Any, method: Method, hidden_gradient: HiddenGradient
+) -> tuple[Any, ...]:
     hidden = inputs["hidden"].clone().requires_grad_()
     weight = inputs["weight"][start:stop].clone().requires_grad_()
     scores = nucleus_lm_head_log_probs(
@@ -70,7 +72,7 @@ def _logits_rank(rank: int, world_size: int, inputs: dict[str, Any]) -> tuple[An
     return _from_logits(inputs, SHARDS[world_size][rank], SHARDS[world_size][rank + 1], dist.group.WORLD)
 
 
-def _hidden_rank(rank: int, world_size: int, inputs: dict[str, Any], method: str, hidden_gradient: str) -> tuple[Any, ...]:
+def _hidden_rank(rank: int, world_size: int, inputs: dict[str, Any], method: Method, hidden_gradient: HiddenGradient) -> tuple[Any, ...]:
     return _from_hidden(inputs, SHARDS[world_size][rank], SHARDS[world_size][rank + 1], dist.group.WORLD, method, hidden_gradient)
 
 
@@ -89,7 +91,7 @@ def test_scores_from_logits_do_not_depend_on_the_shards(
 @pytest.mark.parametrize("method", ["sparse", "blocked"])
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_scores_from_hidden_states_do_not_depend_on_the_shards(
-    world_size: int, method: str, run_ranks: Callable[..., Any], random_rows: Callable[..., NucleusSet]
+    world_size: int, method: Method, run_ranks: Callable[..., Any], random_rows: Callable[..., NucleusSet]
 ) -> None:
     inputs = _inputs(random_rows(np.random.default_rng(2), NUM_ROWS, VOCAB_SIZE))
     expected, expected_hidden, expected_weight = _from_hidden(inputs, 0, 32, None, method, "all_reduce")

@@ -62,7 +62,7 @@ def test_bad_offsets_say_what_was_found_and_expected(name: str) -> None:
     with pytest.raises(NucleusError) as caught:
         from_sglang_meta(meta, expected_num_tokens=num_tokens, vocab_size=10)
     with pytest.raises(NucleusError) as direct:
-        NucleusSet(ids=case["ids"], offsets=case["offsets"], status=[0] * num_tokens, vocab_size=10)
+        NucleusSet(ids=case["ids"], offsets=case["offsets"], status=np.zeros(num_tokens, np.uint8), vocab_size=10)
     for word in case["expect"]["error_mentions"]:
         assert word in str(caught.value)
         assert word in str(direct.value)

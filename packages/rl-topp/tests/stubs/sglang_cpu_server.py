@@ -8,11 +8,14 @@ import pkgutil
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
-models = Path(importlib.util.find_spec("sglang").origin).parent / "srt" / "models"
+found = importlib.util.find_spec("sglang")
+assert found is not None and found.origin is not None
+models = Path(found.origin).parent / "srt" / "models"
 os.environ["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(
     module.name for module in pkgutil.iter_modules([str(models)]) if module.name not in ("qwen3", "registry", "utils", "transformers")
 )
@@ -27,7 +30,7 @@ def main() -> None:
     load_plugins()
     set_up = engine._set_envs_and_config
 
-    def set_up_and_fork(server_args) -> None:
+    def set_up_and_fork(server_args: Any) -> None:
         set_up(server_args)
         multiprocessing.set_start_method("fork", force=True)
 

@@ -13,7 +13,7 @@ from rl_topp.sglang_plugin_step import StepRows
 from rl_topp.sglang_plugin_triton import draw_step_on_device
 
 
-def check(rng: np.random.Generator, vocab_size: int, prefix_size: int, block, *, exact_ties, whole) -> None:
+def check(rng: np.random.Generator, vocab_size: int, prefix_size: int, block: int, *, exact_ties: bool, whole: bool) -> None:
     """A batch with every kind of filter, against the reference; `exact_ties` makes probabilities multiples of 2**-12, so that ties are many and sums exact."""
     num_rows = 6
     concentration = rng.choice([0.02, 0.5, 5.0])
@@ -37,12 +37,14 @@ def check(rng: np.random.Generator, vocab_size: int, prefix_size: int, block, *,
     )
     rows = StepRows(step, [True] * num_rows)
     for b in range(num_rows):
-        ids, log_prob = rows.row(b)
+        recorded, log_prob = rows.row(b)
         row, sampled = probs[b].astype(np.float64), int(step.ids_B[b])
         if is_filtered is not None and not is_filtered[b]:
-            assert ids is None
-            ids = np.flatnonzero(row)
+            assert recorded is None
+            ids = np.flatnonzero(row).tolist()
         else:
+            assert recorded is not None
+            ids = recorded
             expected = nucleus(row, top_k=min(top_k[b], vocab_size), top_p=float(top_p[b]), min_p=float(min_p[b]))
             expected = expected[row[expected] > 0]
             assert len(set(ids)) == len(ids)

@@ -7,16 +7,17 @@ import numpy as np
 import pytest
 
 from rl_topp import NucleusError, NucleusSet, reference
+from rl_topp.nucleus import OnTruncated
 
 torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from rl_topp.lm_head import nucleus_lm_head_log_probs  # noqa: E402
+from rl_topp.lm_head import Method, nucleus_lm_head_log_probs  # noqa: E402
 from rl_topp.torch import nucleus_log_probs  # noqa: E402
 
 ALL = ("log_probs", "full_log_probs", "entropy", "full_entropy")
 NUM_ROWS, VOCAB_SIZE, PADDED, WIDTH = 14, 9, 11, 4
-METHODS = ("auto", "sparse", "blocked")
+METHODS: tuple[Method, ...] = ("auto", "sparse", "blocked")
 
 
 class _Case:
@@ -41,8 +42,8 @@ def case(random_rows: Callable[..., NucleusSet]) -> _Case:
 
 @pytest.mark.parametrize(("wanted", "on_truncated"), [(("log_probs",), "mask"), (("log_probs", "entropy"), "full"), (ALL, "mask")])
 @pytest.mark.parametrize("method", METHODS)
-def test_values_and_gradients_are_exact_in_float64(method: str, on_truncated: str, wanted: tuple[str, ...], case: _Case) -> None:
-    options = {"method": method, "on_truncated": on_truncated, "temperature": 0.7, "block_bytes": 300}
+def test_values_and_gradients_are_exact_in_float64(method: Method, on_truncated: OnTruncated, wanted: tuple[str, ...], case: _Case) -> None:
+    options: dict[str, Any] = {"method": method, "on_truncated": on_truncated, "temperature": 0.7, "block_bytes": 300}
     options |= dict.fromkeys(set(wanted) - {"log_probs"}, True)
 
     def scores(hidden: Any, weight: Any) -> tuple[Any, ...]:
@@ -57,13 +58,15 @@ def test_values_and_gradients_are_exact_in_float64(method: str, on_truncated: st
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-3)])
-def test_narrow_inputs_agree_with_the_reference(dtype: Any, tolerance: float, method: str, random_rows: Callable[..., NucleusSet]) -> None:
+def test_narrow_inputs_agree_with_the_reference(
+    dtype: Any, tolerance: float, method: Method, random_rows: Callable[..., NucleusSet]
+) -> None:
     case = _Case(random_rows(np.random.default_rng(4), 200, VOCAB_SIZE), dtype, seed=4)
     scores = case.scores(method=method)
     expected = reference.nucleus_scores(case.logits(), case.targets.numpy(), case.rows)
     np.testing.assert_allclose(scores.log_probs.detach().numpy(), expected.log_probs, atol=1e-5)
     upstream = torch.randn(200, generator=torch.Generator().manual_seed(1))
-    (scores.log_probs * upstream).sum().backward()
+    torch.autograd.backward((scores.log_probs * upstream).sum())
     support = reference.keep_mask(case.rows, case.targets.numpy())
     gradient = torch.tensor(reference.score_gradient(case.logits(), case.targets.numpy(), support)) * upstream[:, None]
     for found, wanted in (
@@ -75,8 +78,8 @@ def test_narrow_inputs_agree_with_the_reference(dtype: Any, tolerance: float, me
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_rows_without_a_score_get_exactly_no_gradient_and_padding_neither(method: str, case: _Case) -> None:
-    case.scores(method=method).log_probs.sum().backward()
+def test_rows_without_a_score_get_exactly_no_gradient_and_padding_neither(method: Method, case: _Case) -> None:
+    torch.autograd.backward(case.scores(method=method).log_probs.sum())
     silent = ~case.rows.scored_mask()
     assert silent.any()
     assert (case.hidden.grad.numpy()[silent] == 0).all()
@@ -96,7 +99,7 @@ def test_results_repeat_bit_for_bit(random_rows: Callable[..., NucleusSet]) -> N
     runs = []
     for _ in range(2):
         case.hidden.grad = case.weight.grad = None
-        case.scores(method="sparse").log_probs.square().sum().backward()
+        torch.autograd.backward(case.scores(method="sparse").log_probs.square().sum())
         runs.append((case.hidden.grad.clone(), case.weight.grad.clone()))
     assert all(torch.equal(left, right) for left, right in zip(*runs, strict=True))
 
@@ -110,18 +113,18 @@ def test_rows_without_any_filter_ignore_the_method(case: _Case) -> None:
 
 def test_a_call_without_rows_or_without_gradients(case: _Case) -> None:
     empty = nucleus_lm_head_log_probs(case.hidden[:0], case.weight, case.targets[:0], NucleusSet.empty(vocab_size=VOCAB_SIZE))
-    empty.log_probs.sum().backward()
+    torch.autograd.backward(empty.log_probs.sum())
     assert (case.weight.grad == 0).all()
     with torch.no_grad():
         assert not case.scores().log_probs.requires_grad
     frozen = nucleus_lm_head_log_probs(case.hidden.detach(), case.weight, case.targets, case.rows)
     case.weight.grad = None
-    frozen.log_probs.sum().backward()
+    torch.autograd.backward(frozen.log_probs.sum())
     assert case.weight.grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_diverged_model_never_looks_like_a_row_without_a_score(method: str) -> None:
+def test_a_diverged_model_never_looks_like_a_row_without_a_score(method: Method) -> None:
     hidden = torch.tensor([[1.0, float("nan")], [1.0, 1.0]])
     rows = NucleusSet.from_lists([[0, 1], [0, 1]], vocab_size=3)
     scores = nucleus_lm_head_log_probs(hidden, torch.ones(3, 2), torch.tensor([0, 1]), rows, method=method)
@@ -132,7 +135,9 @@ def test_a_diverged_model_never_looks_like_a_row_without_a_score(method: str) ->
 class _LargestTensor(TorchDispatchMode):
     """Records the largest tensor any operation returns."""
 
-    numel = 0
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.numel = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -144,28 +149,22 @@ class _LargestTensor(TorchDispatchMode):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("status", [0, 1])
-def test_no_tensor_of_rows_times_vocabulary_exists(status: int, method: str, random_rows: Callable[..., NucleusSet]) -> None:
+def test_no_tensor_of_rows_times_vocabulary_exists(status: int, method: Method, random_rows: Callable[..., NucleusSet]) -> None:
     num_rows, vocab_size, width = 256, 4096, 8
     rows = random_rows(np.random.default_rng(0), num_rows, vocab_size, statuses=(status,), largest=9)
     hidden = torch.randn(num_rows, width, requires_grad=True)
     weight = torch.randn(vocab_size, width, requires_grad=True)
     targets = torch.randint(0, vocab_size, (num_rows,))
     with _LargestTensor() as largest:
-        nucleus_lm_head_log_probs(hidden, weight, targets, rows, method=method).log_probs.sum().backward()
+        torch.autograd.backward(nucleus_lm_head_log_probs(hidden, weight, targets, rows, method=method).log_probs.sum())
     assert largest.numel <= num_rows * vocab_size // 4
     if status == 0 and method == "sparse":
         assert largest.numel <= max(vocab_size * width, num_rows * 10 * width)
 
 
-class _MegatronWeight(torch.nn.Parameter):
-    """A parameter as Megatron-Core's data-parallel wrapper leaves it."""
-
-    main_grad: Any
-    grad_added_to_main_grad: bool
-
-
 def _megatron_weight(values: Any, *, tied: bool) -> Any:
-    weight = _MegatronWeight(values.detach().clone())
+    """A parameter as Megatron-Core's data-parallel wrapper leaves it."""
+    weight: Any = torch.nn.Parameter(values.detach().clone())
     weight.main_grad = torch.full(values.shape, 0.25, dtype=torch.float32)
     weight.grad_added_to_main_grad = False
     if tied:
@@ -175,12 +174,16 @@ def _megatron_weight(values: Any, *, tied: bool) -> Any:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("method", METHODS)
-def test_main_grad_receives_the_gradient_on_top_of_what_it_holds(method: str, tied: bool, random_rows: Callable[..., NucleusSet]) -> None:
+def test_main_grad_receives_the_gradient_on_top_of_what_it_holds(
+    method: Method, tied: bool, random_rows: Callable[..., NucleusSet]
+) -> None:
     case = _Case(random_rows(np.random.default_rng(9), 60, VOCAB_SIZE), torch.float32)
-    case.scores(method=method).log_probs.sum().backward()
+    torch.autograd.backward(case.scores(method=method).log_probs.sum())
     weight = _megatron_weight(case.weight, tied=tied)
     for repeat in (1, 2):
-        nucleus_lm_head_log_probs(case.hidden.detach(), weight, case.targets, case.rows, method=method).log_probs.sum().backward()
+        torch.autograd.backward(
+            nucleus_lm_head_log_probs(case.hidden.detach(), weight, case.targets, case.rows, method=method).log_probs.sum()
+        )
         torch.testing.assert_close(weight.main_grad, 0.25 + repeat * case.weight.grad, atol=1e-5, rtol=1e-5)
         assert weight.grad_added_to_main_grad
         assert weight.grad.shape == weight.shape
@@ -192,11 +195,11 @@ def test_main_grad_receives_the_gradient_on_top_of_what_it_holds(method: str, ti
 def test_main_grad_can_be_declined_and_needs_megatron_s_flag(case: _Case) -> None:
     weight = _megatron_weight(case.weight.float(), tied=False)
     hidden = case.hidden.detach().float()
-    nucleus_lm_head_log_probs(hidden, weight, case.targets, case.rows, use_main_grad=False).log_probs.sum().backward()
+    torch.autograd.backward(nucleus_lm_head_log_probs(hidden, weight, case.targets, case.rows, use_main_grad=False).log_probs.sum())
     assert (weight.main_grad == 0.25).all()
     assert weight.grad.abs().sum() > 0
     del weight.grad_added_to_main_grad
-    nucleus_lm_head_log_probs(hidden, weight, case.targets, case.rows).log_probs.sum().backward()
+    torch.autograd.backward(nucleus_lm_head_log_probs(hidden, weight, case.targets, case.rows).log_probs.sum())
     assert (weight.main_grad == 0.25).all()
 
 

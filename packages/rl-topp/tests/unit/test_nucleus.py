@@ -1,6 +1,7 @@
 """`NucleusSet`: what it refuses, and that nothing changes an existing set."""
 
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,9 +9,14 @@ import pytest
 from rl_topp import NucleusError, NucleusSet, NucleusStatus
 
 
+def _nucleus(*, ids: Any, offsets: Any, status: Any, vocab_size: int) -> NucleusSet:
+    """Lists stand for arrays here: the record converts what it is given."""
+    return NucleusSet(ids=ids, offsets=offsets, status=status, vocab_size=vocab_size)
+
+
 @pytest.fixture
 def mixed() -> NucleusSet:
-    return NucleusSet(ids=[5, 9, 7, 1, 2, 3], offsets=[0, 2, 2, 3, 3, 6], status=[0, 2, 0, 1, 3], vocab_size=10)
+    return _nucleus(ids=[5, 9, 7, 1, 2, 3], offsets=[0, 2, 2, 3, 3, 6], status=[0, 2, 0, 1, 3], vocab_size=10)
 
 
 @pytest.mark.parametrize(
@@ -36,14 +42,14 @@ def mixed() -> NucleusSet:
 )
 def test_a_malformed_set_is_refused_by_token(ids: list[int], offsets: list[int], status: list[int], words: list[str]) -> None:
     with pytest.raises(NucleusError) as caught:
-        NucleusSet(ids=ids, offsets=offsets, status=status, vocab_size=10)
+        _nucleus(ids=ids, offsets=offsets, status=status, vocab_size=10)
     for word in words:
         assert word in str(caught.value)
 
 
 def test_several_problems_come_in_one_error() -> None:
     with pytest.raises(NucleusError) as caught:
-        NucleusSet(ids=[3, 3, 99], offsets=[0, 2, 3, 3], status=[0, 7, 0], vocab_size=10)
+        _nucleus(ids=[3, 3, 99], offsets=[0, 2, 3, 3], status=[0, 7, 0], vocab_size=10)
     assert len(caught.value.problems) == 4
 
 
@@ -62,13 +68,17 @@ def test_arrays_are_read_only_and_the_caller_keeps_its_own(mixed: NucleusSet) ->
     with pytest.raises(ValueError, match="read-only"):
         mixed.ids[0] = 1
     ids = np.array([1], np.int32)
-    NucleusSet(ids=ids, offsets=[0, 1], status=[0], vocab_size=4)
+    _nucleus(ids=ids, offsets=[0, 1], status=[0], vocab_size=4)
     ids[0] = 2
     assert ids[0] == 2
 
 
 def test_dtypes_are_the_contract_s(mixed: NucleusSet) -> None:
-    assert (mixed.ids.dtype, mixed.offsets.dtype, mixed.status.dtype) == (np.int32, np.int64, np.uint8)
+    assert [array.dtype for array in (mixed.ids, mixed.offsets, mixed.status)] == [
+        np.dtype(np.int32),
+        np.dtype(np.int64),
+        np.dtype(np.uint8),
+    ]
 
 
 def test_append_leaves_both_operands_and_forks_alone(mixed: NucleusSet) -> None:

@@ -1,11 +1,17 @@
 """The float64 definitions, on numbers that can be checked by hand."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rl_topp import NucleusError, NucleusSet, reference
+
+
+def _nucleus(*, ids: Any, offsets: Any, status: Any, vocab_size: int) -> NucleusSet:
+    """Lists stand for arrays here: the record converts what it is given."""
+    return NucleusSet(ids=ids, offsets=offsets, status=status, vocab_size=vocab_size)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +46,7 @@ def test_parameters_outside_their_range_are_refused(parameters: dict[str, float]
 def test_scores_by_status() -> None:
     """Probabilities 0.5, 0.3, 0.2; kept {0, 1} where recorded; the target is 1."""
     logits = np.log([[0.5, 0.3, 0.2]] * 4)
-    rows = NucleusSet(ids=[0, 1, 0], offsets=[0, 2, 2, 2, 3], status=[0, 1, 2, 3], vocab_size=3)
+    rows = _nucleus(ids=[0, 1, 0], offsets=[0, 2, 2, 2, 3], status=[0, 1, 2, 3], vocab_size=3)
     masked = reference.nucleus_scores(logits, [1, 1, 1, 1], rows)
     assert masked.log_probs == pytest.approx([math.log(0.375), math.log(0.3), 0.0, 0.0])
     assert masked.full_log_probs == pytest.approx([math.log(0.3), math.log(0.3), 0.0, math.log(0.3)])
@@ -65,7 +71,7 @@ def test_temperature_divides_the_logits() -> None:
 def test_the_gradient_is_the_slope(of_entropy: bool) -> None:
     rng = np.random.default_rng(0)
     logits, targets = rng.normal(size=(3, 6)), [1, 0, 5]
-    rows = NucleusSet(ids=[1, 4, 2], offsets=[0, 3, 3, 3], status=[0, 1, 2], vocab_size=6)
+    rows = _nucleus(ids=[1, 4, 2], offsets=[0, 3, 3, 3], status=[0, 1, 2], vocab_size=6)
     support = reference.keep_mask(rows, targets)
     gradient = reference.score_gradient(logits, targets, support, temperature=0.7, of_entropy=of_entropy)
 

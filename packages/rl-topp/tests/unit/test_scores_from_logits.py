@@ -37,7 +37,7 @@ def test_values_and_gradients_match_the_reference(on_truncated: Any, case: Any) 
     for name, score in zip(ALL, _all_scores(logits, wanted, rows, **options), strict=True):
         np.testing.assert_allclose(score.detach().numpy(), getattr(expected, name), atol=1e-12)
     assert torch.autograd.gradcheck(lambda x: _all_scores(x, wanted, rows, **options), (logits,))
-    nucleus_log_probs(logits, wanted, rows, **options).log_probs.sum().backward()
+    torch.autograd.backward(nucleus_log_probs(logits, wanted, rows, **options).log_probs.sum())
     support = reference.keep_mask(rows, targets, on_truncated=on_truncated)
     np.testing.assert_allclose(logits.grad.numpy(), reference.score_gradient(values, targets, support, temperature=0.7), atol=1e-12)
 
@@ -45,7 +45,7 @@ def test_values_and_gradients_match_the_reference(on_truncated: Any, case: Any) 
 def test_the_gradient_is_zero_outside_the_sets_and_for_rows_without_a_score(case: Any) -> None:
     values, targets, rows = case
     logits = torch.tensor(values, dtype=torch.float32, requires_grad=True)
-    nucleus_log_probs(logits, torch.tensor(targets), rows).log_probs.sum().backward()
+    torch.autograd.backward(nucleus_log_probs(logits, torch.tensor(targets), rows).log_probs.sum())
     outside = ~reference.keep_mask(rows, targets)
     assert (logits.grad.numpy()[outside] == 0.0).all()
 
@@ -67,7 +67,7 @@ def test_narrow_logits_are_computed_in_float32(dtype: Any, case: Any) -> None:
     expected = reference.nucleus_scores(logits.detach().double().numpy(), targets, rows)
     assert scores.log_probs.dtype == torch.float32
     np.testing.assert_allclose(scores.log_probs.detach().numpy(), expected.log_probs, atol=2e-6)
-    scores.log_probs.sum().backward()
+    torch.autograd.backward(scores.log_probs.sum())
     assert logits.grad.dtype == dtype
 
 
@@ -81,7 +81,7 @@ def test_padding_columns_count_nowhere() -> None:
     rows = NucleusSet.unfiltered(1, vocab_size=2)
     logits = torch.tensor([[1.0, 1.0, 50.0]], requires_grad=True)
     scores = nucleus_log_probs(logits, torch.tensor([0]), rows)
-    scores.log_probs.sum().backward()
+    torch.autograd.backward(scores.log_probs.sum())
     assert scores.log_probs.item() == pytest.approx(-np.log(2))
     assert logits.grad[0, 2] == 0.0
 
@@ -102,7 +102,7 @@ def test_a_target_outside_the_vocabulary_cannot_pass_unseen() -> None:
 def test_no_rows_at_all() -> None:
     logits = torch.zeros(0, 4, requires_grad=True)
     scores = nucleus_log_probs(logits, torch.zeros(0, dtype=torch.long), NucleusSet.empty(vocab_size=4))
-    scores.log_probs.sum().backward()
+    torch.autograd.backward(scores.log_probs.sum())
     assert logits.grad.shape == (0, 4)
 
 

@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ def test_importing_the_plugin_loads_neither_torch_nor_sglang() -> None:
 
 
 @pytest.mark.parametrize("version", ["0.5.14", "0.5.16", None])
-def test_an_unknown_sglang_is_refused_and_the_tested_versions_are_named(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
+def test_an_unknown_sglang_is_refused_and_the_tested_versions_are_named(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
     monkeypatch.setattr(sglang_plugin, "installed_version", lambda: version)
     with pytest.raises(
         sglang_plugin.UnsupportedSGLangError, match=r"tested with sglang 0\.5\.15\.post1, but (0\.5\.1[46]|none) is installed"
@@ -49,7 +51,7 @@ def test_functions_that_are_not_wrapped_are_reported(monkeypatch: pytest.MonkeyP
         sglang_plugin.require_installed()
 
 
-def packed_step(*rows, prefix=None, wide=None):
+def packed_step(*rows: tuple[int, float, Sequence[int]], prefix: Any = None, wide: Any = None) -> Any:
     """A step of (count, log-prob, head ids) rows."""
     packed = torch.zeros(len(rows), steps.NUM_COLUMNS, dtype=torch.int32)
     for row, (count, log_prob, ids) in enumerate(rows):
@@ -63,7 +65,12 @@ def packed_step(*rows, prefix=None, wide=None):
 def test_a_step_comes_back_as_it_was_packed_after_one_copy() -> None:
     step = steps.StepRows(packed_step((2, -0.5, [17, 4]), (steps.WHOLE_VOCABULARY, -3.0, []), (3, -1.25, [9, 8, 7])), [True] * 3)
     copies = []
-    step.start_copy(lambda array: copies.append(array) or array.clone())
+
+    def copy(array: Any) -> Any:
+        copies.append(array)
+        return array.clone()
+
+    step.start_copy(copy)
     assert step.row(2) == ([9, 8, 7], -1.25)
     assert step.row(0) == ([17, 4], -0.5)
     assert step.row(1) == (None, -3.0)
@@ -85,18 +92,18 @@ def test_sets_larger_than_the_head_come_from_the_device() -> None:
 # Bookkeeping of rows: what SGLang's batches do to the flags ------------------------------------------------------------------------------
 
 
-def request(*, asks=False, top_p: float = 1.0, top_k: int = 1 << 30, min_p: float = 0.0):
+def request(*, asks: bool = False, top_p: float = 1.0, top_k: int = 1 << 30, min_p: float = 0.0) -> Any:
     params = SimpleNamespace(custom_params={"return_top_p_token_ids": True} if asks else None, top_p=top_p, top_k=top_k, min_p=min_p)
     return SimpleNamespace(sampling_params=params, customized_info=None)
 
 
-def info_of(*requests):
+def info_of(*requests: Any) -> Any:
     return hooks.flag_rows(
         lambda cls, batch, vocab_size: SimpleNamespace(num_rows=len(batch.reqs)), object, SimpleNamespace(reqs=list(requests)), 100
     )
 
 
-def flags(info):
+def flags(info: Any) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
     return info.rl_topp_flags.record, info.rl_topp_flags.filtered
 
 
@@ -116,7 +123,7 @@ def test_a_top_k_as_large_as_the_vocabulary_is_no_filter() -> None:
 
 
 @pytest.mark.parametrize("value", [1, "true", False, None])
-def test_only_true_opts_in(value) -> None:
+def test_only_true_opts_in(value: object) -> None:
     one = request()
     one.sampling_params.custom_params = {"return_top_p_token_ids": value}
     assert not info_of(one).rl_topp_flags.any_record
@@ -124,12 +131,17 @@ def test_only_true_opts_in(value) -> None:
 
 def test_a_batch_in_which_nobody_asks_runs_the_stock_path_alone() -> None:
     info = info_of(request(top_p=0.9), request())
-    calls = []
+    calls: list[tuple[Any, ...]] = []
+
+    def stock(*args: Any) -> str:
+        calls.append(args)
+        return "ids"
+
     logits_output = SimpleNamespace(next_token_logits=torch.zeros(2, 5))
-    result = hooks.sample_and_record(lambda *args: calls.append(args) or "ids", "sampler", logits_output, info, "more")
+    result = hooks.sample_and_record(stock, "sampler", logits_output, info, "more")
     assert result == "ids"
     assert calls == [("sampler", logits_output, info, "more")]
-    result = hooks.sample_from_kept_set(lambda *args: calls.append(args) or "ids", "sampler", "probs", info, "positions", False)
+    result = hooks.sample_from_kept_set(stock, "sampler", "probs", info, "positions", False)
     assert result == "ids"
     assert calls[1] == ("sampler", "probs", info, "positions", False)
     assert vars(logits_output).keys() == {"next_token_logits"}
@@ -163,7 +175,7 @@ def test_only_the_requests_that_ask_collect() -> None:
 # Sampling a batch ------------------------------------------------------------------------------------------------------------------------
 
 
-def sampling_info(*requests):
+def sampling_info(*requests: Any) -> Any:
     info = info_of(*requests)
     params = [one.sampling_params for one in requests]
     info.top_ks = torch.tensor([one.top_k for one in params], dtype=torch.int32)

@@ -4,6 +4,7 @@ The server is stock: it finds the plugin through its installed entry point. The 
 """
 
 import contextlib
+import importlib
 import importlib.util
 import json
 import os
@@ -16,9 +17,12 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from rl_topp import from_sglang_meta, kept_log_probs_from_sglang_meta
@@ -34,13 +38,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 VOCAB_SIZE = 85
 START_SECONDS = 500
 LAUNCHER = Path(__file__).parents[1] / "stubs" / "sglang_cpu_server.py"
+Array = npt.NDArray[np.float64]
+Params = Mapping[str, Any]
+"""Sampling parameters of a request."""
 OPT_IN = {"return_top_p_token_ids": True}
 MARGIN = 1e-5
 """Ids whose probability, or the mass before them, is nearer to a boundary may fall on either side: the engine computes in float32."""
 
 
 @pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory):
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Qwen3 of 1.6 M parameters whose logits have a spread of about 2, so that top_p 0.9 keeps between 1 and 60 of 85 ids."""
     folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(0)
@@ -65,12 +72,12 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.fixture(scope="module")
-def model(model_folder: Path):
+def model(model_folder: Path) -> Any:
     return transformers.Qwen3ForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
 
 
 class Server:
-    def __init__(self, folder: Path, log, *arguments, **environment) -> None:
+    def __init__(self, folder: Path, log: Path, *arguments: str, **environment: str) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -91,7 +98,7 @@ class Server:
                 env={**os.environ, "OMP_NUM_THREADS": "1", "SGLANG_GRPC_PORT": "1", "TMPDIR": str(log.parent), **environment},
             )
 
-    def wait(self):
+    def wait(self) -> bytes:
         deadline = time.monotonic() + START_SECONDS
         while True:
             with contextlib.suppress(OSError):
@@ -99,20 +106,20 @@ class Server:
             assert self.process.poll() is None and time.monotonic() < deadline, self.log.read_text()[-3000:]
             time.sleep(0.2)
 
-    def call(self, path: Path, body=None):
+    def call(self, path: str, body: Params | None = None) -> bytes:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/{path}",
             data=None if body is None else json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=120) as reply:
-            return reply.read()
+            return bytes(reply.read())
 
-    def generate(self, prompts, params, **more):
+    def generate(self, prompts: Sequence[Any], params: Params | list[dict[str, Any]], **more: Any) -> Any:
         return json.loads(self.call("generate", {"input_ids": prompts, "sampling_params": params, "return_logprob": True, **more}))
 
     def stop(self) -> None:
-        left_behind = set()
+        left_behind: set[str] = set()
         for maps in Path("/proc").glob("[0-9]*/maps"):
             with contextlib.suppress(OSError):
                 if os.getpgid(int(maps.parent.name)) == self.process.pid:
@@ -125,7 +132,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def running(folder: Path, tmp_path_factory: pytest.TempPathFactory, *arguments, **environment):
+def running(folder: Path, tmp_path_factory: pytest.TempPathFactory, *arguments: str, **environment: str) -> Iterator[Server]:
     server = Server(folder, tmp_path_factory.mktemp("server") / "log", *arguments, **environment)
     try:
         server.wait()
@@ -135,7 +142,7 @@ def running(folder: Path, tmp_path_factory: pytest.TempPathFactory, *arguments, 
 
 
 @pytest.fixture(scope="module", params=[(), ("--disable-overlap-schedule",)], ids=["overlap", "synchronous"])
-def server(request: pytest.FixtureRequest, model_folder: Path, tmp_path_factory: pytest.TempPathFactory):
+def server(request: pytest.FixtureRequest, model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with running(model_folder, tmp_path_factory, *request.param) as server:
         yield server
 
@@ -143,14 +150,14 @@ def server(request: pytest.FixtureRequest, model_folder: Path, tmp_path_factory:
 # The float64 reconstruction --------------------------------------------------------------------------------------------------------------
 
 
-def logits_of(model, prompt, tokens):
+def logits_of(model: Any, prompt: Sequence[int], tokens: Sequence[int]) -> Array:
     """float64 [R, V]: the model's logits before each response token."""
     with torch.no_grad():
-        logits = model(torch.tensor([[*prompt, *tokens]])).logits[0].double().numpy()
+        logits: Array = model(torch.tensor([[*prompt, *tokens]])).logits[0].double().numpy()
     return logits[len(prompt) - 1 : -1]
 
 
-def expected_set(probs, params):
+def expected_set(probs: Array, params: Params) -> set[int] | None:
     """The reference's set, or None where an id is too near to a boundary to tell."""
     top_k, top_p, min_p = params.get("top_k", -1), params.get("top_p", 1.0), params.get("min_p", 0.0)
     ranked = np.sort(probs)[::-1]
@@ -163,7 +170,14 @@ def expected_set(probs, params):
     return set(nucleus(probs, top_k=top_k if top_k > 0 else None, top_p=top_p, min_p=min_p).tolist())
 
 
-def check_answer(model, prompt, params, answer, *, change_logits=lambda logits, tokens: logits):
+def check_answer(
+    model: Any,
+    prompt: Sequence[int],
+    params: Params,
+    answer: Any,
+    *,
+    change_logits: Callable[[Array, Sequence[int]], Array] = lambda logits, tokens: logits,
+) -> int:
     """Check one answer token by token; returns how many sets were compared."""
     tokens, meta = answer["output_ids"], answer["meta_info"]
     greedy = params.get("temperature") == 0
@@ -172,13 +186,14 @@ def check_answer(model, prompt, params, answer, *, change_logits=lambda logits, 
     probs = softmax(logits, temperature=1.0 if greedy else params.get("temperature", 1.0))
     kept = from_sglang_meta(meta, expected_num_tokens=len(tokens), vocab_size=VOCAB_SIZE)
     kept_log_probs = kept_log_probs_from_sglang_meta(meta, expected_num_tokens=len(tokens))
+    assert kept_log_probs is not None
     has_filter = cuts.get("top_p", 1.0) < 1 or cuts.get("top_k", -1) > 0 or cuts.get("min_p", 0.0) > 0
     compared = 0
     for t, token in enumerate(tokens):
         ids = kept.ids[kept.offsets[t] : kept.offsets[t + 1]]
         if not has_filter:
             assert kept.status[t] == 1
-            ids = np.arange(VOCAB_SIZE)
+            ids = np.arange(VOCAB_SIZE, dtype=np.int32)
         assert token in ids
         assert kept_log_probs[t] == pytest.approx(np.log(probs[t, token] / probs[t, ids].sum()), abs=1e-4)
         assert meta["output_token_logprobs"][t][0] == pytest.approx(np.log(probs[t, token]), abs=1e-4)
@@ -189,7 +204,7 @@ def check_answer(model, prompt, params, answer, *, change_logits=lambda logits, 
     return compared
 
 
-FILTERS = {
+FILTERS: dict[str, dict[str, Any]] = {
     "top-p": {"temperature": 1.0, "top_p": 0.9},
     "small-top-p": {"temperature": 0.7, "top_p": 0.3},
     "top-k": {"temperature": 1.0, "top_k": 5},
@@ -200,13 +215,13 @@ FILTERS = {
 }
 
 
-def prompts_of(count: int, seed: int):
+def prompts_of(count: int, seed: int) -> list[list[int]]:
     rng = np.random.default_rng(seed)
     return [rng.integers(3, VOCAB_SIZE, rng.integers(1, 40)).tolist() for _ in range(count)]
 
 
 @pytest.mark.parametrize("name", FILTERS)
-def test_sets_equal_the_reconstruction(server, model, name: str) -> None:
+def test_sets_equal_the_reconstruction(server: Server, model: Any, name: str) -> None:
     params = {**FILTERS[name], "max_new_tokens": 12, "ignore_eos": True, "custom_params": OPT_IN}
     prompts = prompts_of(6, 1)
     answers = server.generate(prompts, params)
@@ -214,7 +229,7 @@ def test_sets_equal_the_reconstruction(server, model, name: str) -> None:
     assert compared > 0.95 * 6 * 12, "nearly every set is far from a boundary"
 
 
-def test_mixed_batches_in_which_only_some_ask(server, model) -> None:
+def test_mixed_batches_in_which_only_some_ask(server: Server, model: Any) -> None:
     """Lengths differ, so rows leave the batch at different steps and those that stay move up."""
     prompts = prompts_of(28, 2)
     params = [
@@ -235,7 +250,7 @@ def test_mixed_batches_in_which_only_some_ask(server, model) -> None:
             assert not any(answer["meta_info"].get("rl_topp_kept_log_probs", []))
 
 
-def test_greedy_tokens_do_not_depend_on_who_asks(server, model) -> None:
+def test_greedy_tokens_do_not_depend_on_who_asks(server: Server, model: Any) -> None:
     prompts = prompts_of(4, 3)
     greedy = {"temperature": 0, "max_new_tokens": 10, "ignore_eos": True}
     plain = [answer["output_ids"] for answer in server.generate(prompts, greedy)]
@@ -247,7 +262,7 @@ def test_greedy_tokens_do_not_depend_on_who_asks(server, model) -> None:
         assert logits_of(model, prompt, tokens).argmax(-1).tolist() == tokens
 
 
-def test_penalties_and_bias_come_before_the_sets(server, model) -> None:
+def test_penalties_and_bias_come_before_the_sets(server: Server, model: Any) -> None:
     """With the overlap scheduler SGLang's penalties lag: a step is prepared before the last token is known, and the first counts the prompt's end."""
     params = {
         "temperature": 0.9,
@@ -262,7 +277,7 @@ def test_penalties_and_bias_come_before_the_sets(server, model) -> None:
     prompts = prompts_of(3, 4)
     for prompt, answer in zip(prompts, server.generate(prompts, params), strict=True):
 
-        def change(logits, tokens, prompt=prompt):
+        def change(logits: Array, tokens: Sequence[int], prompt: list[int] = prompt) -> Array:
             logits = logits.copy()
             logits[:, 9] += 2.0
             counted = [prompt[-1], *tokens] if server.overlaps else tokens
@@ -273,7 +288,7 @@ def test_penalties_and_bias_come_before_the_sets(server, model) -> None:
         assert check_answer(model, prompt, params, answer, change_logits=change) > 10
 
 
-def test_every_chunk_of_a_stream_is_complete(server, model) -> None:
+def test_every_chunk_of_a_stream_is_complete(server: Server, model: Any) -> None:
     prompt = prompts_of(1, 5)[0]
     params = {"temperature": 1.0, "top_p": 0.9, "max_new_tokens": 8, "ignore_eos": True, "custom_params": OPT_IN}
     body = {"input_ids": prompt, "sampling_params": params, "return_logprob": True, "stream": True}
@@ -285,7 +300,7 @@ def test_every_chunk_of_a_stream_is_complete(server, model) -> None:
     assert len(chunks[-1]["output_ids"]) == 8
 
 
-def test_an_aborted_answer_keeps_what_it_has_and_can_be_continued(server, model) -> None:
+def test_an_aborted_answer_keeps_what_it_has_and_can_be_continued(server: Server, model: Any) -> None:
     prompt = prompts_of(1, 6)[0]
     params = {"temperature": 1.0, "top_p": 0.9, "max_new_tokens": 400, "ignore_eos": True, "custom_params": OPT_IN}
     body = {"input_ids": [prompt] * 4, "sampling_params": params, "return_logprob": True, "stream": True}
@@ -309,9 +324,9 @@ def test_an_aborted_answer_keeps_what_it_has_and_can_be_continued(server, model)
     check_answer(model, longer, params, rest)
 
 
-def test_samples_follow_the_renormalised_set(server, model) -> None:
+def test_samples_follow_the_renormalised_set(server: Server, model: Any) -> None:
     """Chi-square on 1,024 first tokens; with 1e-6 a right sampler fails once in a million runs."""
-    from scipy.stats import chisquare
+    stats = importlib.import_module("scipy.stats")  # has no type information
 
     prompt = prompts_of(1, 8)[0]
     params = {"temperature": 1.0, "top_p": 0.8, "max_new_tokens": 1, "custom_params": OPT_IN}
@@ -329,13 +344,13 @@ def test_samples_follow_the_renormalised_set(server, model) -> None:
         np.array([counts[kept][rare].sum(), *np.delete(counts[kept], rare)]),
         np.array([expected[rare].sum(), *np.delete(expected, rare)]),
     )
-    assert chisquare(bins[0][bins[1] > 0], bins[1][bins[1] > 0]).pvalue > 1e-6
+    assert stats.chisquare(bins[0][bins[1] > 0], bins[1][bins[1] > 0]).pvalue > 1e-6
 
 
 def test_batches_in_which_nobody_asks_give_stock_tokens(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Two servers with one random start, the second without the plugin, asked the same in the same order."""
     prompts = prompts_of(6, 9)
-    plain = [
+    plain: list[dict[str, Any]] = [
         {"temperature": 1.0, "top_p": 0.9, "max_new_tokens": 6},
         {"temperature": 0.8, "max_new_tokens": 6},
         {"top_k": 4, "max_new_tokens": 6},
@@ -350,7 +365,7 @@ def test_batches_in_which_nobody_asks_give_stock_tokens(model_folder: Path, tmp_
     assert tokens["rl_topp"] == tokens["none"]
 
 
-def test_an_unknown_flag_changes_nothing(server) -> None:
+def test_an_unknown_flag_changes_nothing(server: Server) -> None:
     answer = server.generate([5, 6], {"top_p": 0.9, "max_new_tokens": 2, "custom_params": {"something_else": True}})
     assert "rl_topp_kept_ids" not in answer["meta_info"]
 

@@ -2,6 +2,7 @@
 
 import base64
 import json
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +12,14 @@ import pytest
 from rl_topp import NucleusError, NucleusSet, from_sglang_meta, kept_log_probs_from_sglang_meta, to_wire
 from rl_topp.wire import wire_bytes_per_token
 
+
+def _nucleus(*, ids: Any, offsets: Any, status: Any, vocab_size: int) -> NucleusSet:
+    """Lists stand for arrays here: the record converts what it is given."""
+    return NucleusSet(ids=ids, offsets=offsets, status=status, vocab_size=vocab_size)
+
+
 IDS, OFFSETS = [5, 9, 7], [0, 2, 2, 3]
-WANTED = NucleusSet(ids=IDS, offsets=OFFSETS, status=[0, 1, 0], vocab_size=10)
+WANTED = _nucleus(ids=IDS, offsets=OFFSETS, status=[0, 1, 0], vocab_size=10)
 
 
 def _base64(values: list[int]) -> str:
@@ -35,7 +42,7 @@ class _Tensor:
         return self._values
 
 
-FORMS = {
+FORMS: dict[str, Callable[[list[int]], Any]] = {
     "base64": _base64,
     "bytes": lambda values: np.array(values, "<i4").tobytes(),
     "ndarray": lambda values: np.array(values, np.int64),
@@ -87,13 +94,13 @@ def test_status_travels_beside_our_own_ids() -> None:
 
 
 def test_to_wire_is_json_and_comes_back() -> None:
-    nucleus = NucleusSet(ids=[5, 9, 1], offsets=[0, 2, 2, 2, 3], status=[0, 1, 2, 3], vocab_size=10)
+    nucleus = _nucleus(ids=[5, 9, 1], offsets=[0, 2, 2, 2, 3], status=[0, 1, 2, 3], vocab_size=10)
     assert _read(json.loads(json.dumps(to_wire(nucleus))), 4) == nucleus
     assert _read(to_wire(NucleusSet.empty(vocab_size=10)), 0) == NucleusSet.empty(vocab_size=10)
 
 
 def test_bytes_per_token_are_the_text_s() -> None:
-    wire = to_wire(NucleusSet(ids=[5, 9, 7, 1], offsets=[0, 2, 3, 4], status=[0, 0, 0], vocab_size=10))
+    wire = to_wire(_nucleus(ids=[5, 9, 7, 1], offsets=[0, 2, 3, 4], status=[0, 0, 0], vocab_size=10))
     assert wire_bytes_per_token(wire, num_tokens=3) == pytest.approx((24 + 24 + 4) / 3)
     with pytest.raises(NucleusError, match="at least one token"):
         wire_bytes_per_token(wire, num_tokens=0)
