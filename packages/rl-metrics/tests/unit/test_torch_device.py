@@ -11,7 +11,12 @@ from torch.profiler import ProfilerActivity, profile
 from rl_metrics import ContextParallel, MetricsError
 from rl_metrics.torch import get_sum_of_sample_mean, loss_reducer, masked_whiten, megatron_num_tokens
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
+    pytest.mark.filterwarnings("ignore:.*Profiler clears events"),
+]
 
 
 @contextmanager

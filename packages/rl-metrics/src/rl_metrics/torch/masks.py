@@ -24,7 +24,7 @@ Masks = torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[int]] | Sequen
 
 def device_of(loss_masks: Masks) -> torch.device:
     """Return the device the masks lie on; the CPU for lists and arrays."""
-    first = loss_masks if isinstance(loss_masks, torch.Tensor) else next(iter(loss_masks), None)
+    first = loss_masks if isinstance(loss_masks, torch.Tensor) else next(iter(_listed(loss_masks)), None)
     return first.device if isinstance(first, torch.Tensor) else torch.device("cpu")
 
 

@@ -168,6 +168,9 @@ def _moments_over_ranks(values: Any, masks: Any, group: dist.ProcessGroup | None
 
 def _part(values: Any, masks: Any) -> _Part:
     """Return values and "is trained", flat, after checking what can be checked without looking at the numbers."""
+    for what, given in (("values", values), ("masks", masks)):
+        if not isinstance(given, torch.Tensor | Sequence) or isinstance(given, str):
+            raise MetricsError(f"{what} is {type(given).__name__}; give a tensor, or a list of one per sample")
     xs = [values] if isinstance(values, torch.Tensor) else list(values)
     ms = [masks] if isinstance(masks, torch.Tensor) else list(masks)
     if len(xs) != len(ms):
