@@ -18,6 +18,7 @@ from rl_dump.summary import summary
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rl_dump.ragged import RaggedArray
     from rl_dump.reader import Dump
 
 __all__ = ["THRESHOLDS", "Alarm", "Thresholds", "doctor"]
@@ -151,14 +152,36 @@ def _dropped(dump: Dump, _: Thresholds) -> Alarm | None:
 
 
 def _untrained(dump: Dump, _: Thresholds) -> Alarm | None:
+    """Find rollouts that are masked for no reason the dump knows.
+
+    Normal, and not counted: a sibling without trained tokens beside one that has some; rollouts that were cut off or have no advantage,
+    which runs mask on purpose and which `truncated` and `zero-std-groups` watch over.
+    """
     masks = ragged_field(dump, "loss_masks")
     if masks is None or dump.contract != TRAIN_DUMP:
         return None
-    empty = [row for row, mask in enumerate(masks) if not mask.any()]
-    if not empty:
+    count = len(masks)
+    rollouts, truncated = scalar_field(dump, "rollout_ids"), scalar_field(dump, "truncated")
+    advantages = ragged_field(dump, "advantages")
+    excused = _any_per_item(masks)
+    excused |= np.zeros(count, bool) if truncated is None else truncated.astype(bool)
+    if advantages is not None:
+        excused |= (advantages.lengths > 0) & ~_any_per_item(advantages)
+    of_rollout = np.arange(count) if rollouts is None else np.unique(rollouts, return_inverse=True)[1]
+    fine = np.bincount(of_rollout, weights=excused) > 0
+    rows = np.flatnonzero(~fine[of_rollout])
+    if not rows.size:
         return None
-    text = f"{len(empty)} samples have no trained token: they cost time and teach nothing"
-    return Alarm(code="fully-masked", message=text, row=empty[0])
+    text = (
+        f"{int((~fine).sum())} rollouts ({rows.size} samples) have no trained token, though they were not cut off and have an advantage: "
+        "they cost time and teach nothing; how are their loss masks made?"
+    )
+    return Alarm(code="fully-masked", message=text, row=int(rows[0]))
+
+
+def _any_per_item(column: RaggedArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    hits = np.concatenate([[0], np.cumsum(column.values != 0)])
+    return np.asarray(np.diff(hits[column.offsets]) > 0)
 
 
 def _no_signal(dump: Dump, _: Thresholds) -> Alarm | None:

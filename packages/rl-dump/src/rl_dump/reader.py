@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Dump", "DumpSource", "open_dump"]
 
+_SUFFIXES = (".parquet", ".pt")
+_NAMED = 4
+"""Files of a folder that a message names."""
+
 
 class DumpSource(Protocol):
     """Name what a container must offer; one class per container implements it."""
@@ -208,9 +212,21 @@ def open_dump(path: str | os.PathLike[str], *, check_sums: bool = True) -> Dump:
         UnsupportedContractError: the file is a document of another contract or major.
     """
     target = Path(path)
+    if target.is_dir():
+        raise DumpError(_folder_message(target))
     if target.suffix == ".parquet":
         return Dump(target, ParquetSource(target))
     if target.suffix == ".pt":
         return Dump(target, ArchiveSource(target, check_sums=check_sums))
     msg = f"{target}: cannot tell the container from the suffix {target.suffix!r}; dumps end in .parquet or .pt"
     raise DumpError(msg)
+
+
+def _folder_message(folder: Path) -> str:
+    """Name the dumps that a folder holds, or those of the folders in it: a run keeps them in one of its own."""
+    for pattern in ("*", "*/*"):
+        found = sorted(path for suffix in _SUFFIXES for path in folder.glob(pattern + suffix))
+        if found:
+            more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+            return f"{folder}: a folder; give one of its files: {', '.join(map(str, found[:_NAMED]))}{more}"
+    return f"{folder}: a folder, and there is no .parquet or .pt file in it"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from dump_batches import placed, ragged
 
 from rl_dump import Thresholds, doctor, open_dump, write_dump
+
+Columns = dict[str, Any]
 
 
 def alarms(folder: Path, columns, thresholds=None, **header):
@@ -72,17 +75,50 @@ def test_rewards_of_the_whole_batch_serve_if_samples_have_none(tmp_path: Path) -
     assert "zero-std-groups" in alarms(tmp_path, columns, raw_reward=[1.0, 5.0, 1.0])
 
 
-def test_truncation_dropping_masking_and_no_signal(tmp_path: Path, healthy) -> None:
+def test_truncation_dropping_and_no_signal(tmp_path: Path, healthy: Columns) -> None:
     columns = {
         **healthy,
         "truncated": np.ones(len(healthy["truncated"]), bool),
-        "loss_masks": ragged([mask * 0 for mask in healthy["loss_masks"]], np.int32),
         "advantages": ragged([item * 0 for item in healthy["advantages"]], np.float32),
     }
     found = alarms(tmp_path, columns, dropped=[{"rollout_position": 99, "reason": "too long"}] * 2)
-    assert set(found) == {"truncated", "dropped", "fully-masked", "no-signal"}
+    assert set(found) == {"truncated", "dropped", "no-signal"}
     assert found["truncated"].message.startswith("100% of the samples")
     assert "2 x too long" in found["dropped"].message
+
+
+def masked(rollouts: list[int], trained: list[int], **changed: Any) -> Columns:
+    """Samples of two response tokens; `trained` says which have trained tokens."""
+    count = len(rollouts)
+    return {
+        "rollout_position": np.arange(count),
+        "rollout_ids": np.array(rollouts),
+        "loss_masks": ragged([[mark, 0] for mark in trained], np.int32),
+        "advantages": ragged([[0.5, 0.5]] * count, np.float32),
+        "truncated": np.zeros(count, bool),
+        **changed,
+    }
+
+
+def test_a_masked_rollout_is_told_from_what_runs_mask_on_purpose(tmp_path: Path) -> None:
+    found = alarms(tmp_path, masked([7, 8, 8, 9], [1, 0, 0, 0]))["fully-masked"]
+    assert found.row == 1
+    assert found.message.startswith("2 rollouts (3 samples) have no trained token, though they were not cut off and have an advantage")
+    sibling = masked([7, 8, 8], [1, 0, 1])
+    over_long = masked([7, 8], [1, 0], truncated=np.array([False, True]))
+    no_advantage = masked([7, 8], [1, 0], advantages=ragged([[0.5, 0.5], [0, 0]], np.float32))
+    for columns in (sibling, over_long, no_advantage):
+        assert "fully-masked" not in alarms(tmp_path, columns, Thresholds(truncated_fraction=1.0))
+
+
+def test_without_rollouts_advantages_and_truncation_every_masked_sample_counts(tmp_path: Path) -> None:
+    columns = {"loss_masks": ragged([[1], [0], []], np.int32)}
+    found = alarms(tmp_path, columns)["fully-masked"]
+    assert (found.row, found.message.split(" have")[0]) == (1, "2 rollouts (2 samples)")
+    empty = {**columns, "advantages": ragged([[1], [1], []], np.float32)}
+    assert alarms(tmp_path, empty)["fully-masked"].message.startswith("2 rollouts"), (
+        "an empty response is not without advantage, it is empty"
+    )
 
 
 def test_a_shard_that_is_missing(tmp_path: Path, healthy) -> None:

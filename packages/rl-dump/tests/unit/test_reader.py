@@ -73,3 +73,18 @@ def test_verify_finds_what_is_inconsistent(tmp_path: Path, columns) -> None:
     shards[0]["partition"] = shards[0]["partition"][:-1]
     assert set(problems(tmp_path, columns, dp_shards=shards)) == {"shard-extra"}
     assert set(problems(tmp_path, columns, dropped=[{"rollout_position": 3, "reason": "x"}])) == {"dropped-and-trained"}
+
+
+def test_a_folder_is_answered_with_the_dumps_in_it(tmp_path: Path) -> None:
+    with pytest.raises(DumpError) as refused:
+        open_dump(tmp_path)
+    assert str(refused.value) == f"{tmp_path}: a folder, and there is no .parquet or .pt file in it"
+    dumps = tmp_path / "dumps"
+    for name in ("train_1.parquet", "train_0.parquet", "old.pt", "rollout_0.parquet", "rollout_1.parquet"):
+        dumps.mkdir(exist_ok=True)
+        (dumps / name).touch()
+    listed = ", ".join(str(dumps / name) for name in ("old.pt", "rollout_0.parquet", "rollout_1.parquet", "train_0.parquet"))
+    for folder in (tmp_path, dumps):
+        with pytest.raises(DumpError) as refused:
+            open_dump(folder)
+        assert str(refused.value) == f"{folder}: a folder; give one of its files: {listed} and 1 more"
