@@ -97,5 +97,5 @@ def as_array(values: npt.ArrayLike, what: str, *, kinds: str = "biuf", error: ty
 
 
 def number_array(values: npt.ArrayLike, what: str) -> npt.NDArray[np.float64]:
-    """Return anything array-like as float64, any shape; otherwise as :func:`as_array`."""
+    """Return anything array-like as float64, any shape; arguments and errors are those of :func:`as_array`."""
     return as_array(values, what).astype(np.float64, copy=False)

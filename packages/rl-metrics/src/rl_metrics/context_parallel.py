@@ -305,7 +305,7 @@ def ramp(lengths: IntArray) -> IntArray:
 
 
 def zigzag_starts(total_lengths: IntArray, padded: IntArray | None, cp: ContextParallel) -> tuple[IntArray, IntArray]:
-    """Return the starts of the two chunks, int64 [N, 2], and the chunk length of each sequence, int64 [N]."""
+    """Return the starts of the two chunks, int64 [N, 2], and the chunk lengths, int64 [N]; :class:`GeometryError` for a padding that cannot be cut."""
     pieces = 2 * cp.size
     if padded is None:
         chunk = -(-total_lengths // pieces)
@@ -322,7 +322,7 @@ def zigzag_starts(total_lengths: IntArray, padded: IntArray | None, cp: ContextP
 
 
 def contiguous_part(total_lengths: IntArray, offsets: IntArray, stream_length: int | None, cp: ContextParallel) -> int:
-    """Return the tokens each rank holds of the packed stream, after checking that it can be cut and holds every sequence, each apart."""
+    """Return the tokens each rank holds of the stream; :class:`GeometryError` unless it can be cut and holds every sequence, each apart."""
     if stream_length is None:
         raise GeometryError(
             "layout 'contiguous' needs stream_length, the length of the padded packed stream, and each sample's stream offset"
@@ -351,7 +351,7 @@ def contiguous_part(total_lengths: IntArray, offsets: IntArray, stream_length: i
 
 
 def check_lengths(total_lengths: IntArray, response_lengths: IntArray) -> None:
-    """Refuse lists of different length, negative lengths, and samples without a prompt token."""
+    """Raise :class:`GeometryError` for lists of different length, negative lengths, and samples without a prompt token, naming the sample."""
     if total_lengths.shape != response_lengths.shape:
         raise GeometryError(f"{total_lengths.size} total lengths but {response_lengths.size} response lengths; give one of each per sample")
     wrong = np.flatnonzero((response_lengths < 0) | (response_lengths >= total_lengths))
@@ -368,7 +368,7 @@ def check_lengths(total_lengths: IntArray, response_lengths: IntArray) -> None:
 
 
 def int_array(values: Sequence[int] | IntArray) -> IntArray:
-    """Return lengths as int64 [N], refusing anything that is not a flat list of integers."""
+    """Return lengths as int64 [N]; :class:`GeometryError` for anything that is not a flat list of integers."""
     array = as_array(values, "the list of lengths", error=GeometryError)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise GeometryError(f"lengths must be a flat list of integers, got shape {array.shape} of {array.dtype}")

@@ -107,15 +107,21 @@ def check_mask_lengths(sizes: IntArray, response_lengths: IntArray) -> None:
 
 
 def sums_of_pieces(trained: BoolArray, lengths: IntArray) -> npt.NDArray[np.float64]:
-    """Return how many entries of each piece of a flat mask are set, float64 [N], the pieces having the given lengths."""
-    running = np.concatenate([[0], np.cumsum(trained, dtype=np.int64)])
-    ends = np.cumsum(lengths)
-    sums: npt.NDArray[np.float64] = (running[ends] - running[ends - lengths]).astype(np.float64)
+    """Return how many entries of each piece of a flat mask are set, float64 [N], the pieces having the given lengths, int64 [N]."""
+    sums = np.zeros(lengths.size, np.float64)
+    # Empty pieces have no start of their own: reduceat would give them the entry of the next piece.
+    filled = lengths > 0
+    if filled.any():
+        sums[filled] = np.add.reduceat(trained, (np.cumsum(lengths) - lengths)[filled], dtype=np.int64)
     return sums
 
 
 def trained_values(values: npt.NDArray[np.float64], mask: npt.ArrayLike | None) -> npt.NDArray[np.float64]:
     """Return the entries of an array that its mask trains, flat; all of them without a mask.
+
+    Args:
+        values: float64, any shape.
+        mask: same shape, of booleans or 0 and 1, or None.
 
     Raises:
         MetricsError: when the shapes differ, or as in :func:`is_trained`.

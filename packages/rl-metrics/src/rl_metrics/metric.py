@@ -145,12 +145,21 @@ class Metric:
 
     @classmethod
     def of_min(cls, name: str, value: SupportsFloat, *, unit: str = "") -> Metric:
-        """Return one contribution to a minimum; NaN wins over every number. Otherwise as :meth:`of_sum`."""
+        """Return one contribution to a minimum; NaN wins over every number.
+
+        Args:
+            name: name in the log.
+            value: the contribution: a number or a 0-dim tensor.
+            unit: what the value is measured in.
+
+        Raises:
+            MetricsError: naming the metric, when the value is no number.
+        """
         return cls(name=name, kind="min", numerator=number(value, f"metric {name!r}: the value"), weight=1.0, unit=unit)
 
     @classmethod
     def of_max(cls, name: str, value: SupportsFloat, *, unit: str = "") -> Metric:
-        """Return one contribution to a maximum; NaN wins over every number. Otherwise as :meth:`of_sum`."""
+        """Return one contribution to a maximum; NaN wins over every number. Arguments and errors are those of :meth:`of_min`."""
         return cls(name=name, kind="max", numerator=number(value, f"metric {name!r}: the value"), weight=1.0, unit=unit)
 
     @classmethod
@@ -267,6 +276,9 @@ class Metric:
         For values that several ranks of a group all hold in full: rewards and lengths are known to every CP rank of a sample, so each
         contributes ``metric.replicated(cp_size)``. Values of which each rank holds a disjoint part need nothing.
 
+        Args:
+            copies: ranks that hold the value, an integer of at least 1.
+
         Raises:
             MetricsError: when ``copies`` is no integer of at least 1.
         """
@@ -277,6 +289,9 @@ class Metric:
 
     def merge(self, other: Metric) -> Metric:
         """Return the record of both together.
+
+        Args:
+            other: a record of the same name, kind and unit.
 
         Raises:
             MetricsError: when ``other`` is no metric, when name, kind or unit differ, or two sketches have different error bounds.
@@ -318,6 +333,9 @@ class Metric:
 
 def merge_metrics(metrics: Iterable[Metric]) -> dict[str, Metric]:
     """Merge records by name, in one process.
+
+    Args:
+        metrics: any number of records, those of one name of one kind and unit.
 
     Returns:
         name -> merged record, in order of first appearance.

@@ -71,6 +71,9 @@ class Moments:
 
         With ``d = mean_b - mean_a`` and ``n = n_a + n_b``: mean = mean_a + d n_b / n, m2 = m2_a + m2_b + d^2 n_a n_b / n.
 
+        Args:
+            other: the moments of a disjoint set.
+
         Raises:
             MetricsError: when ``other`` is something else than moments.
         """
@@ -86,11 +89,15 @@ class Moments:
         return Moments(count=count, mean=mean, m2=self.m2 + other.m2 + delta * delta * self.count * other.count / count)
 
     def variance(self, *, ddof: int = 0) -> float | None:
-        """Return ``m2 / (count - ddof)``, in the square of the values' unit; None when the count does not exceed ``ddof``."""
+        """Return ``m2 / (count - ddof)``, in the square of the values' unit; None when the count does not exceed ``ddof``.
+
+        Args:
+            ddof: 0 for the population's variance, 1 for the unbiased one of a sample.
+        """
         return self.m2 / (self.count - ddof) if self.count > ddof else None
 
     def standard_deviation(self, *, ddof: int = 0) -> float | None:
-        """Return the root of :meth:`variance`, in the values' unit; None when the count does not exceed ``ddof``."""
+        """Return the root of :meth:`variance` with the same ``ddof``, in the values' unit; None when the count does not exceed it."""
         variance = self.variance(ddof=ddof)
         return None if variance is None else math.sqrt(variance)
 

@@ -65,11 +65,11 @@ class Scenario:
         return int(mask_sums(self.loss_masks).sum())
 
     def denominators(self, aggregation: Aggregation) -> FloatArray:
-        """Return the denominators of the whole step, float64 [N]."""
+        """Return the denominators of the whole step by one of the five aggregations, float64 [N], at least 1."""
         return loss_denominators(aggregation, self.loss_masks, rollout_ids=self.rollout_ids, group_ids=self.group_ids)
 
     def step_units(self, aggregation: Aggregation) -> float:
-        """Return the step's units."""
+        """Return the step's units: tokens, samples, rollouts, prompt groups, or :data:`CONSTANT`."""
         ids = {"rollout_ids": self.rollout_ids, "group_ids": self.group_ids}
         return count_step_units(aggregation, self.loss_masks, **ids, constant=CONSTANT)
 
@@ -79,7 +79,7 @@ class Scenario:
         return result
 
     def expected_value(self, aggregation: Aggregation) -> float:
-        """Return the loss every layout must report."""
+        """Return the loss every layout must report; :class:`MetricsError` when no token is trained."""
         return self._aggregate(aggregation, [self.values(i) for i in range(self.num_samples)])
 
     def expected_gradient(self, aggregation: Aggregation) -> FloatArray:

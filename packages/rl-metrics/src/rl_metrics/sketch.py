@@ -118,6 +118,9 @@ class QuantileSketch:
     def merge(self, other: QuantileSketch) -> QuantileSketch:
         """Return the sketch of both sets together: the counts add.
 
+        Args:
+            other: a sketch of the same ``relative_error``.
+
         Raises:
             MetricsError: when the error bounds differ, since then the buckets do, or ``other`` is no sketch.
         """
@@ -141,6 +144,9 @@ class QuantileSketch:
         """Return the sketch with every weight multiplied by ``factor``.
 
         ``k`` sketches scaled by ``1 / k`` merge to the original. One alone stands for a part of every value, so its quantiles mean little.
+
+        Args:
+            factor: a finite number above 0.
 
         Raises:
             MetricsError: unless ``factor`` is a finite number above 0.

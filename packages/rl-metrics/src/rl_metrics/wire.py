@@ -66,7 +66,7 @@ def sums(metrics: Sequence[Metric], agreed: FloatArray) -> FloatArray:
 
 
 def unpack(metrics: Sequence[Metric], agreed: FloatArray, summed: FloatArray) -> list[Metric]:
-    """Return the merged records from the two reduced vectors; ``metrics`` gives names and kinds."""
+    """Return the merged records, in the order of ``metrics``, which gives names and kinds, from the two reduced vectors."""
     tops, totals = agreed.tolist(), summed.tolist()
     merged = []
     start = sum_start = 0

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rl_metrics import Aggregation, MetricsError, count_step_units, loss_denominators, prompt_denominators, rollout_denominators
+from rl_metrics.denominators import mask_sums
 
 MASKS = [[1, 1, 1], [0, 1], [1, 1, 0], [0]]
 ROLLOUTS = [7, 3, 7, 5]
@@ -45,6 +46,12 @@ def test_every_aggregation_has_its_units_and_fully_masked_ones_count(aggregation
 
 def test_an_empty_step_has_no_denominators() -> None:
     assert rollout_denominators([], []).size == 0
+
+
+def test_empty_masks_have_no_tokens_wherever_they_stand() -> None:
+    assert mask_sums([[], [1, 1], [], [], [0, 1], []]).tolist() == [0, 2, 0, 0, 1, 0]
+    assert mask_sums([[], []]).tolist() == [0, 0]
+    assert mask_sums([]).tolist() == []
 
 
 def test_masks_may_be_arrays_of_bools() -> None:
