@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl_topp import sglang_plugin
+from rl_topp import sglang_check, sglang_plugin
 
 torch = pytest.importorskip("torch")
 hooks = pytest.importorskip("rl_topp.sglang_plugin_hooks")
@@ -49,6 +49,15 @@ def test_functions_that_are_not_wrapped_are_reported(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sglang_plugin, "HOOKED", {"textwrap.dedent": ("x", ("text",))})
     with pytest.raises(sglang_plugin.UnsupportedSGLangError, match=r"textwrap\.dedent is not hooked"):
         sglang_plugin.require_installed()
+
+
+def test_a_distribution_without_the_entry_point_is_reported_and_exits_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sglang_check, "signature_problems", list)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [])
+    assert sglang_check.main() == 1
+    assert "install rl-topp as a distribution" in capsys.readouterr().out
 
 
 def packed_step(*rows: tuple[int, float, Sequence[int]], prefix: Any = None, wide: Any = None) -> Any:
@@ -116,6 +125,16 @@ def test_flags_follow_their_rows_through_filter_merge_and_copy() -> None:
     assert flags(first) == ((True, True, False, False), (False, True, True, True))
     copy = hooks.copy_flags(lambda info: SimpleNamespace(), first)
     assert flags(copy) == flags(first)
+
+
+def test_rows_made_past_the_scheduler_s_batch_record_nothing() -> None:
+    class Bare(SimpleNamespace):
+        def __len__(self) -> int:
+            return 2
+
+    flagged = info_of(request(asks=True, top_p=0.9))
+    hooks.merge_flags(lambda *_: None, flagged, Bare())
+    assert flags(flagged) == ((True, False, False), (True, True, True))
 
 
 def test_a_top_k_as_large_as_the_vocabulary_is_no_filter() -> None:

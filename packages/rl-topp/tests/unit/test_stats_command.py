@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,11 @@ def _dump(path: Path, columns: dict[str, Any], contract: str | None = "train-dum
     if contract is not None:
         table = table.replace_schema_metadata({"rl_dump": json.dumps({"contract": contract, "minor": 0})})
     pq.write_table(table, path)
+    return path
+
+
+def _dump_with_header(path: Path, header: bytes) -> Path:
+    pq.write_table(pa.table(COLUMNS).replace_schema_metadata({"rl_dump": header}), path)
     return path
 
 
@@ -78,6 +84,41 @@ def test_a_dump_that_does_not_fit_is_one_line_and_exit_2(columns: dict[str, Any]
     assert words in result.stderr
     assert "d.parquet" in result.stderr
     assert "Traceback" not in result.output
+
+
+def test_a_field_that_some_samples_lack_counts_where_it_is(tmp_path: Path) -> None:
+    """Sample 2's engine gave no log-prob over the vocabulary; the first two tokens alone say what the kept mass is."""
+    columns = {**COLUMNS, "rollout_full_log_probs": [[-0.1, -0.7, 0.0], [-1.5], None]}
+    result = _run("stats", str(_dump(tmp_path / "d.parquet", columns)), "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["mean_kept_mass"] == pytest.approx((math.exp(-0.1) + math.exp(-0.2)) / 2, abs=1e-6)
+
+
+def test_a_dump_without_samples_has_no_data(tmp_path: Path) -> None:
+    table = pa.table({name: pa.array([], pa.list_(pa.float32() if "log" in name else pa.int64())) for name in COLUMNS})
+    path = tmp_path / "d.parquet"
+    pq.write_table(table.replace_schema_metadata({"rl_dump": json.dumps({"contract": "train-dump.v2", "minor": 0})}), path)
+    result = _run("stats", str(path), "--json")
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.stdout)
+    assert figures["num_tokens"] == 0
+    assert figures["mean_size"] is None
+
+
+@pytest.mark.parametrize("header", [b"not JSON", b"[1]"])
+def test_a_header_that_is_no_object_is_one_line_and_exit_2(header: bytes, tmp_path: Path) -> None:
+    result = _run("stats", str(_dump_with_header(tmp_path / "d.parquet", header)))
+    assert result.exit_code == 2
+    assert "not a JSON object" in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "rl_topp.parquet", raising=False)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    result = _run("stats", str(tmp_path / "d.parquet"))
+    assert result.exit_code == 2
+    assert "rl-topp[parquet]" in result.stderr
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 and then nothing"])
