@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-sys.path.insert(0, str(Path(__file__).parent / "stubs"))
+sys.path.insert(0, str(Path(__file__).parent))
 
-import dump_batches
+from stubs.dump_batches import Columns, Pair, batch, write_pair
 
 settings.register_profile(
     "rl-dump", max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
@@ -25,18 +25,18 @@ collect_ignore = [] if _HAS_TORCH else ["distributed"]
 collect_ignore_glob = [] if _HAS_TORCH else ["*/test_torch_*.py"]
 
 
-def pytest_configure(config) -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Register the markers, so that the tests also run outside the workspace."""
     config.addinivalue_line("markers", "distributed: starts gloo processes")
     config.addinivalue_line("markers", "fuzz: large counts of random cases")
 
 
 @pytest.fixture
-def columns():
-    return dump_batches.batch()
+def columns() -> Columns:
+    return batch()
 
 
 @pytest.fixture
-def pair(tmp_path: Path):
+def pair(tmp_path: Path) -> Pair:
     """The rollout dump and the train dump of one batch."""
-    return dump_batches.write_pair(tmp_path)
+    return write_pair(tmp_path)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from stubs.dump_batches import Pair
+
 HEAVY = (
     "torch",
     "ray",
@@ -28,7 +30,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_reading_a_torch_archive_loads_no_torch(tmp_path: Path, pair) -> None:
+def test_reading_a_torch_archive_loads_no_torch(tmp_path: Path, pair: Pair) -> None:
     from rl_dump import convert
 
     code = "import sys, rl_dump; d = rl_dump.open_dump(sys.argv[1]); d.column('log_probs'); d.sample(0); d.verify(); print('torch' in sys.modules)"

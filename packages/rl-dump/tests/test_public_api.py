@@ -20,7 +20,7 @@ PUBLIC = {
 
 
 @pytest.mark.parametrize("module", PUBLIC)
-def test_the_public_names_are_these(module) -> None:
+def test_the_public_names_are_these(module: str) -> None:
     if module == "rl_dump.torch":
         pytest.importorskip("torch")
     found = importlib.import_module(module)
@@ -29,7 +29,7 @@ def test_the_public_names_are_these(module) -> None:
 
 
 @pytest.mark.parametrize("module", PUBLIC)
-def test_every_public_name_is_documented(module) -> None:
+def test_every_public_name_is_documented(module: str) -> None:
     if module == "rl_dump.torch":
         pytest.importorskip("torch")
     found = importlib.import_module(module)

@@ -18,13 +18,13 @@ def test_there_are_blocks_to_run() -> None:
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
-def test_a_block_runs(block) -> None:
+def test_a_block_runs(block: str) -> None:
     if "import torch" in block:
         pytest.importorskip("torch")
     exec(compile(block, str(README), "exec"), {})
 
 
 def test_every_command_is_in_the_readme() -> None:
-    names = {command.name or command.callback.__name__ for command in app.registered_commands}
+    names = {command.name or getattr(command.callback, "__name__", None) for command in app.registered_commands}
     shown = set(re.findall(r"^rl-dump (\w+)", README.read_text(encoding="utf-8"), re.MULTILINE))
     assert shown == names

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+
+
 from pathlib import Path
 
 import numpy as np
 import pytest
+from stubs.dump_batches import items_of, numbers_of
 
 from rl_dump import join, open_dump
 
@@ -19,8 +22,8 @@ def test_a_frozen_dump_is_whole_and_of_its_contract(path: Path) -> None:
         assert dump.contract == path.parent.name
         assert dump.verify() == []
         assert (dump.batch_id, dump.num_samples) == (4, 3)
-        assert dump.column("tokens").dtype == np.int64
-        assert dump.column("rollout_position").tolist() == [0, 1, 2]
+        assert items_of(dump, "tokens").dtype == np.int64
+        assert numbers_of(dump, "rollout_position").tolist() == [0, 1, 2]
 
 
 def test_the_two_frozen_dumps_are_of_one_batch() -> None:

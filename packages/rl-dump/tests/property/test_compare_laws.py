@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from random import Random
 
 import numpy as np
-from dump_batches import batch, ragged, taken
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stubs.dump_batches import Columns, batch, ragged, taken
 
-from rl_dump import compare, open_dump, write_dump
+from rl_dump import Dump, compare, open_dump, write_dump
 
 
-def written(folder: Path, name: str, columns):
+def written(folder: Path, name: str, columns: Columns) -> Dump:
     return open_dump(write_dump(folder / f"{name}.parquet", contract="train-dump.v2", batch_id=0, columns=columns))
 
 
 @settings(max_examples=25)
 @given(st.integers(0, 50), st.randoms(use_true_random=False))
-def test_a_batch_equals_itself_in_any_order(seed: int, random) -> None:
+def test_a_batch_equals_itself_in_any_order(seed: int, random: Random) -> None:
     columns = batch(7, seed=seed)
     order = list(range(7))
     random.shuffle(order)
@@ -51,6 +52,8 @@ def test_one_changed_value_is_found_where_it_is_from_either_side(seed: int, data
         written(Path(folder), "b", changed) as second,
     ):
         there, back = compare(first, second), compare(second, first)
+        assert there is not None
+        assert back is not None
         assert (there.rollout_position, there.token, there.field) == (back.rollout_position, back.token, back.field) == (row, token, name)
         assert set(there.largest) == {name}
         np.testing.assert_allclose(there.largest[name], 1.0, rtol=1e-5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -31,34 +33,34 @@ values = st.recursive(
 )
 
 
-def same(left, right):
+def same(left: Any, right: Any) -> bool:
     if type(left) is not type(right):
         return False
     if isinstance(left, np.ndarray):
-        return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
+        return bool(left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes())
     if isinstance(left, np.generic):
-        return left.tobytes() == right.tobytes()
+        return bool(left.tobytes() == right.tobytes())
     if isinstance(left, dict):
         return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
     if isinstance(left, (list, tuple)):
         return len(left) == len(right) and all(map(same, left, right))
-    return left == right or (left != left and right != right)
+    return bool(left == right or (left != left and right != right))
 
 
 @given(values)
-def test_reading_what_was_written_gives_it_back(value) -> None:
+def test_reading_what_was_written_gives_it_back(value: object) -> None:
     assert same(documents.loads(documents.dumps(value)), value)
 
 
 def test_a_value_inside_itself_is_refused() -> None:
-    loop = []
+    loop: list[Any] = []
     loop.append(loop)
     with pytest.raises(DumpError, match="does it contain itself"):
         documents.dumps(loop)
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, np.array(["a"]), np.array([None]), 1j, [lambda: 0]])
-def test_other_types_are_refused_by_name(value) -> None:
+def test_other_types_are_refused_by_name(value: object) -> None:
     with pytest.raises(DumpError, match="cannot write"):
         documents.dumps(value, what="metadata.x")
 

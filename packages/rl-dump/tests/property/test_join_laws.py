@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from random import Random
 
 import numpy as np
-from dump_batches import ragged
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stubs.dump_batches import Columns, ragged
 
 from rl_dump import join, open_dump, write_dump
 
+Scenario = tuple[list[list[int]], list[int | None], list[list[int]], bool, bool]
+"""Tokens and index of each sample; rows of either dump; whether they have positions; whether they have indices."""
+
 
 @st.composite
-def scenarios(draw: st.DrawFn):
+def scenarios(draw: st.DrawFn) -> Scenario:
     """Samples with some equal tokens, and for either dump which rows it keeps, in which order, and which ids it lacks."""
     count = draw(st.integers(1, 8))
     tokens = draw(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=3), min_size=count, max_size=count))
@@ -26,11 +30,11 @@ def scenarios(draw: st.DrawFn):
     return tokens, indices, sides, draw(st.booleans()), draw(st.booleans())
 
 
-def dumps(folder: Path, scenario):
+def dumps(folder: Path, scenario: Scenario) -> list[Path]:
     tokens, indices, (rollout_rows, train_rows), positions, with_indices = scenario
     paths = []
     for contract, rows in (("rollout-dump.v1", rollout_rows), ("train-dump.v2", train_rows)):
-        columns = {"tokens": ragged([tokens[row] for row in rows], np.int64), "truth": np.array(rows, np.int64)}
+        columns: Columns = {"tokens": ragged([tokens[row] for row in rows], np.int64), "truth": np.array(rows, np.int64)}
         if positions:
             columns["rollout_position"] = np.array(rows, np.int64)
         if with_indices:
@@ -41,7 +45,7 @@ def dumps(folder: Path, scenario):
 
 @settings(max_examples=40)
 @given(scenarios())
-def test_every_row_is_in_one_pair_or_one_missing_entry_and_pairs_have_equal_tokens(scenario) -> None:
+def test_every_row_is_in_one_pair_or_one_missing_entry_and_pairs_have_equal_tokens(scenario: Scenario) -> None:
     with tempfile.TemporaryDirectory() as name:
         paths = dumps(Path(name), scenario)
         with open_dump(paths[0]) as rollout, open_dump(paths[1]) as train:
@@ -59,7 +63,7 @@ def test_every_row_is_in_one_pair_or_one_missing_entry_and_pairs_have_equal_toke
 
 @settings(max_examples=40)
 @given(scenarios(), st.randoms(use_true_random=False))
-def test_pairs_do_not_depend_on_the_order_of_rows(scenario, random) -> None:
+def test_pairs_do_not_depend_on_the_order_of_rows(scenario: Scenario, random: Random) -> None:
     tokens, indices, (rollout_rows, train_rows), _, with_indices = scenario
     pairs = []
     for shuffle in (False, True):
@@ -68,7 +72,7 @@ def test_pairs_do_not_depend_on_the_order_of_rows(scenario, random) -> None:
             random.shuffle(left)
             random.shuffle(right)
         with tempfile.TemporaryDirectory() as name:
-            paths = dumps(Path(name), (tokens, indices, (left, right), True, with_indices))
+            paths = dumps(Path(name), (tokens, indices, [left, right], True, with_indices))
             with open_dump(paths[0]) as rollout, open_dump(paths[1]) as train:
                 pairs.append({(left[pair.rollout_row], right[pair.train_row]) for pair in join(rollout, train).pairs})
     assert pairs[0] == pairs[1]
@@ -76,7 +80,7 @@ def test_pairs_do_not_depend_on_the_order_of_rows(scenario, random) -> None:
 
 @settings(max_examples=40)
 @given(scenarios())
-def test_with_positions_every_common_sample_is_found_and_no_other(scenario) -> None:
+def test_with_positions_every_common_sample_is_found_and_no_other(scenario: Scenario) -> None:
     tokens, indices, sides, _, with_indices = scenario
     with tempfile.TemporaryDirectory() as name:
         paths = dumps(Path(name), (tokens, indices, sides, True, with_indices))

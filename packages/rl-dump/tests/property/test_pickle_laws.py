@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,26 +24,26 @@ values = st.recursive(
 )
 
 
-def machine(data: st.DataObject, **options):
+def machine(data: bytes, **options: Any) -> Any:
     return run_pickle(data, known=archive_globals(), persistent_load=storage_of, where="file", **options)
 
 
 @given(values, st.sampled_from([2, 3, 4, 5]))
-def test_plain_data_reads_as_python_reads_it(value, protocol: str) -> None:
+def test_plain_data_reads_as_python_reads_it(value: object, protocol: int) -> None:
     found = machine(pickle.dumps(value, protocol))
     assert found == value
     assert repr(found) == repr(value)
 
 
 @given(st.lists(st.one_of(st.floats(allow_nan=False), st.integers(0, 2**40), st.integers(-5, 5)), max_size=40), st.sampled_from([2, 4]))
-def test_runs_of_numbers_read_as_single_ones_do(value, protocol: str) -> None:
+def test_runs_of_numbers_read_as_single_ones_do(value: list[float], protocol: int) -> None:
     found = machine(pickle.dumps(value, protocol))
     assert found == value
     assert list(map(type, found)) == list(map(type, value))
 
 
 @given(values, st.data())
-def test_a_changed_byte_gives_data_or_a_dump_error(value, data: st.DataObject) -> None:
+def test_a_changed_byte_gives_data_or_a_dump_error(value: object, data: st.DataObject) -> None:
     raw = bytearray(pickle.dumps(value, 2))
     at = data.draw(st.integers(0, len(raw) - 1))
     raw[at] = data.draw(st.integers(0, 255))
@@ -53,7 +54,7 @@ def test_a_changed_byte_gives_data_or_a_dump_error(value, data: st.DataObject) -
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_give_data_or_a_dump_error(raw) -> None:
+def test_any_bytes_give_data_or_a_dump_error(raw: bytes) -> None:
     try:
         machine(b"\x80\x02" + raw + b".")
     except DumpError:
@@ -61,12 +62,12 @@ def test_any_bytes_give_data_or_a_dump_error(raw) -> None:
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_shared_and_recursive_structure_is_built_as_python_builds_it(protocol: str) -> None:
+def test_shared_and_recursive_structure_is_built_as_python_builds_it(protocol: int) -> None:
     shared = [1, 2]
     value = {"a": shared, "b": shared, "t": (shared, (shared,))}
     found = machine(pickle.dumps(value, protocol))
     assert found["a"] is found["b"] is found["t"][0]
-    loop = []
+    loop: list[Any] = []
     loop.append(loop)
     again = machine(pickle.dumps(loop, protocol))
     assert again[0] is again

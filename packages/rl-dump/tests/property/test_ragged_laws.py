@@ -12,14 +12,14 @@ items = st.lists(st.lists(st.integers(-1000, 1000), max_size=6), max_size=8)
 
 
 @given(items)
-def test_from_list_of_its_items_is_the_ragged_array(values) -> None:
+def test_from_list_of_its_items_is_the_ragged_array(values: list[list[int]]) -> None:
     ragged = RaggedArray.from_list(values, np.int64)
     assert [item.tolist() for item in ragged] == values
     assert RaggedArray.from_list(list(ragged), ragged.dtype) == ragged
 
 
 @given(items, st.data())
-def test_take_composes(values, data: st.DataObject) -> None:
+def test_take_composes(values: list[list[int]], data: st.DataObject) -> None:
     ragged = RaggedArray.from_list(values, np.int32)
     index = st.lists(st.integers(0, len(values) - 1), max_size=6) if values else st.just([])
     first = data.draw(index)
@@ -28,6 +28,6 @@ def test_take_composes(values, data: st.DataObject) -> None:
 
 
 @given(items, items)
-def test_concat_is_list_concatenation(left, right) -> None:
+def test_concat_is_list_concatenation(left: list[list[int]], right: list[list[int]]) -> None:
     both = RaggedArray.concat([RaggedArray.from_list(left, np.int64), RaggedArray.from_list(right, np.int64)])
     assert both == RaggedArray.from_list(left + right, np.int64)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,14 +18,14 @@ DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int
 
 
 @st.composite
-def field(draw: st.DrawFn, count: int):
+def field(draw: st.DrawFn, count: int) -> list[Any]:
     kind = draw(st.sampled_from(["tensor", "scalar tensor", "number", "list", "text", "object", "generic", "array", "wide"]))
     dtype = draw(st.sampled_from(DTYPES))
     seed = draw(st.integers(0, 99))
     generator = torch.Generator().manual_seed(seed)
     lengths = draw(st.lists(st.integers(0, 4), min_size=count, max_size=count))
     missing = draw(st.booleans())
-    make = {
+    makers: dict[str, Callable[[int], Any]] = {
         "tensor": lambda n: (torch.randn(n, generator=generator) * 50).to(dtype),
         "wide": lambda n: (torch.randn(n, 3, generator=generator) * 50).to(dtype),
         "scalar tensor": lambda n: torch.tensor(n * 1.5).to(dtype),
@@ -33,13 +35,14 @@ def field(draw: st.DrawFn, count: int):
         "object": lambda n: {"n": n, "t": torch.full((n,), 1.5).to(dtype), "s": (n, [None, b"x"]), "x": np.arange(n, dtype=np.int16)},
         "generic": np.float32,
         "array": lambda n: np.arange(n, dtype=np.float32),
-    }[kind]
+    }
+    make = makers[kind]
     values = [make(n) for n in lengths]
     return [None, *values[1:]] if missing and count else values
 
 
 @st.composite
-def archives(draw: st.DrawFn):
+def archives(draw: st.DrawFn) -> dict[str, Any]:
     count = draw(st.integers(0, 4))
     names = draw(st.lists(st.sampled_from(["a", "b", "c", "my_field"]), unique=True, min_size=1, max_size=3)) if count else []
     fields = {name: draw(field(count)) for name in names}
@@ -56,7 +59,7 @@ def archives(draw: st.DrawFn):
     }
 
 
-def same(left, right):
+def same(left: Any, right: Any) -> bool:
     if isinstance(left, torch.Tensor):
         return isinstance(right, torch.Tensor) and left.dtype == right.dtype and left.shape == right.shape and torch.equal(left, right)
     if isinstance(left, (np.ndarray, np.generic)):
@@ -70,7 +73,7 @@ def same(left, right):
 
 @settings(max_examples=25)
 @given(archives())
-def test_an_archive_converted_there_and_back_holds_the_same_samples(root) -> None:
+def test_an_archive_converted_there_and_back_holds_the_same_samples(root: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         torch.save(root, folder / "a.pt")

@@ -15,13 +15,16 @@ import struct
 import warnings
 import zipfile
 import zlib
+from collections.abc import Iterable
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from dump_batches import batch, placed, write_pair
+from stubs.dump_batches import batch, placed, write_pair
 
 from rl_dump import DumpError, RaggedArray, open_dump
 from rl_dump.parquet import CRC_KEY, HEADER_KEY
@@ -30,10 +33,10 @@ from rl_dump.torch import write_torch_archive
 DEADLINE_SECONDS = 120.0
 
 
-def observed(path: Path):
+def observed(path: Path) -> tuple[dict[str, Any], list[str], str]:
     """Everything a reader can get out of a dump, as comparable bytes."""
     with open_dump(path) as dump:
-        found = {}
+        found: dict[str, Any] = {}
         for name in dump.fields:
             column = dump.column(name)
             if isinstance(column, RaggedArray):
@@ -106,7 +109,7 @@ def resealed(data: bytes, rng: random.Random) -> bytes:
 MUTATORS = {"mutate": (mutate, True), "repacked": (repacked, False), "resealed": (resealed, False)}
 
 
-def child(pipe, data, path: Path, mutator, seeds) -> None:
+def child(pipe: Connection, data: bytes, path: Path, mutator: str, seeds: Iterable[int]) -> None:
     # A number in a file must not become memory.
     resource.setrlimit(resource.RLIMIT_AS, (24 << 30, 24 << 30))
     change, must_match = MUTATORS[mutator]
@@ -132,7 +135,7 @@ def child(pipe, data, path: Path, mutator, seeds) -> None:
     os._exit(0)
 
 
-def run_cases(data, path: Path, mutator, seeds) -> None:
+def run_cases(data: bytes, path: Path, mutator: str, seeds: Iterable[int]) -> None:
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=child, args=(sender, data, path, mutator, seeds), daemon=True)
@@ -163,7 +166,7 @@ def run_cases(data, path: Path, mutator, seeds) -> None:
     assert not failures, f"{mutator}: {len(failures)} failures, the first: {failures[:3]}"
 
 
-def slime_archive(folder: Path):
+def slime_archive(folder: Path) -> Path:
     columns, shards = placed(batch(10))
     samples = []
     for row in range(10):
@@ -179,7 +182,7 @@ def slime_archive(folder: Path):
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory):
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("fuzz")
     rollout, train = write_pair(folder, 20)
     columns, shards = placed(batch(20))
@@ -203,28 +206,32 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "mutator", "count"), CASES)
-def test_a_changed_file_gives_an_error_or_the_right_data(tmp_path: Path, files, name: str, mutator, count: int) -> None:
+def test_a_changed_file_gives_an_error_or_the_right_data(
+    tmp_path: Path, files: dict[str, bytes], name: str, mutator: str, count: int
+) -> None:
     run_cases(files[name], tmp_path / name, mutator, range(count))
 
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize(("name", "mutator", "count"), CASES)
-def test_ten_thousand_changed_files_give_an_error_or_the_right_data(tmp_path: Path, files, name: str, mutator, count: int) -> None:
+def test_ten_thousand_changed_files_give_an_error_or_the_right_data(
+    tmp_path: Path, files: dict[str, bytes], name: str, mutator: str, count: int
+) -> None:
     total = count * 10_000 // 300
     for start in range(1_000_000, 1_000_000 + total, 500):
         run_cases(files[name], tmp_path / name, mutator, range(start, min(start + 500, 1_000_000 + total)))
 
 
 class Evil:
-    def __init__(self, target) -> None:
+    def __init__(self, target: Path) -> None:
         self.target = str(target)
 
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         return os.system, (f"touch {self.target}",)
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_code_in_a_file_is_refused_by_name_and_never_runs(tmp_path: Path, protocol: str) -> None:
+def test_code_in_a_file_is_refused_by_name_and_never_runs(tmp_path: Path, protocol: int) -> None:
     torch.save({"rollout_id": 0, "samples": [{"x": Evil(tmp_path / "ran")}]}, tmp_path / "evil.pt", pickle_protocol=protocol)
     with pytest.raises(DumpError, match=r"holds an object of posix\.system"):
         open_dump(tmp_path / "evil.pt")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 import rl_dump
-from rl_dump import RaggedArray
+from rl_dump import Dump, RaggedArray
 
-if TYPE_CHECKING:
-    from pathlib import Path
+Columns: TypeAlias = dict[str, Any]
+"""Per field an array, a `RaggedArray` or a list: what `write_dump` takes."""
+Pair: TypeAlias = tuple[Path, Path]
+"""The rollout dump and the train dump of one batch."""
 
 ALPHABET = "0123456789+-*= abcdefghijklmnopqrstuvwxyz.,?!\n"
 
@@ -20,7 +24,28 @@ def ragged(items: Any, dtype: Any) -> RaggedArray:
     return RaggedArray.from_list(list(items), dtype)
 
 
-def batch(num_samples: int = 24, *, seed: int = 0, longest: int = 40) -> dict[str, Any]:
+def items_of(dump: Dump, name: str) -> RaggedArray:
+    """Return a column of one array per sample."""
+    column = dump.column(name)
+    assert isinstance(column, RaggedArray)
+    return column
+
+
+def numbers_of(dump: Dump, name: str) -> npt.NDArray[Any]:
+    """Return a column of one number per sample."""
+    column = dump.column(name)
+    assert isinstance(column, np.ndarray)
+    return column
+
+
+def equal(found: object, expected: object) -> bool:
+    """Say whether two columns are the same: kind, dtype and bits."""
+    if isinstance(found, np.ndarray) and isinstance(expected, np.ndarray):
+        return found.dtype == expected.dtype and found.shape == expected.shape and found.tobytes() == expected.tobytes()
+    return type(found) is type(expected) and bool(found == expected)
+
+
+def batch(num_samples: int = 24, *, seed: int = 0, longest: int = 40) -> Columns:
     """Return the columns of a train batch; every third rollout has two samples, every fourth response a hole in its mask."""
     rng = np.random.default_rng(seed)
     rollout_ids = np.sort(rng.integers(0, max(1, num_samples * 2 // 3), num_samples))
@@ -68,7 +93,7 @@ def batch(num_samples: int = 24, *, seed: int = 0, longest: int = 40) -> dict[st
     }
 
 
-def placed(columns: dict[str, Any], dp_size: int = 2, per_micro_batch: int = 3) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def placed(columns: Columns, dp_size: int = 2, per_micro_batch: int = 3) -> tuple[Columns, list[dict[str, Any]]]:
     """Spread a batch over ranks and micro-batches of one step; returns its columns with their places, and the shards."""
     count = len(columns["rollout_position"])
     rank = np.arange(count) % dp_size
@@ -92,7 +117,7 @@ def placed(columns: dict[str, Any], dp_size: int = 2, per_micro_batch: int = 3) 
     return {**columns, **places}, shards
 
 
-def taken(columns: dict[str, Any], rows: Any) -> dict[str, Any]:
+def taken(columns: Columns, rows: Any) -> Columns:
     """Return the batch's samples at `rows`."""
     return {
         name: [column[row] for row in rows]
@@ -108,7 +133,7 @@ def text_of(ids: Any) -> str:
     return "".join(ALPHABET[number] for number in ids)
 
 
-def rollout_columns(columns: dict[str, Any]) -> dict[str, Any]:
+def rollout_columns(columns: Columns) -> Columns:
     """Return what the rollout dump of the same batch holds."""
     names = [
         "rollout_position",
@@ -136,8 +161,8 @@ def rollout_columns(columns: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_pair(
-    folder: Path, num_samples: int = 24, *, batch_id: int = 0, seed: int = 0, longest: int = 40, suffix: str = ".parquet"
-) -> tuple[Path, Path]:
+    folder: Path, num_samples: int = 24, *, batch_id: int | str = 0, seed: int = 0, longest: int = 40, suffix: str = ".parquet"
+) -> Pair:
     """Write the rollout dump and the train dump of one batch."""
     columns, shards = placed(batch(num_samples, seed=seed, longest=longest))
     write = rl_dump.write_dump

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+
+from rl_dump.torch import GatherTensor
 
 
 def owned(total: int, response: int, rank: int, size: int) -> list[int]:
@@ -20,19 +23,21 @@ def cut(full: torch.Tensor, total: int, rank: int, size: int) -> torch.Tensor:
     return full[owned(total, len(full), rank, size)]
 
 
-def gatherer(rank: int, size: int, group):
+def gatherer(rank: int, size: int, group: dist.ProcessGroup | None) -> tuple[GatherTensor, list[int]]:
     """Return a `gather_tensor` that joins several samples in one all-reduce, and the list of the bytes each call restored."""
     restored = []
 
-    def gather(pieces, totals, responses, *, samples):
-        flat = torch.zeros(sum(responses), dtype=pieces[0].dtype)
+    def gather(
+        pieces: Sequence[torch.Tensor], total_lengths: Sequence[int], response_lengths: Sequence[int], *, samples: range
+    ) -> list[torch.Tensor]:
+        flat = torch.zeros(sum(response_lengths), dtype=pieces[0].dtype)
         start = 0
-        for piece, total, response in zip(pieces, totals, responses, strict=True):
+        for piece, total, response in zip(pieces, total_lengths, response_lengths, strict=True):
             flat[[start + index for index in owned(total, response, rank, size)]] = piece
             start += response
         restored.append(flat.nbytes)
         dist.all_reduce(flat, group=group)
-        return list(flat.split(list(responses)))
+        return list(torch.split(flat, list(response_lengths)))
 
     return gather, restored
 
@@ -51,16 +56,18 @@ class Stream:
         return [row - first for row in range(first, first + response) if rank * part <= row < (rank + 1) * part]
 
 
-def stream_gatherer(streams: list[Stream], rank: int, size: int, group):
+def stream_gatherer(streams: list[Stream], rank: int, size: int, group: dist.ProcessGroup | None) -> GatherTensor:
     """Return a `gather_tensor` for the contiguous layout: it looks up where each sample lies by its number."""
 
-    def gather(pieces, totals, responses, *, samples):
-        flat = torch.zeros(sum(responses), dtype=pieces[0].dtype)
+    def gather(
+        pieces: Sequence[torch.Tensor], total_lengths: Sequence[int], response_lengths: Sequence[int], *, samples: range
+    ) -> list[torch.Tensor]:
+        flat = torch.zeros(sum(response_lengths), dtype=pieces[0].dtype)
         start = 0
-        for piece, total, response, sample in zip(pieces, totals, responses, samples, strict=True):
+        for piece, total, response, sample in zip(pieces, total_lengths, response_lengths, samples, strict=True):
             flat[[start + index for index in streams[sample].owned(total, response, rank, size)]] = piece
             start += response
         dist.all_reduce(flat, group=group)
-        return list(flat.split(list(responses)))
+        return list(torch.split(flat, list(response_lengths)))
 
     return gather

@@ -56,9 +56,10 @@ def _receive(rank: int, pipe: Any, deadline_seconds: float) -> tuple[str, Any]:
     if not pipe.poll(deadline_seconds):
         return "error", f"no answer within {deadline_seconds:g} s"
     try:
-        return pickle.loads(pipe.recv_bytes())
+        answer: tuple[str, Any] = pickle.loads(pipe.recv_bytes())
     except EOFError:
         return "error", "the process ended without an answer"
+    return answer
 
 
 def _main(function: Callable[..., Any], rank: int, world_size: int, folder: str, pipe: Any, args: tuple[Any, ...]) -> None:

@@ -7,15 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Never
 
 import pytest
+from stubs.dump_batches import Columns
 
 from rl_dump import WriteError, open_dump, write_dump
 from rl_dump.atomic import atomic_path
 
 
-def test_an_exception_leaves_the_old_file_and_no_other(tmp_path: Path) -> Never:
+def test_an_exception_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
     target = tmp_path / "x.parquet"
     target.write_bytes(b"old")
     with pytest.raises(RuntimeError, match="boom"), atomic_path(target) as temporary:
@@ -43,7 +43,7 @@ def test_what_the_file_system_refuses_is_a_write_error_with_the_path(tmp_path: P
         pass
 
 
-def test_a_directory_in_the_way_is_a_write_error(tmp_path: Path, columns) -> None:
+def test_a_directory_in_the_way_is_a_write_error(tmp_path: Path, columns: Columns) -> None:
     (tmp_path / "x.parquet").mkdir()
     with pytest.raises(WriteError, match=r"cannot write .*x\.parquet: Is a directory"):
         write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns)
@@ -51,10 +51,12 @@ def test_a_directory_in_the_way_is_a_write_error(tmp_path: Path, columns) -> Non
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
-def test_a_full_disk_is_a_write_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, columns) -> None:
+def test_a_full_disk_is_a_write_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, columns: Columns) -> None:
+    import pyarrow.parquet as pq
+
     import rl_dump.writer as module
 
-    real = module.pq.ParquetWriter
+    real = pq.ParquetWriter
     full = SimpleNamespace(ParquetWriter=lambda path, *rest, **options: real("/dev/full", *rest, **options))
     monkeypatch.setattr(module, "pq", full)
     with pytest.raises(WriteError, match=r"cannot write .*x\.parquet: .*No space left on device"):
@@ -62,7 +64,7 @@ def test_a_full_disk_is_a_write_error(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_killed_writer_leaves_the_old_dump_readable(tmp_path: Path, columns) -> None:
+def test_a_killed_writer_leaves_the_old_dump_readable(tmp_path: Path, columns: Columns) -> None:
     target = write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=1, columns=columns)
     code = f"""
 import os, sys

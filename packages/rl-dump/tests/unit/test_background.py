@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Never
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -14,13 +15,13 @@ from rl_dump import BackgroundWriter, WriteError
 def test_jobs_run_in_order_in_one_thread() -> None:
     done, threads = [], set()
 
-    def job(number) -> None:
+    def job(number: int) -> None:
         threads.add(threading.current_thread().name)
         done.append(number)
 
     with BackgroundWriter(max_pending=2) as writer:
         for number in range(20):
-            writer.submit(lambda number=number: job(number), path=f"{number}.parquet")
+            writer.submit(partial(job, number), path=f"{number}.parquet")
     assert done == list(range(20))
     assert len(threads) == 1
 
@@ -74,13 +75,13 @@ def test_a_stuck_job_meets_the_deadline() -> None:
     gate.set()
 
 
-def test_an_exception_in_the_block_is_not_hidden_by_a_failed_job() -> Never:
+def test_an_exception_in_the_block_is_not_hidden_by_a_failed_job() -> None:
     with pytest.raises(KeyError, match="mine"), BackgroundWriter() as writer:
         writer.submit(lambda: 1 / 0, path="bad")
         raise KeyError("mine")
 
 
 @pytest.mark.parametrize("options", [{"max_pending": 0}, {"deadline_seconds": 0}])
-def test_impossible_options_are_refused(options) -> None:
+def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(WriteError, match="needs max_pending >= 1"):
         BackgroundWriter(**options)

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dump_batches import batch, ragged, taken
-from typer.testing import CliRunner
+from stubs.dump_batches import Columns, Pair, batch, ragged, taken
+from typer.testing import CliRunner, Result
 
 from rl_dump import write_dump
 from rl_dump.cli.app import app
 
 
-def run(*arguments):
+def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def test_show_gives_fields_and_one_sample(pair) -> None:
+def test_show_gives_fields_and_one_sample(pair: Pair) -> None:
     result = run("show", pair[1])
     assert result.exit_code == 0
     assert "train-dump.v2 (minor 0), batch 0, 24 samples, 2 shards, 0 dropped" in result.output
@@ -32,7 +32,7 @@ def test_show_gives_fields_and_one_sample(pair) -> None:
     assert "tokens" in run("show", pair[1], "--sample", "-1").output
 
 
-def test_stats_trend_doctor_verify_of_a_good_dump(pair) -> None:
+def test_stats_trend_doctor_verify_of_a_good_dump(pair: Pair) -> None:
     assert "log_prob_gap" in run("stats", pair[1]).output
     assert json.loads(run("stats", pair[1], "--json").output)["num_samples"] == 24
     assert "raw_reward" in run("trend", pair[1], pair[1]).output
@@ -41,7 +41,7 @@ def test_stats_trend_doctor_verify_of_a_good_dump(pair) -> None:
     assert json.loads(run("verify", pair[1], "--json").output) == {"problems": []}
 
 
-def test_join_exits_1_when_something_is_missing(tmp_path: Path, pair, columns) -> None:
+def test_join_exits_1_when_something_is_missing(tmp_path: Path, pair: Pair, columns: Columns) -> None:
     assert run("join", *pair).exit_code == 0
     part = write_dump(tmp_path / "part.parquet", contract="train-dump.v2", batch_id=0, columns=taken(columns, range(20)))
     result = run("join", pair[0], part)
@@ -51,7 +51,7 @@ def test_join_exits_1_when_something_is_missing(tmp_path: Path, pair, columns) -
     assert len(json.loads(run("join", pair[0], part, "--json").output)["missing_in_train"]) == 4
 
 
-def test_diff_exits_1_and_names_the_place(tmp_path: Path, pair, columns) -> None:
+def test_diff_exits_1_and_names_the_place(tmp_path: Path, pair: Pair, columns: Columns) -> None:
     assert run("diff", pair[1], pair[1]).exit_code == 0
     first = write_dump(tmp_path / "a.parquet", contract="train-dump.v2", batch_id=0, columns=columns)
     other = write_dump(
@@ -74,7 +74,7 @@ def test_doctor_exits_1_on_an_alarm(tmp_path: Path) -> None:
     assert "truncated" in [alarm["code"] for alarm in json.loads(run("doctor", path, "--json").output)["alarms"]]
 
 
-def test_html_and_replay_write_files(tmp_path: Path, pair) -> None:
+def test_html_and_replay_write_files(tmp_path: Path, pair: Pair) -> None:
     assert run("html", pair[1], "--rollout", pair[0]).exit_code == 0
     assert pair[1].with_suffix(".html").exists()
     assert run("replay", pair[1], tmp_path / "one.parquet", "--rank", "1").exit_code == 0
@@ -82,14 +82,14 @@ def test_html_and_replay_write_files(tmp_path: Path, pair) -> None:
     assert run("replay", pair[1], tmp_path / "one.parquet", "--rank", "9").exit_code == 2
 
 
-def test_convert_goes_there_and_back(tmp_path: Path, pair) -> None:
+def test_convert_goes_there_and_back(tmp_path: Path, pair: Pair) -> None:
     pytest.importorskip("torch")
     assert run("convert", pair[1], tmp_path / "x.pt").exit_code == 0
     assert run("convert", tmp_path / "x.pt", tmp_path / "y.parquet").exit_code == 0
     assert run("diff", pair[1], tmp_path / "y.parquet").exit_code == 0
 
 
-def bad_files(folder: Path, good):
+def bad_files(folder: Path, good: Path) -> list[Path]:
     data = good.read_bytes()
     flipped = bytearray(data)
     flipped[len(data) // 2] ^= 0xFF
@@ -125,7 +125,7 @@ COMMANDS = [
 ]
 
 
-def test_a_bad_file_is_exit_code_2_and_one_line_for_every_command(tmp_path: Path, pair) -> None:
+def test_a_bad_file_is_exit_code_2_and_one_line_for_every_command(tmp_path: Path, pair: Pair) -> None:
     for path in bad_files(tmp_path, pair[1]):
         for command, *rest in COMMANDS:
             second = [path if argument == "same" else tmp_path / argument for argument in rest]
@@ -138,7 +138,7 @@ def test_a_bad_file_is_exit_code_2_and_one_line_for_every_command(tmp_path: Path
     assert not (tmp_path / "out.parquet").exists()
 
 
-def test_a_file_of_another_major_is_exit_code_2_and_says_what_to_do(tmp_path: Path, pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_another_major_is_exit_code_2_and_says_what_to_do(tmp_path: Path, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     import rl_dump.header
     from rl_dump.contract import check_contract
 

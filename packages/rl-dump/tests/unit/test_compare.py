@@ -2,39 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import pytest
-from dump_batches import ragged, taken
+from stubs.dump_batches import Columns, Pair, ragged, taken
 
-from rl_dump import DumpError, compare, open_dump, write_dump
+from rl_dump import Difference, DumpError, compare, open_dump, write_dump
+
+
+def told(found: Difference | None) -> Difference:
+    """Return a difference that must be there."""
+    assert found is not None
+    return found
+
+
+class Against(Protocol):
+    """Compare the batch with a changed one."""
+
+    def __call__(self, changed: Columns, *, atol: float = 0.0, rtol: float = 0.0) -> Difference | None: ...
 
 
 @pytest.fixture
-def against(tmp_path: Path, columns):
+def against(tmp_path: Path, columns: Columns) -> Iterator[Against]:
     first = open_dump(write_dump(tmp_path / "a.parquet", contract="train-dump.v2", batch_id=0, columns=columns))
 
-    def run(changed, **options):
+    def run(changed: Columns, *, atol: float = 0.0, rtol: float = 0.0) -> Difference | None:
         with open_dump(write_dump(tmp_path / "b.parquet", contract="train-dump.v2", batch_id=0, columns=changed)) as second:
-            return compare(first, second, **options)
+            return compare(first, second, atol=atol, rtol=rtol)
 
     with first:
         yield run
 
 
-def test_differences_within_the_tolerances_are_none(against, columns) -> None:
+def test_differences_within_the_tolerances_are_none(against: Against, columns: Columns) -> None:
     shifted = {**columns, "log_probs": ragged([item + np.float32(1e-4) for item in columns["log_probs"]], np.float32)}
     assert against(shifted, atol=1e-3) is None
-    assert against(shifted, atol=1e-6).field == "log_probs"
+    assert told(against(shifted, atol=1e-6)).field == "log_probs"
     assert against(shifted, rtol=1.0, atol=2e-4) is None
     whole = {**columns, "weight_versions": ragged([item + 1 for item in columns["weight_versions"]], np.int64)}
-    assert against(whole, atol=100.0).field == "weight_versions", "tolerances are for floats"
+    assert told(against(whole, atol=100.0)).field == "weight_versions", "tolerances are for floats"
 
 
-def test_nan_equals_nan_and_nothing_else(against, columns, tmp_path: Path) -> None:
+def test_nan_equals_nan_and_nothing_else(against: Against, columns: Columns, tmp_path: Path) -> None:
     with_nan = {**columns, "entropy": ragged([np.full(len(item), np.nan) for item in columns["entropy"]], np.float32)}
-    found = against(with_nan, atol=1e9)
+    found = told(against(with_nan, atol=1e9))
     assert found.field == "entropy"
     assert found.largest["entropy"] == np.inf
     path = write_dump(tmp_path / "n.parquet", contract="train-dump.v2", batch_id=0, columns=with_nan)
@@ -48,40 +62,40 @@ def test_whole_numbers_beyond_double_precision_are_told_apart(tmp_path: Path) ->
         for add in (0, 1)
     ]
     with open_dump(paths[0]) as first, open_dump(paths[1]) as second:
-        assert compare(first, second).first == 2**60
+        assert told(compare(first, second)).first == 2**60
 
 
-def test_the_first_sample_wins_over_the_first_field(against, columns) -> None:
+def test_the_first_sample_wins_over_the_first_field(against: Against, columns: Columns) -> None:
     late = [item.copy() for item in columns["advantages"]]
     late[5][:] += 1
     scalar = columns["rewards"].copy()
     scalar[2] += 1
-    found = against({**columns, "advantages": ragged(late, np.float32), "rewards": scalar})
+    found = told(against({**columns, "advantages": ragged(late, np.float32), "rewards": scalar}))
     assert (found.rollout_position, found.token, found.field) == (2, None, "rewards")
     assert set(found.largest) == {"advantages", "rewards"}
 
 
-def test_other_lengths_missing_values_and_words_differ(against, columns) -> None:
+def test_other_lengths_missing_values_and_words_differ(against: Against, columns: Columns) -> None:
     words = [*columns["finish_reason"]]
     words[3] = "length"
     assert (
-        against({**columns, "finish_reason": words}).message
+        told(against({**columns, "finish_reason": words})).message
         == "sample at rollout position 3: finish_reason is stop in the first dump, length in the second"
     )
-    assert against({**columns, "sample_index": [None, *columns["sample_index"][1:].tolist()]}).second is None
+    assert told(against({**columns, "sample_index": [None, *columns["sample_index"][1:].tolist()]})).second is None
     assert (
-        against({name: column for name, column in columns.items() if name != "entropy"}).message
+        told(against({name: column for name, column in columns.items() if name != "entropy"})).message
         == "field entropy is only in the first dump (1 fields are in one of them only)"
     )
 
 
-def test_other_samples_are_the_difference(against, columns) -> None:
-    found = against(taken(columns, range(23)))
+def test_other_samples_are_the_difference(against: Against, columns: Columns) -> None:
+    found = told(against(taken(columns, range(23))))
     assert (found.field, found.rollout_position) == ("rollout_position", 23)
     assert "only in the first" in found.message
 
 
-def test_where_a_sample_ran_is_not_compared(tmp_path: Path, columns) -> None:
+def test_where_a_sample_ran_is_not_compared(tmp_path: Path, columns: Columns) -> None:
     places = {"step": np.zeros(24, np.int64), "micro_batch": np.arange(24), "data_parallel_rank": np.zeros(24, np.int64)}
     paths = [
         write_dump(
@@ -96,7 +110,7 @@ def test_where_a_sample_ran_is_not_compared(tmp_path: Path, columns) -> None:
         assert compare(first, second) is None
 
 
-def test_dumps_of_two_kinds_and_negative_tolerances_are_refused(pair) -> None:
+def test_dumps_of_two_kinds_and_negative_tolerances_are_refused(pair: Pair) -> None:
     with open_dump(pair[0]) as rollout, open_dump(pair[1]) as train:
         with pytest.raises(DumpError, match="compare two of one kind"):
             compare(rollout, train)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import logging
 from importlib.resources import files
+from typing import Any
 
 import pytest
+from stubs.dump_batches import Pair
 
 from rl_dump import UnsupportedContractError, documents, open_dump
 from rl_dump.contract import CONTRACTS, FIELD_RULES, MINOR, DroppedSample, DumpHeader, FieldDocument, Producer, check_contract
@@ -16,12 +18,13 @@ from rl_dump.header import field_of, header_of
 jsonschema = pytest.importorskip("jsonschema")
 
 
-def schema(contract):
-    return json.loads((files("rl_dump") / "schemas" / f"{contract}.json").read_text())
+def schema(contract: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((files("rl_dump") / "schemas" / f"{contract}.json").read_text())
+    return document
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-def test_schema_and_types_name_the_same_keys(contract) -> None:
+def test_schema_and_types_name_the_same_keys(contract: str) -> None:
     document = schema(contract)
     assert set(document["properties"]) == set(DumpHeader.__annotations__)
     assert set(document["$defs"]["field"]["properties"]) == set(FieldDocument.__annotations__)
@@ -31,7 +34,7 @@ def test_schema_and_types_name_the_same_keys(contract) -> None:
     assert all("default" in document["properties"][key] for key in optional)
 
 
-def test_written_headers_satisfy_their_schema(pair) -> None:
+def test_written_headers_satisfy_their_schema(pair: Pair) -> None:
     for path in pair:
         with open_dump(path) as dump:
             header = json.loads(documents.dumps(dict(dump.header)))
@@ -47,12 +50,12 @@ def test_another_major_is_refused_naming_both_ids_and_the_fix() -> None:
 
 
 @pytest.mark.parametrize("minor", [None, "0", -1, True])
-def test_a_minor_that_is_no_number_is_refused(minor) -> None:
+def test_a_minor_that_is_no_number_is_refused(minor: object) -> None:
     with pytest.raises(UnsupportedContractError, match="minor"):
         check_contract("train-dump.v2", minor, where="x")
 
 
-def test_a_newer_minor_is_read_with_one_log_line_and_unknown_keys_ignored(pair, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_newer_minor_is_read_with_one_log_line_and_unknown_keys_ignored(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     with open_dump(pair[1]) as dump:
         header = dict(dump.header)
     newer = {**header, "minor": MINOR + 5, "key_of_the_future": [1]}

@@ -2,45 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
-from dump_batches import placed, ragged
+from stubs.dump_batches import placed, ragged
 
-from rl_dump import Thresholds, doctor, open_dump, write_dump
+from rl_dump import Alarm, Thresholds, doctor, open_dump, write_dump
 
 Columns = dict[str, Any]
 
 
-def alarms(folder: Path, columns, thresholds=None, **header):
+def alarms(folder: Path, columns: Columns, thresholds: Thresholds | None = None, **header: Any) -> dict[str, Alarm]:
     path = write_dump(folder / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns, **header)
     with open_dump(path) as dump:
         return {alarm.code: alarm for alarm in (doctor(dump) if thresholds is None else doctor(dump, thresholds))}
 
 
 @pytest.fixture
-def healthy(columns):
+def healthy(columns: Columns) -> Columns:
     masks = [np.maximum(mask, 1) for mask in columns["loss_masks"]]
     keep = [row for row, mask in enumerate(masks) if len(mask)]
-    from dump_batches import taken
+    from stubs.dump_batches import taken
 
     return {**taken({**columns, "loss_masks": ragged(masks, np.int32)}, keep), "rollout_position": np.arange(len(keep))}
 
 
-def changed(columns, name: str, change):
+def changed(columns: Columns, name: str, change: Callable[[list[npt.NDArray[Any]]], None]) -> Columns:
     items = [item.copy() for item in columns[name]]
     change(items)
     return {**columns, name: ragged(items, columns[name].dtype)}
 
 
-def test_a_healthy_batch_raises_none(tmp_path: Path, healthy) -> None:
+def test_a_healthy_batch_raises_none(tmp_path: Path, healthy: Columns) -> None:
     assert alarms(tmp_path, healthy) == {}
 
 
-def test_non_finite_values(tmp_path: Path, healthy) -> None:
-    def change(items) -> None:
+def test_non_finite_values(tmp_path: Path, healthy: Columns) -> None:
+    def change(items: list[npt.NDArray[Any]]) -> None:
         items[4][0] = np.nan
 
     found = alarms(tmp_path, changed(healthy, "advantages", change))["non-finite"]
@@ -48,8 +50,8 @@ def test_non_finite_values(tmp_path: Path, healthy) -> None:
     assert "1 in advantages" in found.message
 
 
-def test_a_log_prob_gap_names_the_worst_sample(tmp_path: Path, healthy) -> None:
-    def change(items) -> None:
+def test_a_log_prob_gap_names_the_worst_sample(tmp_path: Path, healthy: Columns) -> None:
+    def change(items: list[npt.NDArray[Any]]) -> None:
         items[:] = [item + np.float32(0.2) for item in items]
         items[6][0] += 3
 
@@ -121,16 +123,16 @@ def test_without_rollouts_advantages_and_truncation_every_masked_sample_counts(t
     )
 
 
-def test_a_shard_that_is_missing(tmp_path: Path, healthy) -> None:
+def test_a_shard_that_is_missing(tmp_path: Path, healthy: Columns) -> None:
     columns, shards = placed({**healthy, "sample_index": np.arange(len(healthy["rollout_position"]))})
     shards[1]["partition"].append(77)
     assert "the first at rollout position 77" in alarms(tmp_path, columns, dp_shards=shards)["incomplete"].message
 
 
-def test_a_sampled_id_outside_of_its_kept_set(tmp_path: Path, healthy) -> None:
+def test_a_sampled_id_outside_of_its_kept_set(tmp_path: Path, healthy: Columns) -> None:
     row = next(row for row, item in enumerate(healthy["nucleus_ids"]) if len(item) and row > 2)
 
-    def change(items) -> None:
+    def change(items: list[npt.NDArray[Any]]) -> None:
         items[row][:] = 999
 
     found = alarms(tmp_path, changed(healthy, "nucleus_ids", change))["outside-kept-set"]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from dump_batches import batch, placed, ragged, rollout_columns, write_tokenizer
-from dump_browser import available, browser
+from stubs.dump_batches import Columns, Pair, batch, placed, ragged, rollout_columns, write_tokenizer
+from stubs.dump_browser import available, browser
 
 from rl_dump import open_dump, write_dump, write_html
 
 
-def page(folder: Path, train, rollout=None, **options):
+def page(folder: Path, train: Path, rollout: Path | None = None, **options: Any) -> Path:
     with open_dump(train) as dump:
         if rollout is None:
             return write_html(dump, folder / "page.html", **options)
@@ -21,7 +22,7 @@ def page(folder: Path, train, rollout=None, **options):
             return write_html(dump, folder / "page.html", rollout=texts, **options)
 
 
-def test_the_page_refers_to_nothing_outside(tmp_path: Path, pair) -> None:
+def test_the_page_refers_to_nothing_outside(tmp_path: Path, pair: Pair) -> None:
     text = page(tmp_path, pair[1], pair[0], tokenizer=write_tokenizer(tmp_path)).read_text()
     assert "default-src 'none'" in text
     assert not re.findall(r"""(?:src|href)\s*=|url\(|@import|https?://""", text.split('<script type="application/json"')[0])
@@ -37,11 +38,13 @@ def test_text_of_a_dump_never_becomes_markup(tmp_path: Path) -> None:
     assert text.count("</script") == 3
 
 
-def test_samples_beyond_the_size_are_listed_without_tokens(tmp_path: Path, pair) -> None:
+def test_samples_beyond_the_size_are_listed_without_tokens(tmp_path: Path, pair: Pair) -> None:
     text = page(tmp_path, pair[1], max_token_bytes=2000).read_text()
     import json
 
-    document = json.loads(re.search(r'id="document">(.*?)</script>', text).group(1))
+    found = re.search(r'id="document">(.*?)</script>', text)
+    assert found is not None
+    document = json.loads(found.group(1))
     assert document["samples"] == len(document["facts"]["row"]) == 24
     kept = [row for row, span in enumerate(document["spans"]) if span]
     assert 0 < len(kept) < 24
@@ -109,7 +112,7 @@ def test_thousands_of_samples_stay_responsive(tmp_path: Path) -> None:
     count = 4096
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 60, count)
-    columns = {
+    columns: Columns = {
         "rollout_position": np.arange(count),
         "response_lengths": lengths,
         "total_lengths": lengths + 1,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from dump_batches import ragged
+from stubs.dump_batches import ragged
 
 from rl_dump import DumpError
 from rl_dump.inference import build_columns, column_of
@@ -37,16 +39,21 @@ from rl_dump.inference import build_columns, column_of
         ([], "object", "json", "plain"),
     ],
 )
-def test_values_become_columns(values, kind: str, dtype, form) -> None:
+def test_values_become_columns(values: Any, kind: str, dtype: Any, form: str) -> None:
     field = column_of("x", values).field
     assert (field.kind, field.dtype, field.form) == (kind, dtype, form)
 
 
 def test_a_field_of_the_contract_gets_its_dtype_exactly() -> None:
-    assert column_of("tokens", ragged([[1]], np.int16)).values.dtype == np.int64
-    assert column_of("loss_masks", [[1, 0], [1]]).values.dtype == np.int32
-    assert column_of("truncated", [0, 1]).values.dtype == np.bool_
-    assert column_of("rewards", np.array([1, 2])).values.dtype == np.float64
+    for name, values, dtype in (
+        ("tokens", ragged([[1]], np.int16), np.int64),
+        ("loss_masks", [[1, 0], [1]], np.int32),
+        ("truncated", [0, 1], np.bool_),
+        ("rewards", np.array([1, 2]), np.float64),
+    ):
+        column = column_of(name, values).values
+        assert not isinstance(column, list)
+        assert column.dtype == dtype
     assert column_of("sample_index", [None, None]).field.dtype == "int64"
     assert column_of("rewards", []).field.dtype == "float64"
 
@@ -76,7 +83,7 @@ def test_log_probs_keep_an_arrays_precision_and_lists_take_the_smallest_that_los
         ("x", np.array(["2020-01-01"], "datetime64[D]"), "cannot be stored"),
     ],
 )
-def test_values_that_fit_no_column_are_refused(name: str, values, message: str) -> None:
+def test_values_that_fit_no_column_are_refused(name: str, values: Any, message: str) -> None:
     with pytest.raises(DumpError, match=message):
         column_of(name, values)
 

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from dump_batches import batch, placed, ragged, rollout_columns, taken
+from stubs.dump_batches import Columns, Pair, batch, placed, ragged, rollout_columns, taken
 
-from rl_dump import DumpError, join, open_dump, write_dump
+from rl_dump import DumpError, Join, join, open_dump, write_dump
 
 
-def joined(folder: Path, rollout, train, **header):
+def joined(folder: Path, rollout: Columns, train: Columns, **header: Any) -> Join:
     first = write_dump(folder / "r.parquet", contract="rollout-dump.v1", batch_id=0, columns=rollout)
     second = write_dump(folder / "t.parquet", contract="train-dump.v2", batch_id=0, columns=train, **header)
     with open_dump(first) as left, open_dump(second) as right:
         return join(left, right)
 
 
-def without(columns, *names):
+def without(columns: Columns, *names: str) -> Columns:
     return {name: column for name, column in columns.items() if name not in names}
 
 
-def test_a_permuted_train_dump_is_joined_by_position(tmp_path: Path, columns) -> None:
+def test_a_permuted_train_dump_is_joined_by_position(tmp_path: Path, columns: Columns) -> None:
     order = np.random.default_rng(0).permutation(24)
     result = joined(tmp_path, rollout_columns(columns), taken(columns, order))
     assert [(pair.rollout_row, pair.train_row, pair.method) for pair in result.pairs] == [
@@ -40,7 +41,7 @@ def test_the_permutation_that_moved_rewards_to_other_samples_is_joined_right(tmp
     assert [pair.rollout_row for pair in result.pairs] == order.tolist()
 
 
-def test_dropped_samples_carry_the_noted_reason(tmp_path: Path, columns) -> None:
+def test_dropped_samples_carry_the_noted_reason(tmp_path: Path, columns: Columns) -> None:
     dropped = [
         {"rollout_position": 5, "sample_index": None, "rollout_id": 3, "reason": "does not fill a step"},
         {"rollout_position": None, "sample_index": 1007, "reason": "too long"},
@@ -53,7 +54,7 @@ def test_dropped_samples_carry_the_noted_reason(tmp_path: Path, columns) -> None
     ]
 
 
-def test_a_schedule_or_a_lost_shard_explains_what_is_missing(tmp_path: Path, columns) -> None:
+def test_a_schedule_or_a_lost_shard_explains_what_is_missing(tmp_path: Path, columns: Columns) -> None:
     placed_columns, shards = placed(columns)
     keep = np.flatnonzero((placed_columns["data_parallel_rank"] == 0) & (np.arange(24) != 2))
     schedule = {"contract": "schedule-plan.v1", "arrays": {"dropped_samples": {"dtype": "int64", "shape": [1], "data": [2]}}}
@@ -64,7 +65,7 @@ def test_a_schedule_or_a_lost_shard_explains_what_is_missing(tmp_path: Path, col
     assert reasons[3] == "in the partition of data-parallel rank 1, but that shard's sample is not in the file"
 
 
-def test_a_sample_removed_from_a_rollout_dump_without_positions_moves_nothing(tmp_path: Path, columns) -> None:
+def test_a_sample_removed_from_a_rollout_dump_without_positions_moves_nothing(tmp_path: Path, columns: Columns) -> None:
     keep = [row for row in range(24) if row != 4]
     rollout = without(taken(rollout_columns(columns), keep), "rollout_position")
     result = joined(tmp_path, rollout, columns)
@@ -91,7 +92,7 @@ def test_siblings_of_a_fan_out_that_share_an_index_are_told_apart_by_tokens(tmp_
     assert {(pair.rollout_row, pair.train_row) for pair in result.pairs} == {(0, 1), (1, 0), (2, 2)}
 
 
-def test_other_tokens_at_the_same_position_are_no_pair_and_the_reason_says_where(tmp_path: Path, columns) -> None:
+def test_other_tokens_at_the_same_position_are_no_pair_and_the_reason_says_where(tmp_path: Path, columns: Columns) -> None:
     changed = [item.copy() for item in columns["tokens"]]
     changed[3][2] += 1
     result = joined(tmp_path, rollout_columns(columns), {**columns, "tokens": ragged(changed, np.int64)})
@@ -99,14 +100,14 @@ def test_other_tokens_at_the_same_position_are_no_pair_and_the_reason_says_where
     assert result.missing_in_rollout[0].reason == "the sample of the same position is another one: its tokens differ from token 2 on"
 
 
-def test_an_unknown_sample_is_missing_on_either_side(tmp_path: Path, columns) -> None:
+def test_an_unknown_sample_is_missing_on_either_side(tmp_path: Path, columns: Columns) -> None:
     result = joined(tmp_path, taken(rollout_columns(columns), range(20)), taken(columns, range(4, 24)))
     assert [entry.rollout_position for entry in result.missing_in_train] == [0, 1, 2, 3]
     assert [entry.rollout_position for entry in result.missing_in_rollout] == [20, 21, 22, 23]
     assert "holds no sample at position 20 or with sample_index 1020" in result.missing_in_rollout[0].reason
 
 
-def test_swapped_or_unrelated_dumps_are_refused(tmp_path: Path, pair, columns) -> None:
+def test_swapped_or_unrelated_dumps_are_refused(tmp_path: Path, pair: Pair, columns: Columns) -> None:
     with open_dump(pair[0]) as rollout, open_dump(pair[1]) as train:
         with pytest.raises(DumpError, match="rollout dump first, train dump second"):
             join(train, rollout)

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from stubs.dump_batches import Columns, Pair
 
-from rl_dump import open_dump
+from rl_dump import RaggedArray, open_dump
 
 
 @pytest.fixture
-def train(pair):
+def train(pair: Pair) -> Path:
     return pair[1]
 
 
 @pytest.fixture
-def expected(train):
+def expected(train: Path) -> dict[str, Any]:
     with open_dump(train) as dump:
         return {
             name: dump.column(name)
@@ -25,20 +28,20 @@ def expected(train):
         }
 
 
-def same(found, column) -> None:
+def same(found: Sequence[Any], column: RaggedArray | Sequence[Any]) -> None:
     assert len(found) == len(column)
     for mine, theirs in zip(column, found, strict=True):
         assert np.array_equal(mine, np.asarray(theirs))
 
 
-def test_pandas_reads_it(train, expected) -> None:
+def test_pandas_reads_it(train: Path, expected: dict[str, Any]) -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.read_parquet(train)
     for name, column in expected.items():
         same(frame[name], column)
 
 
-def test_polars_reads_it(train, expected) -> None:
+def test_polars_reads_it(train: Path, expected: dict[str, Any]) -> None:
     polars = pytest.importorskip("polars")
     frame = polars.read_parquet(train)
     for name, column in expected.items():
@@ -46,7 +49,7 @@ def test_polars_reads_it(train, expected) -> None:
     assert frame.filter(polars.col("response_lengths") > 10)["log_probs"].list.mean().len() > 0
 
 
-def test_duckdb_reads_it(train, expected) -> None:
+def test_duckdb_reads_it(train: Path, expected: dict[str, Any]) -> None:
     duckdb = pytest.importorskip("duckdb")
     for name, column in expected.items():
         same([row[0] for row in duckdb.sql(f"select {name} from '{train}'").fetchall()], column)
@@ -54,7 +57,7 @@ def test_duckdb_reads_it(train, expected) -> None:
     assert total == len(expected["tokens"].values)
 
 
-def test_pyarrow_finds_the_header_in_the_files_metadata(train) -> None:
+def test_pyarrow_finds_the_header_in_the_files_metadata(train: Path) -> None:
     import pyarrow.parquet as pq
 
     header = json.loads(pq.read_schema(train).metadata[b"rl_dump"]) if b"rl_dump" in (pq.read_schema(train).metadata or {}) else None
@@ -64,13 +67,13 @@ def test_pyarrow_finds_the_header_in_the_files_metadata(train) -> None:
 
 def test_a_file_with_packed_columns_opens_everywhere(tmp_path: Path) -> None:
     """Byte-stream split, delta and dictionary pages, each chosen because it pays."""
-    from dump_batches import ragged
+    from stubs.dump_batches import ragged
 
     from rl_dump import write_dump
 
     rng = np.random.default_rng(0)
     lengths = np.full(64, 500)
-    columns = {
+    columns: Columns = {
         "response_lengths": lengths,
         "tokens": ragged(rng.integers(0, 100_000, (64, 500)), np.int64),
         "log_probs": ragged(-np.exp2(-rng.integers(0, 4, (64, 500)) * 1.0), np.float32),

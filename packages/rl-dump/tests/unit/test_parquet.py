@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from dump_batches import ragged
+from stubs.dump_batches import Columns, ragged
 
 from rl_dump import DumpError, write_dump
-from rl_dump.encoding import DELTA, DICTIONARY, PLAIN, SPLIT, choose_encodings
+from rl_dump.encoding import DELTA, DICTIONARY, PLAIN, SPLIT, Encoding, choose_encodings
+from rl_dump.fields import ColumnInput
 from rl_dump.inference import column_of
 from rl_dump.parquet import checksum, decode, encode, smallest_stored
 
 
-def chosen(values):
+def chosen(values: ColumnInput) -> Encoding:
     column = column_of("x", values)
     return choose_encodings([column.field], {"x": encode(column)})["x"]
 
@@ -47,7 +49,7 @@ def test_checksums_depend_on_values_and_lengths_and_on_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("values", [["a", None, "ü"], [1, None, 3], [True, False], [0.5, float("nan")], [{"a": 1}, None]])
-def test_encode_and_decode_are_inverse_for_slices_too(values) -> None:
+def test_encode_and_decode_are_inverse_for_slices_too(values: Any) -> None:
     column = column_of("x", values)
     array = pa.concat_arrays([encode(column), encode(column)]).slice(len(values))
     found = decode(column.field, array)
@@ -68,12 +70,12 @@ def test_an_array_of_another_type_is_refused() -> None:
         decode(field, pa.array([1]))
 
 
-def test_a_file_that_another_program_rewrote_is_refused_not_believed(tmp_path: Path, columns) -> None:
+def test_a_file_that_another_program_rewrote_is_refused_not_believed(tmp_path: Path, columns: Columns) -> None:
     path = write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns)
     table, metadata = pq.read_table(path), pq.read_metadata(path).metadata
     from rl_dump import open_dump
 
-    def rewritten(table):
+    def rewritten(table: pa.Table) -> Path:
         with pq.ParquetWriter(path, table.schema.remove_metadata()) as writer:
             writer.write_table(table)
             writer.add_key_value_metadata({key: value for key, value in metadata.items() if key.startswith(b"rl_dump")})

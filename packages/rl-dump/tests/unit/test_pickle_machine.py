@@ -9,6 +9,7 @@ import resource
 import struct
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,19 +18,19 @@ from rl_dump.archive.pickle_machine import run_pickle
 from rl_dump.archive.tensors import archive_globals, storage_of
 
 
-def machine(data, **options):
+def machine(data: bytes, **options: Any) -> Any:
     return run_pickle(data, known=archive_globals(), persistent_load=storage_of, where="file.pt", **options)
 
 
 class Evil:
-    def __init__(self, *call) -> None:
+    def __init__(self, *call: Any) -> None:
         self.call = call
 
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         return self.call
 
 
-def _refused_classes():
+def _refused_classes() -> list[tuple[object, str]]:
     import builtins
     import functools
     import subprocess
@@ -50,7 +51,7 @@ def _refused_classes():
 
 @pytest.mark.parametrize("protocol", [3, 4])
 @pytest.mark.parametrize(("value", "name"), _refused_classes())
-def test_hostile_classes_are_refused_by_name_and_nothing_runs(value, name: str, protocol: str, tmp_path: Path) -> None:
+def test_hostile_classes_are_refused_by_name_and_nothing_runs(value: Any, name: str, protocol: int, tmp_path: Path) -> None:
     target = tmp_path / "ran"
     if isinstance(value, Evil) and "{target}" in repr(value.call):
         call = (
@@ -101,7 +102,7 @@ def test_hostile_classes_are_refused_by_name_and_nothing_runs(value, name: str, 
         (b"\x80\x02cnumpy\ndtype\nX\x01\x00\x00\x00O\x85R.", "not a boolean, integer or float"),
     ],
 )
-def test_pickles_that_are_no_data_are_refused_in_one_line(data, message: str) -> None:
+def test_pickles_that_are_no_data_are_refused_in_one_line(data: bytes, message: str) -> None:
     with pytest.raises(DumpError, match=message) as failure:
         machine(data)
     assert "\n" not in str(failure.value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -73,7 +75,7 @@ def test_equality_is_of_bits_and_dtype() -> None:
         (5, [0, 1], "at least one dimension"),
     ],
 )
-def test_offsets_that_do_not_fit_are_refused(values, offsets, message: str) -> None:
+def test_offsets_that_do_not_fit_are_refused(values: Any, offsets: Any, message: str) -> None:
     with pytest.raises(RaggedError, match=message):
         RaggedArray(np.array(values), np.array(offsets))
 
@@ -86,7 +88,7 @@ def test_offsets_that_do_not_fit_are_refused(values, offsets, message: str) -> N
         ([np.zeros((1, 2)), np.zeros((1, 3))], np.float64, "different trailing dimensions"),
     ],
 )
-def test_lists_that_do_not_fit_are_refused(items, dtype, message: str) -> None:
+def test_lists_that_do_not_fit_are_refused(items: Any, dtype: Any, message: str) -> None:
     with pytest.raises(RaggedError, match=message):
         RaggedArray.from_list(items, dtype)
 

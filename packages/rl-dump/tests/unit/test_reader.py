@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from dump_batches import placed, taken
+from stubs.dump_batches import Columns, Pair, placed, taken
 
-from rl_dump import DumpError, open_dump, write_dump
+from rl_dump import DumpError, Problem, open_dump, write_dump
 
 
-def test_samples_by_row_from_either_end(pair) -> None:
+def test_samples_by_row_from_either_end(pair: Pair) -> None:
     with open_dump(pair[1]) as dump:
         last = dump.sample(-1)
         assert last["rollout_position"] == 23
@@ -24,12 +25,12 @@ def test_samples_by_row_from_either_end(pair) -> None:
                 dump.sample(row)
 
 
-def test_an_unknown_field_is_refused_naming_those_there_are(pair) -> None:
+def test_an_unknown_field_is_refused_naming_those_there_are(pair: Pair) -> None:
     with open_dump(pair[1]) as dump, pytest.raises(DumpError, match="no field 'nope'; it has rollout_position, "):
         dump.column("nope")
 
 
-def test_a_damaged_column_leaves_the_others_readable(pair) -> None:
+def test_a_damaged_column_leaves_the_others_readable(pair: Pair) -> None:
     path = pair[1]
     group = pq.ParquetFile(path).metadata.row_group(0)
     column = next(group.column(index) for index in range(group.num_columns) if group.column(index).path_in_schema.startswith("entropy"))
@@ -45,7 +46,7 @@ def test_a_damaged_column_leaves_the_others_readable(pair) -> None:
         assert [problem.code for problem in dump.verify()] == ["damaged"]
 
 
-def test_the_name_says_what_it_is(pair) -> None:
+def test_the_name_says_what_it_is(pair: Pair) -> None:
     with open_dump(pair[1]) as dump:
         assert repr(dump) == f"Dump({str(pair[1])!r}, train-dump.v2, batch 0, 24 samples, 24 fields)"
 
@@ -56,13 +57,13 @@ def test_positions_are_rows_where_the_dump_holds_none(tmp_path: Path) -> None:
         assert dump.positions().tolist() == [0, 1, 2]
 
 
-def problems(folder: Path, columns, **header):
+def problems(folder: Path, columns: Columns, **header: Any) -> dict[str, Problem]:
     path = write_dump(folder / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns, **header)
     with open_dump(path) as dump:
         return {problem.code: problem for problem in dump.verify()}
 
 
-def test_verify_finds_what_is_inconsistent(tmp_path: Path, columns) -> None:
+def test_verify_finds_what_is_inconsistent(tmp_path: Path, columns: Columns) -> None:
     columns, shards = placed(columns)
     assert problems(tmp_path, columns, dp_shards=shards) == {}
     assert problems(tmp_path, taken(columns, [1, 0, *range(2, 24)]), dp_shards=shards)["order"].row == 1

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from stubs.dump_batches import Columns, Pair
 
 from rl_dump import DumpError, export_micro_batch, open_dump
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".pt"])
-def test_the_export_holds_the_micro_batchs_samples_and_where_they_ran(tmp_path: Path, pair, suffix) -> None:
+def test_the_export_holds_the_micro_batchs_samples_and_where_they_ran(tmp_path: Path, pair: Pair, suffix: str) -> None:
     if suffix == ".pt":
         pytest.importorskip("torch")
     with open_dump(pair[1]) as dump:
@@ -37,12 +38,12 @@ def test_the_export_holds_the_micro_batchs_samples_and_where_they_ran(tmp_path: 
         assert one.verify() == []
 
 
-def test_a_micro_batch_that_is_not_there_is_refused_naming_the_highest(tmp_path: Path, pair) -> None:
+def test_a_micro_batch_that_is_not_there_is_refused_naming_the_highest(tmp_path: Path, pair: Pair) -> None:
     with open_dump(pair[1]) as dump, pytest.raises(DumpError, match=r"no sample ran in step 0, rank 1, micro-batch 9 .*'micro-batch': 3"):
         export_micro_batch(dump, tmp_path / "x.parquet", step=0, data_parallel_rank=1, micro_batch=9)
 
 
-def test_rollout_dumps_and_dumps_without_places_are_refused(tmp_path: Path, pair, columns) -> None:
+def test_rollout_dumps_and_dumps_without_places_are_refused(tmp_path: Path, pair: Pair, columns: Columns) -> None:
     from rl_dump import write_dump
 
     with open_dump(pair[0]) as dump, pytest.raises(DumpError, match="only a train-dump"):

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from dump_batches import ragged, write_pair
+from stubs.dump_batches import Columns, Pair, ragged, write_pair
 
-from rl_dump import DumpError, open_dump, summary, trend, write_dump
+from rl_dump import Dump, DumpError, FieldSummary, open_dump, summary, trend, write_dump
 from rl_dump.derived import kept_set_sizes, log_prob_gap
 
 
 @pytest.fixture
-def small(tmp_path: Path):
-    columns = {
+def small(tmp_path: Path) -> Iterator[Dump]:
+    columns: Columns = {
         "response_lengths": np.array([2, 2]),
         "loss_masks": ragged([[1, 0], [1, 1]], np.int32),
         "log_probs": ragged([[-1, 99], [-3, np.nan]], np.float32),
@@ -28,31 +29,38 @@ def small(tmp_path: Path):
         yield dump
 
 
-def test_per_token_fields_are_summarised_over_trained_tokens(small) -> None:
-    found = summary(small).field("log_probs")
+def field(dump: Dump, name: str) -> FieldSummary:
+    found = summary(dump).field(name)
+    assert found is not None
+    return found
+
+
+def test_per_token_fields_are_summarised_over_trained_tokens(small: Dump) -> None:
+    found = field(small, "log_probs")
     assert (found.count, found.minimum, found.maximum, found.mean, found.num_non_finite) == (3, -3.0, -1.0, -2.0, 1)
-    assert summary(small).field("loss_masks").mean == 0.75
+    assert field(small, "loss_masks").mean == 0.75
 
 
-def test_missing_values_are_counted(small) -> None:
-    assert summary(small).field("sample_index").num_missing == 1
-    found = summary(small).field("teacher_log_probs")
+def test_missing_values_are_counted(small: Dump) -> None:
+    assert field(small, "sample_index").num_missing == 1
+    found = field(small, "teacher_log_probs")
     assert (found.num_missing, found.mean) == (1, 1.5)
 
 
-def test_the_gap_and_the_kept_sets_are_derived(small) -> None:
-    gap = log_prob_gap(small)
+def test_the_gap_and_the_kept_sets_are_derived(small: Dump) -> None:
+    gap, sizes = log_prob_gap(small), kept_set_sizes(small)
+    assert gap is not None
+    assert sizes is not None
     assert gap[0].tolist() == [0.5, 0.0], "an untrained token has no gap"
-    assert [item.tolist() for item in kept_set_sizes(small)] == [[3, 1], [0, 2]]
-    found = summary(small)
-    assert found.field("log_prob_gap").mean == 0.25
-    assert found.field("kept_set_size").mean == pytest.approx(5 / 3)
+    assert [item.tolist() for item in sizes] == [[3, 1], [0, 2]]
+    assert field(small, "log_prob_gap").mean == 0.25
+    assert field(small, "kept_set_size").mean == pytest.approx(5 / 3)
 
 
 def test_an_empty_dump_has_no_means(tmp_path: Path) -> None:
     path = write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=0, columns={"rewards": np.zeros(0)})
     with open_dump(path) as dump:
-        assert summary(dump).field("rewards").mean is None
+        assert field(dump, "rewards").mean is None
 
 
 def test_trend_sorts_by_batch_numbers_first(tmp_path: Path) -> None:
@@ -60,6 +68,6 @@ def test_trend_sorts_by_batch_numbers_first(tmp_path: Path) -> None:
     assert [batch.batch_id for batch in trend(paths)] == [2, 10, "eval_1"]
 
 
-def test_trend_over_two_kinds_is_refused(pair) -> None:
+def test_trend_over_two_kinds_is_refused(pair: Pair) -> None:
     with pytest.raises(DumpError, match="different contracts"):
         trend(pair)

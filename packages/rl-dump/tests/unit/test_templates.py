@@ -26,7 +26,7 @@ def test_both_names_of_the_batch_counter_are_filled_in() -> None:
         ("{batch_id}.json", "must end in .parquet or .pt"),
     ],
 )
-def test_templates_that_are_none_are_refused(template, message: str) -> None:
+def test_templates_that_are_none_are_refused(template: str, message: str) -> None:
     with pytest.raises(DumpError, match=message):
         resolve_template(template, batch_id=0)
     with pytest.raises(DumpError, match=message):
@@ -34,7 +34,7 @@ def test_templates_that_are_none_are_refused(template, message: str) -> None:
 
 
 @pytest.mark.parametrize("batch_id", ["", "a/b", "..\\x"])
-def test_batch_ids_that_leave_the_folder_are_refused(batch_id) -> None:
+def test_batch_ids_that_leave_the_folder_are_refused(batch_id: str) -> None:
     with pytest.raises(DumpError, match="cannot be part of a file name"):
         resolve_template("{batch_id}.pt", batch_id=batch_id)
 
@@ -48,7 +48,7 @@ def test_a_word_under_a_numeric_format_is_refused() -> None:
     ("rollout", "train"),
     [("d/{batch_id}.pt", "d/{batch_id}.pt"), ("d/{batch_id}.pt", "d/{rollout_id}.pt"), ("d/{batch_id}.pt", "d/../d/./{batch_id}.pt")],
 )
-def test_equal_paths_for_both_dumps_are_refused_however_written(rollout, train) -> None:
+def test_equal_paths_for_both_dumps_are_refused_however_written(rollout: str, train: str) -> None:
     with pytest.raises(DumpError, match="both write to"):
         check_templates(rollout=rollout, train=train)
 

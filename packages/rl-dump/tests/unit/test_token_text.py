@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from rl_dump import DumpError
 from rl_dump.token_text import token_bytes
 
 
-def tokens(folder: Path, **document):
+def tokens(folder: Path, **document: Any) -> Any:
     (folder / "tokenizer.json").write_text(json.dumps(document))
     return token_bytes(folder)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import zipfile
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from dump_batches import batch, rollout_columns
+from stubs.dump_batches import Columns, batch, equal, items_of, numbers_of, rollout_columns
 
 from rl_dump import DumpError, RaggedArray, convert, open_dump, write_dump
 from rl_dump.archive.pickle_machine import run_pickle
@@ -19,12 +21,12 @@ from rl_dump.documents import Tensor
 from rl_dump.torch import write_torch_archive
 
 
-def train_file(path: Path, samples, **top):
+def train_file(path: Path, samples: list[dict[str, Any]], **top: Any) -> Path:
     torch.save({"format_version": 2, "rollout_id": 3, "rank": 0, "samples": samples, "dp_shards": [], **top}, path / "x.pt")
     return path / "x.pt"
 
 
-def one(path: Path, value):
+def one(path: Path, value: object) -> Any:
     with open_dump(train_file(path, [{"x": value}])) as dump:
         return dump.sample(0)["x"]
 
@@ -50,7 +52,7 @@ BASE = torch.arange(24, dtype=torch.float32).reshape(4, 6)
         *(torch.tensor([0.5, -3.25, float("inf")]).to(dtype) for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)),
     ],
 )  # fmt: skip
-def test_every_layout_and_dtype_reads_as_torch_reads_it(tmp_path: Path, tensor) -> None:
+def test_every_layout_and_dtype_reads_as_torch_reads_it(tmp_path: Path, tensor: torch.Tensor) -> None:
     found = one(tmp_path, tensor)
     expected = tensor.detach().float().numpy() if tensor.dtype == torch.bfloat16 else tensor.detach().numpy()
     assert found.dtype == expected.dtype
@@ -68,7 +70,7 @@ def test_tensors_that_share_a_storage_read_right(tmp_path: Path) -> None:
 def test_zero_dimensional_tensors_are_numbers(tmp_path: Path) -> None:
     samples = [{"rollout_mask_sums": torch.tensor(float(value))} for value in (3, 4)]
     with open_dump(train_file(tmp_path, samples)) as dump:
-        found = dump.column("loss_denominators")
+        found = numbers_of(dump, "loss_denominators")
         assert found.dtype == np.float32
         assert found.tolist() == [3.0, 4.0]
         assert dump.fields["loss_denominators"].form == "tensor"
@@ -91,9 +93,9 @@ def test_nested_values_none_and_numpy_come_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [np.float64(1.5), np.int32(3), np.bool_(True)])
-def test_numpy_scalars_are_numbers(tmp_path: Path, value) -> None:
+def test_numpy_scalars_are_numbers(tmp_path: Path, value: np.generic) -> None:
     with open_dump(train_file(tmp_path, [{"x": value}, {"x": value}])) as dump:
-        assert dump.column("x").dtype == value.dtype
+        assert numbers_of(dump, "x").dtype == value.dtype
         assert dump.column("x")[0] == value
         assert dump.fields["x"].form == "generic"
 
@@ -142,18 +144,18 @@ def test_a_slime_train_dump_reads_under_the_contracts_names(tmp_path: Path) -> N
         assert dump.raw_reward == [0.5, 1.0]
         assert dump.column("sample_index") == [7, None]
         assert dump.column("nucleus_ids")[0].tolist() == [1, 2, 3, 4]
-        assert dump.column("nucleus_offsets").dtype == np.int64
-        assert dump.column("loss_denominators").tolist() == [3.0, 3.0]
+        assert items_of(dump, "nucleus_offsets").dtype == np.int64
+        assert numbers_of(dump, "loss_denominators").tolist() == [3.0, 3.0]
         assert dump.column("source_names") == ["math", "math"]
         assert dump.fields["log_probs"].response_aligned
         assert dump.verify() == []
         converted = convert(dump.path, tmp_path / "y.parquet")
     with open_dump(converted) as dump:
-        assert dump.column("log_probs")[1].tolist() == samples[1]["log_probs"].tolist()
+        assert np.array_equal(dump.column("log_probs")[1], np.asarray(samples[1]["log_probs"]))
         assert dump.header["producer"]["distribution"] == "slime"
 
 
-def slime_sample(**change):
+def slime_sample(**change: Any) -> dict[str, Any]:
     sample = {
         "group_index": 0, "index": 4, "rollout_id": 1, "prompt": [{"role": "user", "content": "1+1?"}], "tokens": [1, 2, 3], "response": "2.", "response_length": 2,
         "label": "2", "reward": 1, "loss_mask": [1, 0], "weight_versions": ["7"], "rollout_log_probs": [-0.5, 0.0], "rollout_top_p_token_ids": None,
@@ -169,13 +171,13 @@ def test_a_slime_rollout_dump_reads_under_the_contracts_names(tmp_path: Path) ->
     )
     with open_dump(tmp_path / "r.pt") as dump:
         assert (dump.contract, dump.batch_id) == ("rollout-dump.v1", "eval_3")
-        assert dump.column("sample_index").tolist() == [4, 5]
-        assert dump.column("rollout_position").tolist() == [0, 1]
-        assert dump.column("raw_reward").tolist() == [1.0, 0.5]
+        assert numbers_of(dump, "sample_index").tolist() == [4, 5]
+        assert numbers_of(dump, "rollout_position").tolist() == [0, 1]
+        assert numbers_of(dump, "raw_reward").tolist() == [1.0, 0.5]
         assert dump.column("loss_masks")[0].tolist() == [1, 0]
         assert dump.column("loss_masks")[1] is None
         assert dump.column("rollout_log_probs")[0].dtype == np.float32
-        assert dump.column("truncated").tolist() == [True, False]
+        assert numbers_of(dump, "truncated").tolist() == [True, False]
         assert dump.column("finish_reason") == ["length", "stop"]
         assert dump.column("metadata")[0] == {"k": [1, {"z": None}]}
         assert dump.column("trace") == [{"t": 1.5}] * 2
@@ -197,7 +199,7 @@ def test_float_lists_that_need_double_precision_keep_it(tmp_path: Path) -> None:
 
 def test_our_archive_and_our_parquet_read_the_same(tmp_path: Path) -> None:
     columns = batch(12)
-    header = {
+    header: dict[str, Any] = {
         "contract": "train-dump.v2",
         "batch_id": 5,
         "dp_shards": [{"rank": 0, "partition": list(range(12))}],
@@ -209,10 +211,7 @@ def test_our_archive_and_our_parquet_read_the_same(tmp_path: Path) -> None:
     with open_dump(parquet) as first, open_dump(archive) as second:
         assert list(first.fields) == list(second.fields)
         for name in columns:
-            left, right = first.column(name), second.column(name)
-            assert (
-                (left == right) if isinstance(left, (RaggedArray, list)) else (left.tobytes(), left.dtype) == (right.tobytes(), right.dtype)
-            )
+            assert equal(first.column(name), second.column(name)), name
         for row in (0, 11):
             one_sample, other = first.sample(row), second.sample(row)
             assert list(one_sample) == list(other)
@@ -237,9 +236,12 @@ def test_other_tools_load_our_archive(tmp_path: Path) -> None:
 def test_empty_tensors_of_several_types_can_stand_in_one_archive(tmp_path: Path) -> None:
     empty = {name: np.zeros(0, dtype) for name, dtype in (("a", np.float32), ("b", np.float64), ("c", np.int64))}
     nested = {name: Tensor(array, array.dtype.name) for name, array in empty.items()}
-    columns = {**{name: RaggedArray.from_list([array, array], array.dtype) for name, array in empty.items()}, "label": [nested, None]}
+    columns: Columns = {
+        **{name: RaggedArray.from_list([array, array], array.dtype) for name, array in empty.items()},
+        "label": [nested, None],
+    }
     with open_dump(write_torch_archive(tmp_path / "e.pt", contract="train-dump.v2", batch_id=0, columns=columns)) as dump:
-        assert {name: dump.column(name).dtype for name in empty} == {name: array.dtype for name, array in empty.items()}
+        assert {name: items_of(dump, name).dtype for name in empty} == {name: array.dtype for name, array in empty.items()}
         assert dump.column("label") == [nested, None]
 
 
@@ -248,7 +250,7 @@ def test_bfloat16_stays_bfloat16_through_both_containers(tmp_path: Path) -> None
     first = convert(train_file(tmp_path, samples), tmp_path / "y.parquet")
     with open_dump(first) as dump:
         assert (dump.fields["x"].dtype, dump.fields["x"].stored) == ("bfloat16", "float32")
-        assert dump.column("x").dtype == np.float32
+        assert items_of(dump, "x").dtype == np.float32
     again = torch.load(convert(first, tmp_path / "z.pt"), weights_only=True)
     assert all(
         torch.equal(sample["x"], other["x"]) and other["x"].dtype == torch.bfloat16
@@ -275,7 +277,7 @@ def test_bfloat16_stays_bfloat16_through_both_containers(tmp_path: Path) -> None
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_files_that_are_no_dumps_are_refused_in_one_line(tmp_path: Path, write, message: str) -> None:
+def test_files_that_are_no_dumps_are_refused_in_one_line(tmp_path: Path, write: Callable[[Path], object], message: str) -> None:
     write(tmp_path / "x.pt")
     with pytest.raises(DumpError, match=message) as failure:
         open_dump(tmp_path / "x.pt")
@@ -334,5 +336,5 @@ def test_reading_whole_tensors_by_pattern_changes_nothing(tmp_path: Path) -> Non
     path = write_torch_archive(tmp_path / "a.pt", contract="train-dump.v2", batch_id=5, columns=batch(40))
     with zipfile.ZipFile(path) as file:
         data = file.read("archive/data.pkl")
-    options = {"known": archive_globals(), "persistent_load": storage_of, "where": "f"}
+    options: dict[str, Any] = {"known": archive_globals(), "persistent_load": storage_of, "where": "f"}
     assert run_pickle(data, **options) == run_pickle(data, patterns=False, **options)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from dump_batches import batch
+from stubs.dump_batches import batch, equal, items_of, numbers_of
 
-from rl_dump import BackgroundWriter, DumpError, RaggedArray, WriteError, open_dump
+from rl_dump import BackgroundWriter, Dump, DumpError, RaggedArray, WriteError, open_dump
 from rl_dump.torch import DumpTopology, restore_context_parallel_fields_to_cpu, save_debug_train_data
 from rl_dump.torch.columns import end_to_end, new_cpu_tensor
 
 ALONE = DumpTopology(global_rank=0)
 
 
-def trainer_batch(num_samples=12):
+def trainer_batch(num_samples: int = 12) -> dict[str, Any]:
     """A batch as a trainer holds it: lists of tensors."""
     columns = batch(num_samples)
     data = {}
@@ -40,8 +42,10 @@ def trainer_batch(num_samples=12):
     }
 
 
-def saved(folder: Path, data, **options):
-    return open_dump(save_debug_train_data(folder / "t_{batch_id}.parquet", batch_id=3, rollout_data=data, topology=ALONE, **options))
+def saved(folder: Path, data: dict[str, Any], **options: Any) -> Dump:
+    path = save_debug_train_data(folder / "t_{batch_id}.parquet", batch_id=3, rollout_data=data, topology=ALONE, **options)
+    assert path is not None
+    return open_dump(path)
 
 
 def test_the_dump_holds_what_the_trainer_held_and_where_it_ran(tmp_path: Path) -> None:
@@ -49,12 +53,10 @@ def test_the_dump_holds_what_the_trainer_held_and_where_it_ran(tmp_path: Path) -
     with saved(tmp_path, data, raw_reward=columns["raw_reward"], metadata={"lr": 1e-6}) as dump:
         assert dump.path.name == "t_3.parquet"
         for name, column in columns.items():
-            found = dump.column(name)
-            assert found == column if isinstance(column, (RaggedArray, list)) else np.array_equal(found, column), name
-            assert getattr(found, "dtype", None) == getattr(column, "dtype", None)
-        assert dump.column("step").tolist() == [0] * 6 + [1] * 6
-        assert dump.column("micro_batch").tolist() == [0] * 12
-        assert dump.column("data_parallel_rank").tolist() == [0] * 12
+            assert equal(dump.column(name), column), name
+        assert numbers_of(dump, "step").tolist() == [0] * 6 + [1] * 6
+        assert numbers_of(dump, "micro_batch").tolist() == [0] * 12
+        assert numbers_of(dump, "data_parallel_rank").tolist() == [0] * 12
         assert dump.dp_shards == [
             {
                 "rank": 0,
@@ -74,8 +76,8 @@ def test_samples_stand_in_rollout_order_whatever_the_shards_order(tmp_path: Path
     data = trainer_batch()
     data["partition"] = list(range(11, -1, -1))
     with saved(tmp_path, data) as dump:
-        assert dump.column("rollout_position").tolist() == list(range(12))
-        assert dump.column("sample_index").tolist() == list(range(1011, 999, -1))
+        assert numbers_of(dump, "rollout_position").tolist() == list(range(12))
+        assert numbers_of(dump, "sample_index").tolist() == list(range(1011, 999, -1))
 
 
 def test_without_positions_the_index_orders_and_without_both_there_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -83,7 +85,7 @@ def test_without_positions_the_index_orders_and_without_both_there_is_a_warning(
     del data["partition"]
     data["sample_index"] = list(range(12, 0, -1))
     with saved(tmp_path, data) as dump:
-        assert dump.column("sample_index").tolist() == list(range(1, 13))
+        assert numbers_of(dump, "sample_index").tolist() == list(range(1, 13))
     del data["sample_index"]
     with saved(tmp_path, data):
         assert "not every sample has a rollout_position or a sample_index" in caplog.text
@@ -116,6 +118,7 @@ def test_training_may_change_its_tensors_as_soon_as_the_call_returns(tmp_path: P
             item.fill_(7)
         data["rewards"][0] = 99.0
         data["micro_batch_indices"][0].clear()
+    assert path is not None
     with open_dump(path) as dump:
         assert all(np.array_equal(found, item.numpy()) for found, item in zip(dump.column("advantages"), expected, strict=True))
         assert dump.column("rewards")[0] != 99.0
@@ -126,11 +129,12 @@ def test_tensors_that_require_grad_are_dumped_detached(tmp_path: Path) -> None:
     data = trainer_batch()
     data["log_probs"] = [item.requires_grad_() for item in data["log_probs"]]
     with saved(tmp_path, data) as dump:
-        assert dump.column("log_probs").dtype == np.float32
+        assert items_of(dump, "log_probs").dtype == np.float32
 
 
 def test_the_suffix_chooses_the_container(tmp_path: Path) -> None:
     path = save_debug_train_data(tmp_path / "{batch_id}.pt", batch_id=1, rollout_data=trainer_batch(), topology=ALONE)
+    assert path is not None
     assert len(torch.load(path, weights_only=True)["samples"]) == 12
     with open_dump(path) as dump, saved(tmp_path, trainer_batch()) as other:
         assert dump.column("log_probs") == other.column("log_probs")
@@ -165,7 +169,7 @@ def test_a_failed_background_write_raises_at_the_next_batch_with_the_path(tmp_pa
         ({"partition": [0] * 12}, "rollout_position 0 is in more than one place"),
     ],
 )
-def test_a_batch_that_makes_no_dump_is_refused(tmp_path: Path, change, message: str) -> None:
+def test_a_batch_that_makes_no_dump_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     with pytest.raises(DumpError, match=message):
         saved(tmp_path, {**trainer_batch(), **change})
     assert list(tmp_path.iterdir()) == []
@@ -191,14 +195,18 @@ def test_restoring_keeps_one_chunk_at_a_time_and_copies_only_where_asked() -> No
     }
     calls = []
 
-    def gather(pieces, totals, responses, *, samples):
-        calls.append(sum(responses) * 4)
-        assert list(totals) == list(responses) == lengths[samples.start : samples.stop]
+    def gather(
+        pieces: Sequence[torch.Tensor], total_lengths: Sequence[int], response_lengths: Sequence[int], *, samples: range
+    ) -> list[torch.Tensor]:
+        calls.append(sum(response_lengths) * 4)
+        assert list(total_lengths) == list(response_lengths) == lengths[samples.start : samples.stop]
         return [piece.clone() for piece in pieces]
 
     kept = restore_context_parallel_fields_to_cpu(data, gather, keep_restored=True, chunk_bytes=120)
     assert calls == [120, 120, 52]
-    assert [item.tolist() for item in kept.values["log_probs"]] == [item.tolist() for item in data["log_probs"]]
+    assert [item.tolist() for item in kept.values["log_probs"]] == [
+        torch.arange(length, dtype=torch.float32).tolist() for length in lengths
+    ]
     calls.clear()
     discarded = restore_context_parallel_fields_to_cpu(data, gather, keep_restored=False, chunk_bytes=120)
     assert calls == [120, 120, 52]
@@ -216,7 +224,7 @@ def test_restored_fields_are_right_however_the_gathered_tensors_lie(layout: str)
     lengths = [3, 0, 2, 4]
     shape = (9, 2) if layout == "wide" else (9,)
     flat = torch.arange(18 if layout == "wide" else 9, dtype=torch.float32).reshape(shape)
-    parts = list(flat.split(lengths))
+    parts = list(torch.split(flat, lengths))
     given = {
         "one storage": parts,
         "wide": parts,
@@ -226,12 +234,14 @@ def test_restored_fields_are_right_however_the_gathered_tensors_lie(layout: str)
     }[layout]
     data = {"total_lengths": [5] * 4, "response_lengths": lengths, "log_probs": [torch.zeros((0, *shape[1:]))] * 4}
     restored = restore_context_parallel_fields_to_cpu(data, lambda *_, **__: given, keep_restored=True)
-    assert np.array_equal(restored.values["log_probs"].values, flat.numpy())
+    found = restored.values["log_probs"]
+    assert isinstance(found, RaggedArray)
+    assert np.array_equal(found.values, flat.numpy())
 
 
 def test_tensors_that_lie_end_to_end_are_one_view() -> None:
     flat = torch.arange(12.0)
-    for parts in ([flat[:3], flat[3:3], flat[3:7]], list(flat.reshape(6, 2).split([1, 2, 3]))):
+    for parts in ([flat[:3], flat[3:3], flat[3:7]], list(torch.split(flat.reshape(6, 2), [1, 2, 3]))):
         whole = end_to_end(parts)
         assert whole is not None
         assert whole.data_ptr() == flat.data_ptr()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ def test_of_all_ranks_exactly_one_writes_and_it_is_the_last_stages_first() -> No
         ({"deadline_seconds": 0}, "deadline_seconds must be positive"),
     ],
 )
-def test_places_that_do_not_fit_are_refused(places, message: str) -> None:
+def test_places_that_do_not_fit_are_refused(places: dict[str, Any], message: str) -> None:
     with pytest.raises(DumpError, match=message):
         DumpTopology(global_rank=0, **places)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rl_dump import DumpError
-from rl_dump.archive import tree
 from rl_dump.archive.tree import check_tree
+from rl_dump.documents import MAX_DEPTH
 
 
 def test_plain_data_passes() -> None:
@@ -22,7 +23,7 @@ def test_shared_containers_pass() -> None:
 
 
 def test_doubling_is_refused_without_being_walked() -> None:
-    node = [0]
+    node: list[Any] = [0]
     for _ in range(60):
         node = [node, node]
     start = time.process_time()
@@ -32,18 +33,18 @@ def test_doubling_is_refused_without_being_walked() -> None:
 
 
 def test_cycles_and_depth_are_refused() -> None:
-    loop = []
+    loop: list[Any] = []
     loop.append({"x": (loop,)})
     with pytest.raises(DumpError, match="a container inside itself"):
         check_tree(loop, "f")
-    deep = []
-    for _ in range(tree.MAX_DEPTH + 2):
+    deep: list[Any] = []
+    for _ in range(MAX_DEPTH + 2):
         deep = [deep]
     with pytest.raises(DumpError, match="nested deeper"):
         check_tree(deep, "f")
 
 
 @pytest.mark.parametrize("leaf", [object(), {1}, 1j, np.dtype("f4"), print])
-def test_other_leaves_are_refused_by_type(leaf) -> None:
+def test_other_leaves_are_refused_by_type(leaf: object) -> None:
     with pytest.raises(DumpError, match="where data should be"):
         check_tree({"x": [leaf]}, "f")

@@ -8,33 +8,28 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from dump_batches import batch, ragged
+from stubs.dump_batches import Columns, Pair, batch, equal, items_of, numbers_of, ragged
 
 import rl_dump
 from rl_dump import DumpError, RaggedArray, open_dump, write_dump
 from rl_dump.writer import ROW_GROUP_BYTES, row_bytes, row_group_bounds
 
 
-def write(path: Path, columns, **header):
+def write(path: Path, columns: Columns, **header: Any) -> Path:
     return write_dump(path / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns, **header)
 
 
-def test_every_column_comes_back_with_dtype_and_bits(tmp_path: Path, columns) -> None:
+def test_every_column_comes_back_with_dtype_and_bits(tmp_path: Path, columns: Columns) -> None:
     with open_dump(write(tmp_path, columns)) as dump:
         for name, column in columns.items():
-            found = dump.column(name)
-            if isinstance(column, np.ndarray):
-                assert found.dtype == column.dtype
-                assert np.array_equal(found, column)
-            else:
-                assert found == column, name
+            assert equal(dump.column(name), column), name
 
 
 @pytest.mark.parametrize(
     "dtype",
     [np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64, np.float16, np.float32, np.float64],
 )
-def test_every_dtype_round_trips_scalar_and_ragged(tmp_path: Path, dtype) -> None:
+def test_every_dtype_round_trips_scalar_and_ragged(tmp_path: Path, dtype: Any) -> None:
     if np.dtype(dtype).kind == "f":
         extremes = [0.0, -0.0, np.finfo(dtype).tiny, np.finfo(dtype).max, np.inf, -np.inf, np.nan]
     else:
@@ -42,8 +37,8 @@ def test_every_dtype_round_trips_scalar_and_ragged(tmp_path: Path, dtype) -> Non
     flat = np.array(extremes, dtype)
     columns = {"one": flat, "many": RaggedArray.from_list([flat] * len(flat), dtype)}
     with open_dump(write(tmp_path, columns)) as dump:
-        assert dump.column("one").tobytes() == flat.tobytes()
-        assert dump.column("one").dtype == dtype
+        assert numbers_of(dump, "one").tobytes() == flat.tobytes()
+        assert numbers_of(dump, "one").dtype == dtype
         assert dump.column("many") == columns["many"]
         assert dump.sample(0)["many"].dtype == dtype
 
@@ -54,8 +49,10 @@ def test_token_ids_are_stored_in_the_smallest_integer_that_fits(tmp_path: Path) 
         with open_dump(write(tmp_path, columns)) as dump:
             assert dump.fields["tokens"].stored == stored
             assert dump.fields["tokens"].dtype == "int64"
-            assert dump.column("tokens").dtype == np.int64
-            assert dump.column("tokens", stored=True).dtype == np.dtype(stored)
+            assert items_of(dump, "tokens").dtype == np.int64
+            narrow = dump.column("tokens", stored=True)
+            assert isinstance(narrow, RaggedArray)
+            assert narrow.dtype == np.dtype(stored)
             assert dump.column("tokens")[0].tolist() == [0, highest]
 
 
@@ -78,7 +75,7 @@ def test_a_sample_larger_than_a_row_group_stands_alone() -> None:
     assert row_group_bounds(np.array([100, 100]), limit=6) == [(0, 1), (1, 2)]
 
 
-def test_page_checksums_are_written(tmp_path: Path, columns) -> None:
+def test_page_checksums_are_written(tmp_path: Path, columns: Columns) -> None:
     path = write(tmp_path, columns)
     data = bytearray(path.read_bytes())
     at = pq.ParquetFile(path).metadata.row_group(0).column(list(columns).index("log_probs")).data_page_offset + 60
@@ -88,7 +85,7 @@ def test_page_checksums_are_written(tmp_path: Path, columns) -> None:
         pq.read_table(path, page_checksum_verification=True)
 
 
-def test_everything_beside_the_samples_comes_back(tmp_path: Path, columns) -> None:
+def test_everything_beside_the_samples_comes_back(tmp_path: Path, columns: Columns) -> None:
     header = {
         "dp_shards": [{"rank": 4, "data_parallel_rank": 0, "partition": list(range(24)), "num_microbatches": [2, 1]}],
         "schedule": {"contract": "schedule-plan.v1", "partitions": np.arange(4), "digest": "ab"},
@@ -99,6 +96,7 @@ def test_everything_beside_the_samples_comes_back(tmp_path: Path, columns) -> No
     }
     with open_dump(write(tmp_path, columns, **header)) as dump:
         assert dump.dp_shards == header["dp_shards"]
+        assert dump.schedule is not None
         assert dump.schedule["partitions"].tolist() == [0, 1, 2, 3]
         assert repr(dump.raw_reward) == repr(header["raw_reward"])
         assert dump.dropped == header["dropped"]
@@ -143,7 +141,7 @@ def test_an_empty_batch_is_a_dump(tmp_path: Path) -> None:
         assert dump.num_samples == 0
 
 
-def test_all_problems_of_a_batch_are_reported_at_once(tmp_path: Path, columns) -> None:
+def test_all_problems_of_a_batch_are_reported_at_once(tmp_path: Path, columns: Columns) -> None:
     broken = {
         **columns,
         "loss_masks": ragged([[1]] * 24, np.int32),
@@ -175,7 +173,7 @@ def test_all_problems_of_a_batch_are_reported_at_once(tmp_path: Path, columns) -
         ({"label": [object()] * 24}, "label of sample 0: cannot write a builtins.object"),
     ],
 )
-def test_columns_that_do_not_fit_are_refused(tmp_path: Path, columns, change, message: str) -> None:
+def test_columns_that_do_not_fit_are_refused(tmp_path: Path, columns: Columns, change: dict[str, Any], message: str) -> None:
     with pytest.raises(DumpError, match=message):
         write(tmp_path, {**columns, **change})
     assert list(tmp_path.iterdir()) == []
@@ -191,13 +189,15 @@ def test_columns_that_do_not_fit_are_refused(tmp_path: Path, columns, change, me
         ({"path": "x.pt"}, DumpError, "makes .parquet files"),
     ],
 )
-def test_headers_that_do_not_fit_are_refused(tmp_path: Path, columns, header, error, message: str) -> None:
-    options = {"contract": "train-dump.v2", "batch_id": 0, "path": "x.parquet", **header}
+def test_headers_that_do_not_fit_are_refused(
+    tmp_path: Path, columns: Columns, header: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    options: dict[str, Any] = {"contract": "train-dump.v2", "batch_id": 0, "path": "x.parquet", **header}
     with pytest.raises(error, match=message):
         write_dump(tmp_path / options.pop("path"), columns=columns, **options)
 
 
-def test_the_streaming_writer_checks_its_pieces(tmp_path: Path, pair) -> None:
+def test_the_streaming_writer_checks_its_pieces(tmp_path: Path, pair: Pair) -> None:
     with open_dump(pair[1]) as dump:
         columns, fields = dump.columns(), list(dump.fields.values())
         writer = rl_dump.DumpWriter(tmp_path / "y.parquet", fields=fields, contract="train-dump.v2", batch_id=0, writer_rank=0)
@@ -208,7 +208,7 @@ def test_the_streaming_writer_checks_its_pieces(tmp_path: Path, pair) -> None:
         assert not (tmp_path / "y.parquet").exists()
 
 
-def test_custom_fields_can_be_registered_as_response_aligned(tmp_path: Path, columns) -> None:
+def test_custom_fields_can_be_registered_as_response_aligned(tmp_path: Path, columns: Columns) -> None:
     mine = ragged([np.ones(length) for length in columns["response_lengths"]], np.float32)
     with open_dump(write(tmp_path, {**columns, "mine": mine}, response_fields=(*rl_dump.RESPONSE_FIELDS, "mine"))) as dump:
         assert dump.fields["mine"].response_aligned

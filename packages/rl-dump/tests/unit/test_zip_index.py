@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import zipfile
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from rl_dump import DumpError
 from rl_dump.archive.zip_index import ZipIndex
 
 
-def archive(entries, **options):
+def archive(entries: Any, **options: Any) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as file:
         for name, data in entries.items():
@@ -52,7 +53,7 @@ def test_a_changed_byte_anywhere_is_noticed_or_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 1, 21, 22, 60, 100])
-def test_a_file_cut_short_is_refused(cut) -> None:
+def test_a_file_cut_short_is_refused(cut: int) -> None:
     with pytest.raises(DumpError, match="damaged torch archive"):
         ZipIndex(archive(ENTRIES)[:cut], "f")
 

@@ -33,7 +33,7 @@ class GatherTensor(Protocol):
     """Restore full responses from context-parallel pieces, in one collective over the context group."""
 
     def __call__(
-        self, pieces: Sequence[torch.Tensor], total_lengths: Sequence[int], response_lengths: Sequence[int], *, samples: range
+        self, pieces: Sequence[torch.Tensor], total_lengths: Sequence[int], response_lengths: Sequence[int], /, *, samples: range
     ) -> Sequence[torch.Tensor]:
         """Return one tensor [R] per sample.
 
