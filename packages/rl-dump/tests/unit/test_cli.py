@@ -8,12 +8,15 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from stubs.dump_batches import Columns, Pair, batch, ragged, taken
 from typer.testing import CliRunner, Result
 
-from rl_dump import write_dump
+from rl_dump import open_dump, write_dump
 from rl_dump.cli.app import app
+from rl_dump.header import seal_header
+from rl_dump.parquet import CRC_KEY, HEADER_KEY
 
 
 def run(*arguments: object) -> Result:
@@ -169,3 +172,41 @@ def test_the_module_runs_as_a_program_and_shows_no_traceback(tmp_path: Path) -> 
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.strip().splitlines() == [f"rl-dump: {tmp_path / 'nope.parquet'}: cannot be opened: No such file or directory"]
+
+
+def test_verify_lists_what_is_wrong_and_exits_1(tmp_path: Path, pair: Pair) -> None:
+    raw = bytearray(pair[1].read_bytes())
+    raw[600] ^= 0xFF
+    pair[1].write_bytes(raw)
+    result = run("verify", pair[1])
+    assert result.exit_code == 1
+    assert "1 problem" in result.output
+    assert "damaged" in result.output
+    (problem,) = json.loads(run("verify", pair[1], "--json").output)["problems"]
+    assert problem["code"] == "damaged"
+
+
+def test_trend_and_show_give_json(pair: Pair) -> None:
+    (batch,) = json.loads(run("trend", pair[1], "--json").output)
+    assert (batch["batch_id"], batch["num_samples"]) == (0, 24)
+    header = json.loads(run("show", pair[1], "--json").output)
+    assert (header["contract"], header["num_samples"]) == ("train-dump.v2", 24)
+
+
+def test_warnings_are_one_line_on_standard_error(tmp_path: Path, pair: Pair) -> None:
+    """The entry point itself, as a user starts it, on a file of a newer minor."""
+    with open_dump(pair[1]) as dump:
+        header = dump.header
+    header["minor"] = 7
+    text, crc = seal_header(header)
+    table = pq.read_table(pair[1])
+    with pq.ParquetWriter(tmp_path / "new.parquet", table.schema.remove_metadata()) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({HEADER_KEY: text, CRC_KEY: crc})
+    done = subprocess.run(
+        [sys.executable, "-m", "rl_dump", "show", str(tmp_path / "new.parquet")], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("rl-dump: warning: ")
+    assert "minor 7" in line
