@@ -9,9 +9,10 @@ from rl_metrics.denominators import count_step_units, loss_denominators, prompt_
 from rl_metrics.document import parse_document, to_document
 from rl_metrics.errors import GeometryError, KeyAgreementError, MetricsError, UnsupportedContractError
 from rl_metrics.loss_scale import calculates_per_token_loss, megatron_loss_scale
-from rl_metrics.metric import Metric, merge_metrics, report
+from rl_metrics.metric import Metric
 from rl_metrics.moments import Moments, merge_moments
 from rl_metrics.packing import PackedResponses, packed_response_rows, packed_responses, packed_token_index, padded_lengths
+from rl_metrics.reporting import merge_metrics, report
 from rl_metrics.rollout_report import rollout_log_metric_contribution
 from rl_metrics.sketch import QuantileSketch
 from rl_metrics.step_report import MicroBatchMetrics

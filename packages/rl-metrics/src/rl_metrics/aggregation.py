@@ -42,7 +42,8 @@ def check_aggregation(aggregation: str) -> None:
     Raises:
         MetricsError: unless it is one of :data:`AGGREGATIONS`.
     """
-    if aggregation not in AGGREGATIONS:
+    given: object = aggregation
+    if not isinstance(given, str) or given not in AGGREGATIONS:
         raise MetricsError(f"unknown loss aggregation {aggregation!r}; use one of {', '.join(AGGREGATIONS)}")
 
 

@@ -14,7 +14,10 @@ import numpy.typing as npt
 
 from rl_metrics.errors import MetricsError
 
-__all__ = ["as_array", "count", "finite_number", "number", "number_array"]
+__all__ = ["as_array", "count", "finite_number", "flag", "listed", "number", "number_array"]
+
+_LARGEST_COUNT = 2**53
+"""Counts beyond it are no longer exact as float64, and far beyond any number of ranks or tokens."""
 
 
 def number(value: SupportsFloat, what: str) -> float:
@@ -62,7 +65,7 @@ def count(value: Any, what: str, *, minimum: int = 1, error: type[MetricsError] 
     Args:
         value: a Python or numpy integer. Fractions, also whole ones such as 2.0, and booleans are refused.
         what: subject of the error.
-        minimum: smallest that passes.
+        minimum: smallest that passes; the largest is 2^53.
         error: class of the error.
 
     Raises:
@@ -72,7 +75,46 @@ def count(value: Any, what: str, *, minimum: int = 1, error: type[MetricsError] 
         raise error(f"{what} is {value!r} ({type(value).__name__}); give an integer of at least {minimum}")
     if value < minimum:
         raise error(f"{what} is {value}; give an integer of at least {minimum}")
+    if value > _LARGEST_COUNT:
+        raise error(
+            f"{what} is {value:.3g}; give an integer of at most 2^53"
+            if value < 1e300
+            else f"{what} is beyond float64; give an integer of at most 2^53"
+        )
     return int(value)
+
+
+def flag(value: Any, what: str) -> bool:
+    """Return a switch as a Python bool.
+
+    Args:
+        value: True or False; nothing else is taken for one of them.
+        what: subject of the error.
+
+    Raises:
+        MetricsError: for anything else.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise MetricsError(f"{what} is {type(value).__name__}; give True or False")
+    return bool(value)
+
+
+def listed(values: Any, what: str) -> list[Any]:
+    """Return an iterable as a list.
+
+    Args:
+        values: a sequence, an array, or any other iterable; text is none.
+        what: beginning of the error, such as ``"pieces"``.
+
+    Raises:
+        MetricsError: when it cannot be iterated over.
+    """
+    try:
+        if not isinstance(values, str | bytes):
+            return list(values)
+    except TypeError:
+        pass
+    raise MetricsError(f"{what}: got {type(values).__name__}; give a list")
 
 
 def as_array(values: npt.ArrayLike, what: str, *, kinds: str = "biuf", error: type[MetricsError] = MetricsError) -> npt.NDArray[Any]:

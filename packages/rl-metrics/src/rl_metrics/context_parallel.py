@@ -70,7 +70,8 @@ class ContextParallel:
         object.__setattr__(self, "rank", count(self.rank, "context-parallel rank", minimum=0, error=GeometryError))
         if self.rank >= self.size:
             raise GeometryError(f"context-parallel rank is {self.rank}; with size {self.size} it must lie in 0..{self.size - 1}")
-        if self.layout not in ("zigzag", "contiguous"):
+        layout: object = self.layout
+        if not isinstance(layout, str) or layout not in ("zigzag", "contiguous"):
             raise GeometryError(f"context-parallel layout is {self.layout!r}; use 'zigzag' or 'contiguous'")
 
 
@@ -384,5 +385,5 @@ def check_not_negative(lengths: IntArray) -> None:
 
 def _one(value: int, what: str, *, minimum: int | None = 0) -> IntArray:
     """Return one integer as int64 [1]; a fraction is refused rather than cut. Where ``minimum`` is None the caller checks the range."""
-    bound = np.iinfo(np.int64).min if minimum is None else minimum
-    return np.array([count(value, what, minimum=int(bound), error=GeometryError)], np.int64)
+    bound = -(2**53) if minimum is None else minimum
+    return np.array([count(value, what, minimum=bound, error=GeometryError)], np.int64)

@@ -144,7 +144,7 @@ def load_schema() -> dict[str, Any]:
 
 def empty_numerator(kind: str) -> float:
     """Return the numerator of a record without data: +inf for ``min``, -inf for ``max``, else 0."""
-    return math.inf if kind == "min" else -math.inf if kind == "max" else 0.0
+    return {"min": math.inf, "max": -math.inf}.get(str(kind), 0.0)
 
 
 def numbers_problem(kind: str, *, numerator: float, weight: float, m2: float, stamp: float) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_metrics.aggregation import Aggregation, check_aggregation, check_step_units
-from rl_metrics.arguments import as_array, number_array
+from rl_metrics.arguments import as_array, listed, number_array
 from rl_metrics.errors import MetricsError
 from rl_metrics.masks import concatenated_masks, sums_of_pieces
 
@@ -126,7 +126,7 @@ def loss_denominators(
         return prompt_denominators(loss_masks, _required(group_ids, "group_ids", aggregation))
     if aggregation == "sample_mean":
         return np.maximum(mask_sums(loss_masks), 1.0)
-    return np.ones(len(loss_masks), np.float64)
+    return np.ones(len(listed(loss_masks, "loss_masks, one per sample")), np.float64)
 
 
 def count_step_units(
@@ -153,14 +153,15 @@ def count_step_units(
         MetricsError: for an unknown aggregation, missing ids, another number of ids than masks, or a constant that is not positive.
     """
     check_aggregation(aggregation)
+    num_samples = len(listed(loss_masks, "loss_masks, one per sample"))
     if aggregation == "token_mean":
         return float(mask_sums(loss_masks).sum())
     if aggregation == "sample_mean":
-        return float(len(loss_masks))
+        return float(num_samples)
     if aggregation == "rollout_mean":
-        return float(np.unique(_labels(_required(rollout_ids, "rollout_ids", aggregation), len(loss_masks), "rollout_ids")).size)
+        return float(np.unique(_labels(_required(rollout_ids, "rollout_ids", aggregation), num_samples, "rollout_ids")).size)
     if aggregation == "prompt_mean":
-        return float(np.unique(_labels(_required(group_ids, "group_ids", aggregation), len(loss_masks), "group_ids")).size)
+        return float(np.unique(_labels(_required(group_ids, "group_ids", aggregation), num_samples, "group_ids")).size)
     return check_step_units(aggregation, constant)
 
 

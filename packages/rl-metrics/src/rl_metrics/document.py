@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rl_metrics.arguments import listed
 from rl_metrics.contract import CONTRACT_ID, MINOR, JsonNumber, MetricDocument, MetricRecord, SketchRecord, producer, validate_document
 from rl_metrics.errors import MetricsError
 from rl_metrics.metric import Metric, check_metric
@@ -32,7 +33,7 @@ def to_document(metrics: Iterable[Metric]) -> MetricDocument:
     Raises:
         MetricsError: when one is no metric, or two share a name.
     """
-    records = [_to_record(check_metric(metric, "a record of the document")) for metric in metrics]
+    records = [_to_record(check_metric(metric, "a record of the document")) for metric in listed(metrics, "metrics")]
     names = [record["name"] for record in records]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

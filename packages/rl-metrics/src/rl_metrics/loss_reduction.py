@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_metrics.aggregation import Aggregation, check_aggregation
-from rl_metrics.arguments import number_array
+from rl_metrics.arguments import flag, listed, number_array
 from rl_metrics.context_parallel import ContextParallel, IntArray, int_array
 from rl_metrics.denominators import Ids, checked_denominators, count_step_units, loss_denominators, mask_sums
 from rl_metrics.errors import MetricsError
@@ -58,7 +58,7 @@ def get_sum_of_sample_mean(
     flat, lengths = concatenated_masks(loss_masks)
     check_mask_lengths(lengths, int_array(response_lengths))
     masks = np.split(flat, np.cumsum(lengths)[:-1])
-    if calculate_per_token_loss:
+    if flag(calculate_per_token_loss, "calculate_per_token_loss"):
         divisors = np.ones(lengths.size)
     else:
         divisors = checked_denominators(
@@ -165,6 +165,7 @@ def aggregate(
     """
     divisors = loss_denominators(aggregation, loss_masks, rollout_ids=rollout_ids, group_ids=group_ids)
     units = count_step_units(aggregation, loss_masks, rollout_ids=rollout_ids, group_ids=group_ids, constant=constant)
+    values = listed(values, "values, one array per sample")
     if len(values) != len(loss_masks):
         raise MetricsError(f"values of {len(values)} samples but {len(loss_masks)} loss masks; give one of each per sample")
     if not mask_sums(loss_masks).any():

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rl_metrics.arguments import as_array
+from rl_metrics.arguments import as_array, listed
 from rl_metrics.errors import MetricsError
 
 __all__ = ["check_mask_lengths", "concatenated_masks", "is_trained", "sums_of_pieces", "trained_tokens", "trained_values"]
@@ -76,11 +76,7 @@ def concatenated_masks(loss_masks: Iterable[Any]) -> tuple[BoolArray, IntArray]:
     Raises:
         MetricsError: when there is no list of masks, a mask is not flat, or as in :func:`trained_tokens`.
     """
-    try:
-        given = list(loss_masks)
-    except TypeError:
-        raise MetricsError(f"loss_masks is {type(loss_masks).__name__}; give a list with one mask per sample") from None
-    masks = [as_array(mask, f"sample {i}: loss mask") for i, mask in enumerate(given)]
+    masks = [as_array(mask, f"sample {i}: loss mask") for i, mask in enumerate(listed(loss_masks, "loss_masks, one per sample"))]
     for i, mask in enumerate(masks):
         if mask.ndim != 1:
             raise MetricsError(f"sample {i}: loss mask has shape {mask.shape}; give one entry per response token")

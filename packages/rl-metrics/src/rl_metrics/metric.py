@@ -22,7 +22,6 @@ into (``minibatch_loss`` declared a mean is a mean); weight 0 means "no data", w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import SupportsFloat
 
@@ -36,7 +35,7 @@ from rl_metrics.masks import trained_values
 from rl_metrics.moments import Moments
 from rl_metrics.sketch import DEFAULT_RELATIVE_ERROR, QuantileSketch
 
-__all__ = ["Metric", "check_metric", "merge_metrics", "report"]
+__all__ = ["Metric", "check_metric"]
 
 _QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
 
@@ -77,7 +76,8 @@ class Metric:
         name: object = self.name
         if not isinstance(name, str) or not name:
             raise MetricsError(f"a metric needs a name, got {name!r}; give a string that is not empty")
-        if self.kind not in KINDS:
+        kind: object = self.kind
+        if not isinstance(kind, str) or kind not in KINDS:
             raise MetricsError(f"metric {self.name!r}: kind is {self.kind!r}; use one of {', '.join(KINDS)}")
         if not isinstance(self.unit, str):
             raise MetricsError(f"metric {self.name!r}: unit is {self.unit!r}; give a string, '' for none")
@@ -102,7 +102,8 @@ class Metric:
         Raises:
             MetricsError: for an empty name or an unknown kind.
         """
-        sketch = QuantileSketch(relative_error=relative_error) if kind == "histogram" else None
+        given: object = kind
+        sketch = QuantileSketch(relative_error=relative_error) if isinstance(given, str) and given == "histogram" else None
         return cls(name=name, kind=kind, numerator=empty_numerator(kind), weight=0.0, unit=unit, sketch=sketch)
 
     @classmethod
@@ -327,48 +328,8 @@ class Metric:
 
     def describe(self) -> str:
         """Return name, kind and unit in one string, such as ``"loss (mean, token)"``: what must agree for records to merge."""
-        bound = f", error {self.sketch.relative_error:g}" if self.sketch is not None else ""
+        bound = f", error {self.sketch.relative_error!r}" if self.sketch is not None else ""
         return f"{self.name} ({self.kind}{', ' + self.unit if self.unit else ''}{bound})"
-
-
-def merge_metrics(metrics: Iterable[Metric]) -> dict[str, Metric]:
-    """Merge records by name, in one process.
-
-    Args:
-        metrics: any number of records, those of one name of one kind and unit.
-
-    Returns:
-        name -> merged record, in order of first appearance.
-
-    Raises:
-        MetricsError: when one is no metric, or as in :meth:`Metric.merge`.
-    """
-    merged: dict[str, Metric] = {}
-    for metric in _listed(metrics):
-        known = merged.get(metric.name)
-        merged[metric.name] = metric if known is None else known.merge(metric)
-    return merged
-
-
-def report(metrics: Iterable[Metric]) -> dict[str, float | None]:
-    """Return what goes to a log for many metrics: see :meth:`Metric.report`.
-
-    Args:
-        metrics: records of different names, merged before.
-
-    Returns:
-        name -> value, None for no data.
-
-    Raises:
-        MetricsError: when one is no metric, or two report under one name.
-    """
-    lines: dict[str, float | None] = {}
-    for metric in _listed(metrics):
-        for name, value in metric.report().items():
-            if name in lines:
-                raise MetricsError(f"two metrics report under the name {name!r}; rename one of them")
-            lines[name] = value
-    return lines
 
 
 def _extreme(kind: str, a: float, b: float) -> float:
@@ -391,13 +352,6 @@ def check_metric(value: object, what: str) -> Metric:
     if not isinstance(value, Metric):
         raise MetricsError(f"{what}: got {type(value).__name__}, whose way to merge is not declared; give a Metric, such as Metric.of_mean")
     return value
-
-
-def _listed(metrics: Iterable[Metric]) -> list[Metric]:
-    """Return the records of an iterable, after checking that they are some."""
-    if isinstance(metrics, Metric) or not isinstance(metrics, Iterable):
-        raise MetricsError(f"got {type(metrics).__name__}; give a list of metrics")
-    return [check_metric(metric, "a metric") for metric in metrics]
 
 
 def _named(name: str, error: MetricsError) -> MetricsError:

@@ -17,7 +17,7 @@ from functools import reduce
 import numpy as np
 import numpy.typing as npt
 
-from rl_metrics.arguments import finite_number, number, number_array
+from rl_metrics.arguments import count, finite_number, listed, number, number_array
 from rl_metrics.errors import MetricsError
 from rl_metrics.masks import trained_values
 
@@ -93,7 +93,11 @@ class Moments:
 
         Args:
             ddof: 0 for the population's variance, 1 for the unbiased one of a sample.
+
+        Raises:
+            MetricsError: when ``ddof`` is no integer of at least 0.
         """
+        ddof = count(ddof, "ddof", minimum=0)
         return self.m2 / (self.count - ddof) if self.count > ddof else None
 
     def standard_deviation(self, *, ddof: int = 0) -> float | None:
@@ -114,4 +118,4 @@ def merge_moments(parts: Iterable[Moments]) -> Moments:
     Example:
         ``merge_moments([Moments.of([1, 2]), Moments.of([3, 6])])`` has count 4, mean 3 and m2 14.
     """
-    return reduce(Moments.merge, parts, Moments())
+    return reduce(Moments.merge, listed(parts, "moments to merge"), Moments())

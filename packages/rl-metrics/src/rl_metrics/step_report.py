@@ -17,7 +17,8 @@ from rl_metrics.aggregation import Aggregation, check_aggregation, check_step_un
 from rl_metrics.agreement import difference
 from rl_metrics.arguments import count, finite_number, number
 from rl_metrics.errors import KeyAgreementError, MetricsError
-from rl_metrics.metric import Metric, merge_metrics, report
+from rl_metrics.metric import Metric
+from rl_metrics.reporting import merge_metrics, report
 
 __all__ = ["MicroBatchMetrics", "finish_step_report", "step_contributions", "step_settings"]
 

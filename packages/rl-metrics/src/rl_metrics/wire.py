@@ -2,8 +2,8 @@
 
 Layer: numpy; :mod:`rl_metrics.torch` moves the two float64 vectors. The first is reduced with MAX, the second with SUM:
 
-* extrema: a fixed-size head that starts with a digest of what the rank reports and its negative (their maxima cancel exactly when all ranks
-  agree), then for each metric what must be known before sums make sense: the extreme itself, the newest stamp, the window of occupied
+* extrema: a fixed-size head that starts with a digest of what the rank reports and passes and its negative (their maxima cancel exactly when
+  all ranks agree), then for each metric what must be known before sums make sense: the extreme itself, the newest stamp, the window of occupied
   buckets, and for moments a common origin;
 * sums: numerators and weights; for moments count, ``sum(x - s)`` and ``sum(x - s)^2`` about the agreed origin ``s``, the greatest of the
   ranks' means. Chan's merge about one origin: as ``s`` lies among the means, nothing cancels that the spread of the means does not justify.

@@ -71,7 +71,7 @@ def test_masks_may_be_arrays_of_bools() -> None:
         (lambda: count_step_units("prompt_mean", MASKS, group_ids=[1, 2]), "4 loss masks but group_ids of shape"),
         (lambda: rollout_denominators([[1], [1]], cast("Any", [0.5, 1.0])), "rollout_ids: entries are of type float64; give integers"),
         (lambda: rollout_denominators([[1], [1]], cast("Any", ["a", "b"])), "rollout_ids: entries are of type <U1"),
-        (lambda: rollout_denominators(cast("Any", None), []), "loss_masks is NoneType; give a list with one mask per sample"),
+        (lambda: rollout_denominators(cast("Any", None), []), "loss_masks, one per sample: got NoneType; give a list"),
         (lambda: loss_denominators("sample_mean", [[1, 2]]), "sample 0: loss mask holds 2 at response token 1"),
         (lambda: loss_denominators("sample_mean", [[[1]]]), "sample 0: loss mask has shape"),
     ],

@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from rl_metrics import Metric, MetricsError, Moments, QuantileSketch, merge_metrics, merge_moments, report
+from rl_metrics import Metric, MetricsError, Moments, QuantileSketch, merge_metrics, merge_moments, report, to_document
 from rl_metrics.contract import Kind
 
 NAN = math.nan
@@ -167,11 +167,17 @@ WRONG: Any = "x"
         (lambda: Metric.from_moments("a", WRONG), "metric 'a': moments is str"),
         (lambda: Metric.of_sum("a", 1).merge(cast("Any", 3)), "cannot merge metric 'a' with it: got int"),
         (lambda: merge_metrics(cast("Any", [3])), "a metric: got int, whose way to merge is not declared"),
-        (lambda: merge_metrics(Metric.of_sum("a", 1)), "got Metric; give a list of metrics"),  # type: ignore[arg-type]
-        (lambda: merge_metrics(cast("Any", 3)), "got int; give a list of metrics"),
+        (lambda: merge_metrics(Metric.of_sum("a", 1)), "metrics: got Metric; give a list"),  # type: ignore[arg-type]
+        (lambda: merge_metrics(cast("Any", 3)), "metrics: got int; give a list"),
         (lambda: report(cast("Any", {"a": 1.0})), "a metric: got str"),
         (lambda: Moments().merge(cast("Any", 3)), "cannot merge moments with int"),
         (lambda: merge_moments(cast("Any", [3])), "cannot merge moments with int"),
+        (lambda: merge_moments(cast("Any", 3)), "moments to merge: got int; give a list"),
+        (lambda: to_document(cast("Any", 3)), "metrics: got int; give a list"),
+        (lambda: Moments.of([1.0]).variance(ddof=cast("Any", 0.5)), "ddof is 0.5"),
+        (lambda: Metric.empty("a", cast("Any", np.ones(2))), "metric 'a': kind is array"),
+        (lambda: Metric.of_sum("a", 1).replicated(10**400), "metric 'a': copies .* is beyond float64"),
+        (lambda: Metric.of_sum("a", 1).replicated(10**20), r"metric 'a': copies .* is 1e\+20; give an integer of at most 2\^53"),
         (lambda: Moments(count=-1), "the count of moments is -1"),
         (lambda: Moments(count=1, m2=-1), "the m2 of moments is -1"),
         (lambda: Moments(mean=WRONG), "the mean of moments is str"),

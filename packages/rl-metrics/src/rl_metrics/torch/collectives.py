@@ -20,9 +20,10 @@ import torch.distributed as dist
 
 from rl_metrics import wire
 from rl_metrics.agreement import RankReport, disagreement
-from rl_metrics.arguments import count
+from rl_metrics.arguments import count, listed
 from rl_metrics.errors import KeyAgreementError, MetricsError
-from rl_metrics.metric import Metric, check_metric, merge_metrics
+from rl_metrics.metric import Metric, check_metric
+from rl_metrics.reporting import merge_metrics
 from rl_metrics.torch.groups import collective_device, group_members, group_size, is_alone
 
 __all__ = ["all_reduce_metrics", "reduce_prepared_metrics"]
@@ -103,9 +104,7 @@ def _named(metrics: Iterable[Metric] | Mapping[str, Metric]) -> list[Metric]:
     """Return the records, renamed to their keys where a mapping gives them."""
     if isinstance(metrics, Mapping):
         return [replace(check_metric(metric, str(name)), name=name) for name, metric in metrics.items()]
-    if not isinstance(metrics, Iterable):
-        raise MetricsError(f"got {type(metrics).__name__}; give a list of metrics, or a mapping of names to metrics")
-    return [check_metric(metric, "a metric") for metric in metrics]
+    return [check_metric(metric, "a metric") for metric in listed(metrics, "metrics")]
 
 
 def _check_dst(dst: int | None, group: dist.ProcessGroup | None) -> None:

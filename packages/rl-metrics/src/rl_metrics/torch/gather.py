@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rl_metrics.arguments import listed
 from rl_metrics.context_parallel import ContextParallel, IntArray, check_place, int_array
 from rl_metrics.errors import MetricsError
 from rl_metrics.packing import packed_responses
@@ -80,6 +81,7 @@ def gather_responses(
         total_lengths, response_lengths, cp, pad_multiple=pad_multiple, stream_offsets=stream_offsets, stream_length=stream_length
     )
     lengths = int_array(response_lengths).tolist()
+    pieces = listed(pieces, "pieces, one per sample")
     if len(pieces) != len(lengths):
         raise MetricsError(
             f"{len(pieces)} pieces for {len(lengths)} samples; give one per sample, an empty one where this rank owns no token"
@@ -96,7 +98,7 @@ def gather_responses(
             raise MetricsError(f"sample {i}: the piece is {_kind(piece)}, that of sample 0 {_kind(pieces[0])}; give all alike")
     if not pieces:
         return []
-    local = torch.cat(list(pieces))
+    local = torch.cat(pieces)
     if cp.size == 1:
         return list(torch.split(local, lengths))
     full = local.new_zeros((sum(lengths), *local.shape[1:]))

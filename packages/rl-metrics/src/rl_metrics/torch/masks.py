@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rl_metrics.arguments import listed
 from rl_metrics.errors import MetricsError
 from rl_metrics.masks import check_mask_lengths, concatenated_masks, trained_tokens
 
@@ -24,7 +25,7 @@ Masks = torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[int]] | Sequen
 
 def device_of(loss_masks: Masks) -> torch.device:
     """Return the device the masks lie on; the CPU for lists and arrays."""
-    first = loss_masks if isinstance(loss_masks, torch.Tensor) else next(iter(_listed(loss_masks)), None)
+    first = loss_masks if isinstance(loss_masks, torch.Tensor) else next(iter(listed(loss_masks, "loss_masks, one per sample")), None)
     return first.device if isinstance(first, torch.Tensor) else torch.device("cpu")
 
 
@@ -61,7 +62,7 @@ def host_masks(loss_masks: Masks, response_lengths: npt.NDArray[np.int64] | None
                 f"the concatenated loss mask has shape {tuple(loss_masks.shape)}, the responses {lengths.sum()} tokens; give one flat tensor of all of them"
             )
         return trained_tokens(host_array(loss_masks), lengths)
-    masks = _listed(loss_masks)
+    masks = listed(loss_masks, "loss_masks, one per sample")
     if masks and isinstance(masks[0], torch.Tensor):
         flat, lengths = _concatenated(masks)
         trained = trained_tokens(flat, lengths)
@@ -70,14 +71,6 @@ def host_masks(loss_masks: Masks, response_lengths: npt.NDArray[np.int64] | None
     if response_lengths is not None:
         check_mask_lengths(lengths, response_lengths)
     return trained
-
-
-def _listed(loss_masks: Any) -> list[Any]:
-    """Return the masks as a list."""
-    try:
-        return list(loss_masks)
-    except TypeError:
-        raise MetricsError(f"loss_masks is {type(loss_masks).__name__}; give one mask per sample, or one tensor of all of them") from None
 
 
 def _concatenated(masks: list[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from rl_metrics.aggregation import Aggregation
+from rl_metrics.arguments import flag
 from rl_metrics.context_parallel import ContextParallel, IntArray, check_lengths, check_place, int_array
 from rl_metrics.denominators import checked_denominators
 from rl_metrics.errors import MetricsError
@@ -125,7 +126,7 @@ def get_sum_of_sample_mean(
     device = device_of(loss_masks)
     # A copy: the caller may go on to change the memory of a boolean mask.
     kept = torch.from_numpy(np.array(trained)).to(device)
-    if calculate_per_token_loss:
+    if flag(calculate_per_token_loss, "calculate_per_token_loss"):
         return LossReducer(kept, None)
     given = host_array(sample_denoms) if isinstance(sample_denoms, torch.Tensor) else sample_denoms
     divisors = checked_denominators(sums_of_pieces(masks, lengths) if given is None else given, lengths.size)

@@ -12,9 +12,10 @@ import torch
 import torch.distributed as dist
 
 from rl_metrics.aggregation import Aggregation
-from rl_metrics.arguments import number
+from rl_metrics.arguments import listed, number
 from rl_metrics.errors import MetricsError
-from rl_metrics.metric import Metric, report
+from rl_metrics.metric import Metric
+from rl_metrics.reporting import report
 from rl_metrics.step_report import MicroBatchMetrics, finish_step_report, step_contributions, step_settings
 from rl_metrics.torch.collectives import all_reduce_metrics, reduce_prepared_metrics
 from rl_metrics.torch.groups import group_size
@@ -89,7 +90,7 @@ def gather_and_reduce_log_dict(
 
 def _checked(micro_batch_metrics: Iterable[Any]) -> list[MicroBatchMetrics]:
     """Return the records of the micro-batches, after checking that they are some."""
-    batches = list(micro_batch_metrics)
+    batches = listed(micro_batch_metrics, "micro_batch_metrics")
     for k, batch in enumerate(batches):
         if not isinstance(batch, MicroBatchMetrics) or not isinstance(batch.sums, Mapping):
             raise MetricsError(

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from rl_metrics.arguments import listed, number
 from rl_metrics.context_parallel import ContextParallel, response_slice
 from rl_metrics.errors import MetricsError
 from rl_metrics.packing import packed_token_index
@@ -42,13 +43,13 @@ def slice_tokens(
 
     Raises:
         GeometryError: when the padding does not fit the layout.
-        MetricsError: when there is no sequence, so that dtype and device are unknown, or the sequences are no tensors of one dtype, device
-            and width.
+        MetricsError: when there is no sequence, so that dtype and device are unknown, the sequences are no tensors of one dtype, device
+            and width, or their dtype cannot hold ``pad_value``.
 
     Example:
         ``slice_tokens([arange(6)], ContextParallel(size=2, rank=0))`` is ``[0, 1, 0, 0]``: tokens 0, 1 and two of padding.
     """
-    sequences: list[Any] = [tokens] if isinstance(tokens, torch.Tensor) else list(tokens)
+    sequences: list[Any] = [tokens] if isinstance(tokens, torch.Tensor) else listed(tokens, "tokens, one tensor per sequence")
     if not sequences:
         raise MetricsError("no sequences to slice; a micro-batch without samples has no packed stream")
     for i, sequence in enumerate(sequences):
@@ -60,7 +61,7 @@ def slice_tokens(
     index = packed_token_index([sequence.shape[0] for sequence in sequences], cp, pad_multiple=pad_multiple, stream_length=stream_length)
     flat = sequences[0] if len(sequences) == 1 else torch.cat(sequences)
     places = torch.from_numpy(index).to(flat.device)
-    padding = flat.new_full((1, *flat.shape[1:]), pad_value)
+    padding = flat.new_full((1, *flat.shape[1:]), _checked_padding(pad_value, flat.dtype))
     return torch.cat([flat, padding]).index_select(0, torch.where(places < 0, flat.shape[0], places))
 
 
@@ -94,12 +95,23 @@ def slice_response(
     """
     if not isinstance(response, torch.Tensor):
         raise MetricsError(f"the response is {_described(response)}; give a tensor with an entry per response token")
-    if response.dim() < 1 or response.shape[0] != response_length:
-        raise MetricsError(f"the response tensor has shape {tuple(response.shape)}, but the response has {response_length} tokens")
     owned = response_slice(
         total_length, response_length, cp, stream_offset=stream_offset, stream_length=stream_length, padded_length=padded_length
     )
+    if response.dim() < 1 or response.shape[0] != response_length:
+        raise MetricsError(f"the response tensor has shape {tuple(response.shape)}, but the response has {response_length} tokens")
     return response.index_select(0, torch.from_numpy(owned.response_indices).to(response.device))
+
+
+def _checked_padding(pad_value: float, dtype: torch.dtype) -> float:
+    """Return what stands at padding; a fraction is not cut to fit into integers."""
+    value = number(pad_value, "pad_value")
+    if dtype.is_floating_point or dtype.is_complex:
+        return value
+    low, high = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    if not (value.is_integer() and low <= value <= high):
+        raise MetricsError(f"pad_value is {pad_value}, which {dtype} cannot hold; give an integer in {low}..{high}")
+    return int(pad_value)
 
 
 def _described(value: object) -> str:

@@ -16,7 +16,7 @@ from typing import Any, overload
 import torch
 import torch.distributed as dist
 
-from rl_metrics.arguments import finite_number
+from rl_metrics.arguments import finite_number, flag, listed
 from rl_metrics.errors import MetricsError
 from rl_metrics.masks import is_trained
 from rl_metrics.moments import Moments, merge_moments
@@ -135,6 +135,7 @@ def _moments_over_ranks(values: Any, masks: Any, group: dist.ProcessGroup | None
     wanted = [0.0] * len(settings)
     try:
         wanted = [finite_number(value, name, at_least=0.0) for name, value in settings.items()]
+        flag(settings.get("shift_mean", True), "shift_mean")
         part = _part(values, masks)
     except Exception as error:
         # Whatever it is: the others wait for this rank in the all-gather, and must hear of it there.
@@ -168,11 +169,8 @@ def _moments_over_ranks(values: Any, masks: Any, group: dist.ProcessGroup | None
 
 def _part(values: Any, masks: Any) -> _Part:
     """Return values and "is trained", flat, after checking what can be checked without looking at the numbers."""
-    for what, given in (("values", values), ("masks", masks)):
-        if not isinstance(given, torch.Tensor | Sequence) or isinstance(given, str):
-            raise MetricsError(f"{what} is {type(given).__name__}; give a tensor, or a list of one per sample")
-    xs = [values] if isinstance(values, torch.Tensor) else list(values)
-    ms = [masks] if isinstance(masks, torch.Tensor) else list(masks)
+    xs = [values] if isinstance(values, torch.Tensor) else listed(values, "values, a tensor or one per sample")
+    ms = [masks] if isinstance(masks, torch.Tensor) else listed(masks, "masks, a tensor or one per sample")
     if len(xs) != len(ms):
         raise MetricsError(f"{len(xs)} value tensors but {len(ms)} masks; give one mask per tensor")
     for i, (x, m) in enumerate(zip(xs, ms, strict=True)):
