@@ -73,7 +73,9 @@ def restore_context_parallel_fields_to_cpu(
     present = [name for name in response_fields if rollout_data.get(name) is not None]
     totals, responses = ([int(length) for length in rollout_data[key]] for key in ("total_lengths", "response_lengths"))
     for name in present:
-        _check_pieces(name, rollout_data[name], len(responses))
+        lengths = _piece_lengths(name, rollout_data[name], len(responses))
+        if gather_tensor is None:
+            _check_restored(name, lengths, responses, 0)
     values: dict[str, ColumnInput] = {}
     dtypes: dict[str, str] = {}
     for name in present:
@@ -108,7 +110,7 @@ def _restore_field(
         restored = chunk
         if gather_tensor is not None:
             restored = list(gather_tensor(chunk, totals[first:last], responses[first:last], samples=range(first, last)))
-        _check_restored(name, restored, responses[first:last], first)
+            _check_restored(name, [piece.shape[0] for piece in restored], responses[first:last], first)
         if flat is not None:
             stop = start + sum(responses[first:last])
             copy_into(flat[start:stop], restored)
@@ -117,8 +119,7 @@ def _restore_field(
     return flat
 
 
-def _check_restored(name: str, restored: list[torch.Tensor], responses: list[int], first: int) -> None:
-    lengths = [piece.shape[0] for piece in restored]
+def _check_restored(name: str, lengths: list[int], responses: list[int], first: int) -> None:
     if lengths == responses:
         return
     if len(lengths) != len(responses):
@@ -129,7 +130,8 @@ def _check_restored(name: str, restored: list[torch.Tensor], responses: list[int
     raise DumpError(msg)
 
 
-def _check_pieces(name: str, pieces: Any, count: int) -> None:
+def _piece_lengths(name: str, pieces: Any, count: int) -> list[int]:
+    """Return how many values this rank has of each sample, of pieces that make a field."""
     if not isinstance(pieces, (list, tuple)) or len(pieces) != count:
         found = len(pieces) if isinstance(pieces, (list, tuple)) else type(pieces).__name__
         msg = f"{name}: needs a list of {count} tensors, one per sample, got {found}"
@@ -145,3 +147,4 @@ def _check_pieces(name: str, pieces: Any, count: int) -> None:
         described = f"{sorted(map(str, dtypes))} of {sorted(dims)} dimensions, then {sorted(trailing)}"
         msg = f"{name}: a field has one dtype, at least one dimension and one shape after it; its tensors are {described}"
         raise DumpError(msg)
+    return [shape[0] for shape in shapes]
