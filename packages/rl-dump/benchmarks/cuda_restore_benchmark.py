@@ -20,7 +20,8 @@ from rl_dump import BackgroundWriter, open_dump
 from rl_dump.torch import DumpTopology, restore_context_parallel_fields_to_cpu, save_debug_train_data
 
 
-def gather(pieces, _total_lengths, response_lengths):
+def gather(pieces, _total_lengths, response_lengths, *, samples):
+    del samples
     return list(torch.cat(list(pieces)).split(list(response_lengths)))
 
 
