@@ -6,7 +6,7 @@ tokens without samples: it runs through the model like any other micro-batch and
 Legend: T = local tokens of the stream, K = local response tokens, n = samples.
 
 Invariants: the K entries are the response tokens that rl-metrics' geometry gives to this rank, sample by sample, ascending; padding tokens are never
-scored; loss masks are kept whole on every context-parallel rank.
+scored; every trained token has a score; loss masks are kept whole on every context-parallel rank.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 from rl_dump import RaggedArray
 from rl_metrics import ContextParallel, packed_responses, packed_token_index, padded_lengths
 from rl_runtime.batch import Column
+from rl_runtime.errors import TrainerError
 from rl_runtime.training.attention import PackedStream, pack_stream
 from rl_runtime.training.rotary import RotaryTable
 from rl_topp import NucleusSet
@@ -110,6 +111,7 @@ def pack_micro_batch(columns: Mapping[str, Column], samples: npt.NDArray[np.int6
     Raises:
         MetricsError: a sample without a prompt token.
         NucleusError: kept sets that do not form a record.
+        TrainerError: a token that is trained and whose kept set gives it no log-prob.
     """
     tokens, masks = _items(columns["tokens"], samples), _items(columns["loss_masks"], samples)
     totals = np.array([item.size for item in tokens], np.int64)
@@ -135,7 +137,7 @@ def pack_micro_batch(columns: Mapping[str, Column], samples: npt.NDArray[np.int6
         rows_K=torch.from_numpy(owned.logit_rows).to(rules.device),
         targets_K=pick([item[item.size - mask.size :] for item, mask in zip(tokens, masks, strict=True)], np.int64),
         trained_K=pick(masks, np.bool_),
-        kept_sets=_kept_sets(columns, samples, responses, owned.flat_indices, rules),
+        kept_sets=_kept_sets(columns, samples, masks, owned.flat_indices, rules),
         total_lengths=totals,
         response_lengths=responses,
         loss_masks=tuple(mask.astype(np.int32, copy=False) for mask in masks),
@@ -188,7 +190,7 @@ def _scalars(columns: Mapping[str, Column], name: str, samples: npt.NDArray[np.i
 def _kept_sets(
     columns: Mapping[str, Column],
     samples: npt.NDArray[np.int64],
-    responses: npt.NDArray[np.int64],
+    masks: Sequence[npt.NDArray[np.generic]],
     flat_indices: npt.NDArray[np.int64],
     rules: PackingRules,
 ) -> NucleusSet:
@@ -199,7 +201,15 @@ def _kept_sets(
         NucleusSet(ids=ids, offsets=offsets, status=status, vocab_size=rules.vocab_size)
         for ids, offsets, status in zip(*parts, strict=True)
     ]
-    assert [len(item) for item in sets] == responses.tolist()
+    for sample, item, mask in zip(samples, sets, masks, strict=True):
+        unscored = np.flatnonzero((mask != 0) & ~item.scored_mask())
+        if unscored.size:
+            token = int(unscored[0])
+            msg = (
+                f"sample {sample} of this rank: response token {token} is trained, but it was not sampled or its kept set is incomplete "
+                f"(status {item.status[token]}), so it has no log-prob: give it loss mask 0, or set rollout.replay = false"
+            )
+            raise TrainerError(msg)
     return NucleusSet.concat(sets, vocab_size=rules.vocab_size).take(flat_indices)
 
 

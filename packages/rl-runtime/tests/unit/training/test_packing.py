@@ -7,6 +7,7 @@ import torch
 from rl_dump import RaggedArray
 from rl_metrics import ContextParallel
 from rl_runtime.batch import Column
+from rl_runtime.errors import TrainerError
 from rl_runtime.training.batch import PackingRules, pack_micro_batch
 from rl_runtime.training.model_shape import ModelShape
 from rl_runtime.training.rotary import RotaryTable
@@ -90,3 +91,19 @@ def test_a_filler_is_padding_without_samples(size: int, tp_size: int) -> None:
 def test_without_replay_log_probs_are_over_the_vocabulary() -> None:
     batch = pack_micro_batch(COLUMNS, np.array([0]), _rules(use_kept_sets=False))
     assert batch.kept_sets.status.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("status", [2, 3])
+def test_a_trained_token_without_a_log_prob_is_named(status: int) -> None:
+    ids, offsets = ([], [0, 0]) if status == 2 else ([8], [0, 1])
+    lost: dict[str, Column] = {
+        **COLUMNS,
+        "nucleus_ids": RaggedArray.from_list([[4, 9, 5], ids], np.int32),
+        "nucleus_offsets": RaggedArray.from_list([[0, 2, 3], offsets], np.int64),
+        "nucleus_status": RaggedArray.from_list([[0, 0], [status]], np.uint8),
+    }
+    with pytest.raises(TrainerError, match=rf"sample 1 of this rank: response token 0 is trained.*status {status}.*loss mask 0"):
+        pack_micro_batch(lost, np.array([0, 1]), _rules())
+    assert pack_micro_batch(lost, np.array([0, 1]), _rules(use_kept_sets=False)).num_trained_tokens == 2
+    masked = {**lost, "loss_masks": RaggedArray.from_list([[1, 0], [0]], np.int32)}
+    assert pack_micro_batch(masked, np.array([0, 1]), _rules()).num_trained_tokens == 1
