@@ -6,10 +6,15 @@ rank of the group builds the same message from the same reports.
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 __all__ = ["RankReport", "difference", "disagreement"]
+
+
+_MOST_NAMES = 10
+"""Names in one error; the count says how many there are besides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,14 +32,28 @@ class RankReport:
 
 
 def difference(reference: Iterable[str], given: Iterable[str]) -> str:
-    """Say what ``given`` lacks of ``reference`` and what it adds; empty when they are equal.
+    """Say what ``given`` lacks of ``reference`` and what it adds, the first ten names of each; empty when they are equal.
+
+    Names that read alike (one with an accented letter, one with a letter and an accent) are written in ASCII.
 
     Example:
         ``difference(["a", "b"], ["b", "c"])`` is ``"lacks 'a' and adds 'c'"``, ``difference(["a"], ["a", "c"])`` is ``"adds 'c'"``.
     """
     expected, found = set(reference), set(given)
-    parts = [("lacks", sorted(expected - found)), ("adds", sorted(found - expected))]
-    return " and ".join(f"{verb} {', '.join(map(repr, names))}" for verb, names in parts if names)
+    lacking, adding = sorted(expected - found), sorted(found - expected)
+    alike = {_normal(name) for name in lacking} & {_normal(name) for name in adding}
+    return " and ".join(f"{verb} {_told(names, alike)}" for verb, names in (("lacks", lacking), ("adds", adding)) if names)
+
+
+def _normal(name: str) -> str:
+    """Return the form in which names that read alike are equal."""
+    return unicodedata.normalize("NFKC", name)
+
+
+def _told(names: list[str], alike: set[str]) -> str:
+    """Return the first names and how many more there are, those that another name reads like in ASCII."""
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(ascii(name) if _normal(name) in alike else repr(name) for name in names[:_MOST_NAMES]) + more
 
 
 def disagreement(reports: Sequence[RankReport]) -> str:
@@ -57,6 +76,7 @@ def disagreement(reports: Sequence[RankReport]) -> str:
         return f"ranks of the group disagree: {'; '.join(lines)}. Pass the same values on every rank"
     differences = [(rank, difference(reports[0].metrics, report.metrics)) for rank, report in enumerate(reports)]
     told = "; ".join(f"rank {rank} {text} compared with rank 0" for rank, text in differences if text)
+    told = told or "their descriptions read alike, but names and units are parted differently"
     return (
         f"ranks of the group report different metrics: {told}. Report the same metrics everywhere; a rank without data passes Metric.empty"
     )

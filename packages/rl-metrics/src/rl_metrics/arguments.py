@@ -28,9 +28,11 @@ def number(value: SupportsFloat, what: str) -> float:
         what: subject of the error, such as ``"metric 'loss': the numerator"``.
 
     Raises:
-        MetricsError: for text, None, anything with a dimension, and integers beyond the range of float64.
+        MetricsError: for text, None, complex numbers, anything with a dimension, and integers beyond the range of float64.
     """
     shape = getattr(value, "shape", ())
+    if "complex" in str(getattr(value, "dtype", type(value))):
+        raise MetricsError(f"{what} is {type(value).__name__} {value}, a complex number; give a real one")
     if isinstance(value, str | bytes | bytearray) or len(shape):
         given = f"of shape {tuple(shape)}" if len(shape) else repr(value)
         raise MetricsError(f"{what} is {type(value).__name__} {given}; give one number")
@@ -107,35 +109,45 @@ def listed(values: Any, what: str) -> list[Any]:
         what: beginning of the error, such as ``"pieces"``.
 
     Raises:
-        MetricsError: when it cannot be iterated over.
+        MetricsError: when it cannot be iterated over. What a generator of the caller's raises is the caller's.
     """
     try:
-        if not isinstance(values, str | bytes):
-            return list(values)
+        iterator = None if isinstance(values, str | bytes) else iter(values)
     except TypeError:
-        pass
-    raise MetricsError(f"{what}: got {type(values).__name__}; give a list")
+        iterator = None
+    if iterator is None:
+        raise MetricsError(f"{what}: got {type(values).__name__}; give a list")
+    return list(iterator)
 
 
 def as_array(values: npt.ArrayLike, what: str, *, kinds: str = "biuf", error: type[MetricsError] = MetricsError) -> npt.NDArray[Any]:
     """Return anything array-like as a numpy array of real numbers, in its own dtype.
 
     Args:
-        values: any shape: nested lists, numpy arrays, CPU tensors without gradient.
+        values: any shape: nested lists, numpy arrays, tensors. A tensor is detached and copied to the host where it is not there; floating
+            types that numpy lacks, such as bfloat16, become float32, which holds their values exactly.
         what: subject of the error.
         kinds: letters of numpy dtype kinds that pass.
         error: class of the error.
 
     Raises:
-        MetricsError: (or ``error``) for rows of unequal length, text, objects, tensors that numpy cannot read.
+        MetricsError: (or ``error``) for rows of unequal length, text, complex numbers, iterators and other objects.
     """
     try:
-        array = np.asarray(values)
+        array = np.asarray(_on_host(values))
     except (TypeError, ValueError, RuntimeError) as reason:
         raise error(f"{what}: cannot be read as an array of numbers: {reason}") from None
     if array.dtype.kind not in kinds:
-        raise error(f"{what}: entries are of type {array.dtype}; give numbers")
+        raise error(f"{what}: entries are of type {array.dtype}; give numbers, in a list or an array")
     return array
+
+
+def _on_host(values: Any) -> Any:
+    """Return a tensor as numpy can read it, anything else as it is. Tensors are known by their methods: this module imports no torch."""
+    if not (hasattr(values, "detach") and hasattr(values, "cpu")):
+        return values
+    tensor = values.detach().cpu()
+    return tensor.float() if any(kind in str(tensor.dtype) for kind in ("bfloat16", "float8")) else tensor
 
 
 def number_array(values: npt.ArrayLike, what: str) -> npt.NDArray[np.float64]:

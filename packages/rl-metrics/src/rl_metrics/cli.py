@@ -33,8 +33,8 @@ def _root() -> None:
 def selftest(
     *,
     processes: Annotated[int, typer.Option(min=1, max=16, help="Start at most this many ranks.")] = 4,
-    seed: Annotated[int, typer.Option(help="Which random step to run.")] = 0,
-    deadline_seconds: Annotated[float, typer.Option(help="Give up on the ranks of one mesh after this long.")] = 120.0,
+    seed: Annotated[int, typer.Option(min=0, max=2**53, help="Which random step to run.")] = 0,
+    deadline_seconds: Annotated[float, typer.Option(min=0.001, max=1e6, help="Give up on the ranks of one mesh after this long.")] = 120.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")] = False,
 ) -> None:
     """Run one random step on every layout with real processes and compare values and gradients with the closed form."""
@@ -53,7 +53,9 @@ def selftest(
         errors.print(f"the self-test could not run: {error}", markup=False)
         raise typer.Exit(2) from None
     if as_json:
-        typer.echo(json.dumps([asdict(check) | {"worst": check.worst, "passes": check.passes} for check in checks]))
+        told = [asdict(check) | {"worst": check.worst, "passes": check.passes} for check in checks]
+        verdict = "agree" if all(check.passes for check in checks) else "differ"
+        typer.echo(json.dumps({"seed": seed, "verdict": verdict, "checks": told}))
     else:
         _print_table(console, checks)
     raise typer.Exit(0 if all(check.passes for check in checks) else 1)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import sys
 from collections.abc import Mapping
 from importlib import metadata, resources
 from typing import Any, Literal, TypedDict, get_args
@@ -24,6 +25,7 @@ __all__ = [
     "CONTRACT_ID",
     "KINDS",
     "MINOR",
+    "SMALLEST_RELATIVE_ERROR",
     "JsonNumber",
     "Kind",
     "MetricDocument",
@@ -33,9 +35,11 @@ __all__ = [
     "check_contract",
     "empty_numerator",
     "is_document",
+    "largest_bucket",
     "load_schema",
     "numbers_problem",
     "producer",
+    "sketch_problem",
     "validate_document",
 ]
 
@@ -50,6 +54,9 @@ Kind = Literal["sum", "mean", "min", "max", "moments", "last", "histogram"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 """All kinds."""
+
+SMALLEST_RELATIVE_ERROR = 1e-12
+"""Bounds below it are finer than float64 can tell buckets apart."""
 
 JsonNumber = float | Literal["NaN", "Infinity", "-Infinity"]
 """A number, or the name of one that JSON cannot hold."""
@@ -72,7 +79,7 @@ class SketchRecord(TypedDict):
     """A quantile sketch: counts in buckets whose bounds grow geometrically (see :mod:`rl_metrics.sketch`)."""
 
     relative_error: float
-    """Bound on the relative error of a quantile, between 0 and 1."""
+    """Bound on the relative error of a quantile, at least 1e-12 and below 1."""
 
     zero: float
     """Weight of values that are zero."""
@@ -166,6 +173,23 @@ def numbers_problem(kind: str, *, numerator: float, weight: float, m2: float, st
     if not math.isfinite(stamp) or (stamp != 0 and kind != "last"):
         return f"stamp is {stamp}; give the finite number of the step the value belongs to, and 0 for all kinds but 'last'"
     return ""
+
+
+def largest_bucket(relative_error: float) -> int:
+    """Return the greatest magnitude of a bucket index that a float64 can fall into: 35,488 for a relative error of 0.01."""
+    return math.ceil(math.log(sys.float_info.max) / (math.log1p(relative_error) - math.log1p(-relative_error)))
+
+
+def sketch_problem(sketch_weight: float, weight: float) -> str:
+    """Return what contradicts between a histogram's weight and that of its buckets, in one sentence; empty when nothing does.
+
+    Args:
+        sketch_weight: total weight in the sketch.
+        weight: weight of the record; shares of a value held by several ranks may make it differ by rounding.
+    """
+    if math.isclose(sketch_weight, weight, rel_tol=1e-9):
+        return ""
+    return f"weight is {weight} but the sketch holds {sketch_weight}; give the sketch of the values that were weighed"
 
 
 def check_contract(document: Mapping[str, Any]) -> None:
@@ -277,6 +301,8 @@ def _record_problems(record: Mapping[str, Any]) -> list[str]:
     if not problems:
         numbers = {key: float(record.get(key, 0.0)) for key in ("numerator", "weight", "m2", "stamp")}
         contradiction = numbers_problem(record["kind"], **numbers)
+        if record["kind"] == "histogram" and not contradiction:
+            contradiction = sketch_problem(_sketch_weight(record["sketch"]), numbers["weight"])
         problems += [contradiction] if contradiction else []
     return problems
 
@@ -286,7 +312,10 @@ def _sketch_problems(sketch: object) -> list[str]:
     if not isinstance(sketch, Mapping):
         return ["kind 'histogram' needs an object 'sketch'"]
     error = sketch.get("relative_error")
-    problems = [] if _is_weight(error) and 0 < float(error or 0) < 1 else ["sketch: 'relative_error' must lie between 0 and 1"]
+    if not (_is_weight(error) and SMALLEST_RELATIVE_ERROR <= float(error or 0) < 1):
+        return [f"sketch: 'relative_error' must lie between {SMALLEST_RELATIVE_ERROR} and 1"]
+    problems = []
+    limit = largest_bucket(float(error or 0))
     if not (_is_weight(sketch.get("zero")) and _is_weight(sketch.get("nonfinite"))):
         problems.append("sketch: 'zero' and 'nonfinite' must be weights")
     for sign in ("positive", "negative"):
@@ -295,4 +324,11 @@ def _sketch_problems(sketch: object) -> list[str]:
             problems.append(f"sketch: '{sign}_indices' and '{sign}_counts' must be lists of equal length")
         elif not all(_is_index(i) for i in indices) or indices != sorted(set(indices)) or not all(_is_weight(c) for c in counts):
             problems.append(f"sketch: '{sign}_indices' must ascend and '{sign}_counts' must be weights")
+        elif indices and not -limit <= indices[0] <= indices[-1] <= limit:
+            problems.append(f"sketch: '{sign}_indices' must lie in -{limit}..{limit}, the buckets of float64 at this relative error")
     return problems
+
+
+def _sketch_weight(sketch: Mapping[str, Any]) -> float:
+    """Return the total weight in a sketch whose fields are well-formed."""
+    return sum(float(x) for x in (sketch["zero"], sketch["nonfinite"], *sketch["positive_counts"], *sketch["negative_counts"]))

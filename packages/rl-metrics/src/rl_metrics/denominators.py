@@ -18,19 +18,19 @@ import numpy.typing as npt
 from rl_metrics.aggregation import Aggregation, check_aggregation, check_step_units
 from rl_metrics.arguments import as_array, listed, number_array
 from rl_metrics.errors import MetricsError
-from rl_metrics.masks import concatenated_masks, sums_of_pieces
+from rl_metrics.masks import concatenated_masks, listed_masks, sums_of_pieces
 
 __all__ = ["checked_denominators", "count_step_units", "loss_denominators", "mask_sums", "prompt_denominators", "rollout_denominators"]
 
 Ids = Sequence[int] | npt.NDArray[np.integer[Any]]
-"""One integer per sample, equal for samples that belong together."""
+"""One integer per sample, of any size, equal for samples that belong together."""
 
 
 def mask_sums(loss_masks: Sequence[Any]) -> npt.NDArray[np.float64]:
     """Return how many tokens of each sample are trained.
 
     Args:
-        loss_masks: N masks [R_i] of 0 and 1: lists, numpy arrays or CPU tensors.
+        loss_masks: N masks [R_i] of 0 and 1: lists, numpy arrays or tensors.
 
     Returns:
         float64 [N], tokens.
@@ -120,13 +120,13 @@ def loss_denominators(
         MetricsError: for an unknown aggregation, missing ids, or as in :func:`mask_sums` and :func:`rollout_denominators`.
     """
     check_aggregation(aggregation)
+    loss_masks = listed_masks(loss_masks)
     if aggregation == "rollout_mean":
         return rollout_denominators(loss_masks, _required(rollout_ids, "rollout_ids", aggregation))
     if aggregation == "prompt_mean":
         return prompt_denominators(loss_masks, _required(group_ids, "group_ids", aggregation))
-    if aggregation == "sample_mean":
-        return np.maximum(mask_sums(loss_masks), 1.0)
-    return np.ones(len(listed(loss_masks, "loss_masks, one per sample")), np.float64)
+    sums = mask_sums(loss_masks)
+    return np.maximum(sums, 1.0) if aggregation == "sample_mean" else np.ones_like(sums)
 
 
 def count_step_units(
@@ -150,12 +150,14 @@ def count_step_units(
         Trained tokens, samples, rollouts, prompt groups or the constant. Fully masked samples, rollouts and groups are counted.
 
     Raises:
-        MetricsError: for an unknown aggregation, missing ids, another number of ids than masks, or a constant that is not positive.
+        MetricsError: for an unknown aggregation, missing ids, another number of ids than masks, a constant that is not positive, or as in
+            :func:`mask_sums`.
     """
     check_aggregation(aggregation)
-    num_samples = len(listed(loss_masks, "loss_masks, one per sample"))
+    sums = mask_sums(loss_masks)
+    num_samples = sums.size
     if aggregation == "token_mean":
-        return float(mask_sums(loss_masks).sum())
+        return float(sums.sum())
     if aggregation == "sample_mean":
         return float(num_samples)
     if aggregation == "rollout_mean":
@@ -184,7 +186,12 @@ def _grouped(loss_masks: Sequence[Any], ids: Ids, name: str) -> npt.NDArray[np.f
 
 def _labels(ids: Ids, num_samples: int, name: str) -> npt.NDArray[np.integer[Any]]:
     """Return the ids as an array, after checking that there is one integer per sample."""
-    labels = as_array(ids, name)
+    given = ids if hasattr(ids, "dtype") else listed(ids, name)
+    if isinstance(given, list) and all(isinstance(label, int | np.integer) and not isinstance(label, bool) for label in given):
+        # Integers of any size: they are only compared, so each counts as its place among the different ones.
+        places = {label: place for place, label in enumerate(dict.fromkeys(given))}
+        given = np.array([places[label] for label in given], np.int64)
+    labels = as_array(given, name)
     if labels.ndim != 1 or labels.size != num_samples:
         raise MetricsError(f"{num_samples} loss masks but {name} of shape {labels.shape}; give one id per sample")
     if labels.size and labels.dtype.kind not in "iu":

@@ -7,25 +7,26 @@ numbers that are not finite.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from rl_metrics.arguments import listed
 from rl_metrics.contract import CONTRACT_ID, MINOR, JsonNumber, MetricDocument, MetricRecord, SketchRecord, producer, validate_document
 from rl_metrics.errors import MetricsError
-from rl_metrics.metric import Metric, check_metric
+from rl_metrics.metric import Metric
+from rl_metrics.reporting import listed_metrics
 from rl_metrics.sketch import QuantileSketch
 
 __all__ = ["parse_document", "to_document"]
 
 
-def to_document(metrics: Iterable[Metric]) -> MetricDocument:
+def to_document(metrics: Iterable[Metric] | Mapping[str, Metric]) -> MetricDocument:
     """Return metrics as a document that ``json.dumps`` takes as it is.
 
     Args:
-        metrics: records of different names.
+        metrics: records of different names, or a mapping from names to records, such as :func:`rl_metrics.merge_metrics` gives.
 
     Returns:
         The document of ``metric-record.v1``; numbers that are not finite are written by name.
@@ -33,9 +34,8 @@ def to_document(metrics: Iterable[Metric]) -> MetricDocument:
     Raises:
         MetricsError: when one is no metric, or two share a name.
     """
-    records = [_to_record(check_metric(metric, "a record of the document")) for metric in listed(metrics, "metrics")]
-    names = [record["name"] for record in records]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    records = [_to_record(metric) for metric in listed_metrics(metrics, "metrics")]
+    twice = sorted(name for name, times in Counter(record["name"] for record in records).items() if times > 1)
     if twice:
         raise MetricsError(f"names appear more than once: {twice}; merge the records of one name first (merge_metrics)")
     return {"contract": CONTRACT_ID, "minor": MINOR, "producer": producer(), "records": records}

@@ -19,7 +19,7 @@ from rl_metrics.arguments import flag, listed, number_array
 from rl_metrics.context_parallel import ContextParallel, IntArray, int_array
 from rl_metrics.denominators import Ids, checked_denominators, count_step_units, loss_denominators, mask_sums
 from rl_metrics.errors import MetricsError
-from rl_metrics.masks import check_mask_lengths, concatenated_masks
+from rl_metrics.masks import check_mask_lengths, concatenated_masks, is_trained, listed_masks
 from rl_metrics.packing import packed_responses
 
 __all__ = ["aggregate", "get_sum_of_sample_mean", "loss_reducer", "reducer_denominators"]
@@ -163,6 +163,7 @@ def aggregate(
     Example:
         Two samples of 100 tokens at 0.5 and 900 at 0.3: ``token_mean`` 0.32, ``sample_mean`` 0.4.
     """
+    loss_masks = listed_masks(loss_masks)
     divisors = loss_denominators(aggregation, loss_masks, rollout_ids=rollout_ids, group_ids=group_ids)
     units = count_step_units(aggregation, loss_masks, rollout_ids=rollout_ids, group_ids=group_ids, constant=constant)
     values = listed(values, "values, one array per sample")
@@ -172,8 +173,8 @@ def aggregate(
         return None
     total = 0.0
     for i, (value, mask) in enumerate(zip(values, loss_masks, strict=True)):
-        array, trained = number_array(value, f"sample {i}: the values"), np.asarray(mask, np.bool_)
+        array, trained = number_array(value, f"sample {i}: the values"), is_trained(mask, f"sample {i}: the mask")
         if array.shape != trained.shape:
             raise MetricsError(f"sample {i}: values of shape {array.shape} but a mask of shape {trained.shape}")
         total += float(np.sum(array[trained])) / divisors[i]
-    return total / units
+    return float(total / units)

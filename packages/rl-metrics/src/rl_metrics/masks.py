@@ -17,7 +17,7 @@ import numpy.typing as npt
 from rl_metrics.arguments import as_array, listed
 from rl_metrics.errors import MetricsError
 
-__all__ = ["check_mask_lengths", "concatenated_masks", "is_trained", "sums_of_pieces", "trained_tokens", "trained_values"]
+__all__ = ["check_mask_lengths", "concatenated_masks", "is_trained", "listed_masks", "sums_of_pieces", "trained_tokens", "trained_values"]
 
 BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]
@@ -45,6 +45,22 @@ def is_trained(mask: npt.ArrayLike, what: str) -> BoolArray:
     return array.astype(np.bool_, copy=False)
 
 
+def listed_masks(loss_masks: Iterable[Any]) -> list[Any]:
+    """Return one mask per sample, unchecked, from any iterable, which is gone through once.
+
+    Args:
+        loss_masks: N masks.
+
+    Raises:
+        MetricsError: for anything that is no list, and for one array of several dimensions: its rows would be padded to one length.
+    """
+    if getattr(loss_masks, "ndim", 1) > 1:
+        raise MetricsError(
+            f"loss_masks is one array of shape {tuple(getattr(loss_masks, 'shape', ()))}; give one flat mask per sample, cut to its response"
+        )
+    return listed(loss_masks, "loss_masks, one per sample")
+
+
 def trained_tokens(flat: npt.NDArray[Any], lengths: IntArray) -> BoolArray:
     """Return the concatenated masks of several samples as booleans.
 
@@ -68,7 +84,7 @@ def concatenated_masks(loss_masks: Iterable[Any]) -> tuple[BoolArray, IntArray]:
     """Return the masks of several samples in one array.
 
     Args:
-        loss_masks: N masks [R_i]: lists, numpy arrays or CPU tensors.
+        loss_masks: N masks [R_i]: lists, numpy arrays or tensors.
 
     Returns:
         bool [sum R_i], and the lengths int64 [N].
@@ -76,7 +92,7 @@ def concatenated_masks(loss_masks: Iterable[Any]) -> tuple[BoolArray, IntArray]:
     Raises:
         MetricsError: when there is no list of masks, a mask is not flat, or as in :func:`trained_tokens`.
     """
-    masks = [as_array(mask, f"sample {i}: loss mask") for i, mask in enumerate(listed(loss_masks, "loss_masks, one per sample"))]
+    masks = [as_array(mask, f"sample {i}: loss mask") for i, mask in enumerate(listed_masks(loss_masks))]
     for i, mask in enumerate(masks):
         if mask.ndim != 1:
             raise MetricsError(f"sample {i}: loss mask has shape {mask.shape}; give one entry per response token")

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_metrics.arguments import count, finite_number, number, number_array
-from rl_metrics.contract import KINDS, Kind, empty_numerator, numbers_problem
+from rl_metrics.contract import KINDS, Kind, empty_numerator, numbers_problem, sketch_problem
 from rl_metrics.errors import MetricsError
 from rl_metrics.masks import trained_values
 from rl_metrics.moments import Moments
@@ -44,17 +44,21 @@ _QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
 class Metric:
     """A named, mergeable statistic. ``Metric.of_mean("loss", 32.0, 100.0, unit="token").value`` is 0.32.
 
-    Build one with an ``of_...`` method, which fills the fields as the table in :mod:`rl_metrics.metric` says.
+    Build one with an ``of_...`` method, which fills the fields as the table in :mod:`rl_metrics.metric` says: ``name``; ``kind`` (sum, mean, min, max,
+    moments, last, histogram), which says how records merge; ``numerator`` and ``weight`` (0 means no data); ``unit``, which must agree to merge;
+    ``m2`` (moments: sum of squared deviations), ``stamp`` (last: when the value was taken) and ``sketch`` (histogram: the buckets).
+    Two records of equal fields are equal; NaN equals nothing.
     """
 
     name: str
-    """Name in the log. Carries no meaning."""
+    """Name in the log, any text that UTF-8 can hold. Carries no meaning."""
 
     kind: Kind
     """How records merge."""
 
     numerator: float
-    """See the table of kinds. Additive, or the extreme; NaN and infinity are values. Where the weight is 0: +inf for ``min``, -inf for ``max``, else 0."""
+    """See the table of kinds. Additive, or the extreme; NaN and infinity are values, and a sum beyond float64 (1.8e308) is infinite, also that
+    of ``moments`` whose mean is not. Where the weight is 0: +inf for ``min``, -inf for ``max``, else 0."""
 
     weight: float
     """See the table of kinds; 0 means no data."""
@@ -81,11 +85,15 @@ class Metric:
             raise MetricsError(f"metric {self.name!r}: kind is {self.kind!r}; use one of {', '.join(KINDS)}")
         if not isinstance(self.unit, str):
             raise MetricsError(f"metric {self.name!r}: unit is {self.unit!r}; give a string, '' for none")
+        for field in ("name", "unit"):
+            _check_text(getattr(self, field), f"metric {self.name!r}: {field}")
         for field in ("numerator", "weight", "m2", "stamp"):
             object.__setattr__(self, field, number(getattr(self, field), f"metric {self.name!r}: {field}"))
         if (self.kind == "histogram") != isinstance(self.sketch, QuantileSketch):
             raise MetricsError(f"metric {self.name!r}: exactly the kind 'histogram' carries a sketch, this one is {self.kind!r}")
         problem = numbers_problem(self.kind, numerator=self.numerator, weight=self.weight, m2=self.m2, stamp=self.stamp)
+        if self.sketch is not None and not problem:
+            problem = sketch_problem(self.sketch.count, self.weight)
         if problem:
             raise MetricsError(f"metric {self.name!r}: {problem}")
 
@@ -237,7 +245,7 @@ class Metric:
             values: any shape.
             mask: same shape, of booleans or 0 and 1; entries where it is 0 do not enter. None takes all.
             unit: what the values are measured in.
-            relative_error: a percentile is within this relative error of the value of that rank (the lower neighbour), between 0 and 1.
+            relative_error: a percentile is within this relative error of the value of that rank (the lower neighbour); at least 1e-12 and below 1.
 
         Raises:
             MetricsError: naming the metric, as in :meth:`rl_metrics.QuantileSketch.of`.
@@ -272,7 +280,7 @@ class Metric:
         return Moments(count=self.weight, mean=self.numerator / self.weight if self.weight else 0.0, m2=self.m2)
 
     def replicated(self, copies: int) -> Metric:
-        """Return the record as one of ``copies`` equal ones, so that together they count once.
+        """Return the record as one of ``copies`` equal ones, so that together they count once, to rounding.
 
         For values that several ranks of a group all hold in full: rewards and lengths are known to every CP rank of a sample, so each
         contributes ``metric.replicated(cp_size)``. Values of which each rank holds a disjoint part need nothing.
@@ -283,10 +291,10 @@ class Metric:
         Raises:
             MetricsError: when ``copies`` is no integer of at least 1.
         """
-        share = 1.0 / count(copies, f"metric {self.name!r}: copies (the number of ranks that hold the value)")
-        numerator = self.numerator if self.kind in ("min", "max") else self.numerator * share
-        sketch = None if self.sketch is None else self.sketch.scaled(share)
-        return replace(self, numerator=numerator, weight=self.weight * share, m2=self.m2 * share, sketch=sketch)
+        copies = count(copies, f"metric {self.name!r}: copies (the number of ranks that hold the value)")
+        numerator = self.numerator if self.kind in ("min", "max") else self.numerator / copies
+        sketch = None if self.sketch is None else self.sketch.scaled(1.0 / copies)
+        return replace(self, numerator=numerator, weight=self.weight / copies, m2=self.m2 / copies, sketch=sketch)
 
     def merge(self, other: Metric) -> Metric:
         """Return the record of both together.
@@ -302,6 +310,8 @@ class Metric:
             mine, theirs = getattr(self, field), getattr(other, field)
             if mine != theirs:
                 raise MetricsError(f"cannot merge metric {self.name!r} with {other.name!r}: {field} is {mine!r} here and {theirs!r} there")
+        # Before a record without data steps aside: its bound must fit too, or the order of merging would matter.
+        sketch = self.sketch.merge(other.sketch) if self.sketch is not None and other.sketch is not None else None
         if not self.weight or not other.weight:
             return self if self.weight else other
         weight = self.weight + other.weight
@@ -311,7 +321,6 @@ class Metric:
             return Metric.from_moments(self.name, self.moments.merge(other.moments), unit=self.unit)
         if self.kind == "last" and self.stamp != other.stamp:
             return self if self.stamp > other.stamp else other
-        sketch = self.sketch.merge(other.sketch) if self.sketch is not None and other.sketch is not None else None
         return replace(self, numerator=self.numerator + other.numerator, weight=weight, sketch=sketch)
 
     def report(self) -> dict[str, float | None]:
@@ -330,6 +339,14 @@ class Metric:
         """Return name, kind and unit in one string, such as ``"loss (mean, token)"``: what must agree for records to merge."""
         bound = f", error {self.sketch.relative_error!r}" if self.sketch is not None else ""
         return f"{self.name} ({self.kind}{', ' + self.unit if self.unit else ''}{bound})"
+
+
+def _check_text(text: str, what: str) -> None:
+    """Refuse text that cannot be written as UTF-8 (a lone surrogate): no log and no other rank could read it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise MetricsError(f"{what} is {text!a}, which UTF-8 cannot hold ({error.reason}); give text without lone surrogates") from None
 
 
 def _extreme(kind: str, a: float, b: float) -> float:

@@ -4,7 +4,7 @@ Layer: numpy, float64 throughout. The merge is the pairwise update of Chan, Golu
 computing sample variances", 1979). A one-pass ``mean(x^2) - mean(x)^2`` in float32 is wrong by 80 % for N(30, 0.01^2); this is not.
 
 Invariants, tested: merging is associative and commutative up to rounding; ``Moments()`` is its neutral element; the result does not depend
-on how values are split.
+on how values are split, infinities included: with one of them the mean is infinite, with both or with NaN it is NaN, and the m2 is NaN.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Moments:
     """Their mean; 0 when there are none."""
 
     m2: float = 0.0
-    """Sum of squared deviations from the mean; not negative, NaN where a number is not finite."""
+    """Sum of squared deviations from the mean; not negative, NaN where a number is not finite, infinite where it exceeds float64."""
 
     def __post_init__(self) -> None:
         """Refuse a negative count or sum of squares, and whatever is no number."""
@@ -64,12 +64,16 @@ class Moments:
             return cls()
         with np.errstate(invalid="ignore", over="ignore"):
             mean = float(np.mean(array))
+            if math.isinf(mean) and np.isfinite(array).all():
+                # The sum exceeds float64, the mean does not.
+                mean = float(np.sum(array / array.size))
             return cls(count=float(array.size), mean=mean, m2=float(np.sum(np.square(array - mean))))
 
     def merge(self, other: Moments) -> Moments:
         """Return the moments of both sets together.
 
-        With ``d = mean_b - mean_a`` and ``n = n_a + n_b``: mean = mean_a + d n_b / n, m2 = m2_a + m2_b + d^2 n_a n_b / n.
+        With ``d = mean_b - mean_a`` and ``n = n_a + n_b``: mean = mean_a + d n_b / n, m2 = m2_a + m2_b + d^2 n_a n_b / n. Where a mean is
+        not finite, mean = mean_a + mean_b and m2 is NaN, as in :meth:`of` of all values.
 
         Args:
             other: the moments of a disjoint set.
@@ -84,8 +88,13 @@ class Moments:
         if not other.count:
             return self
         count = self.count + other.count
+        if not (math.isfinite(self.mean) and math.isfinite(other.mean)):
+            return Moments(count=count, mean=self.mean + other.mean, m2=math.nan)
         delta = other.mean - self.mean
-        mean = self.mean + delta * other.count / count
+        if math.isinf(delta):
+            mean = self.mean * (self.count / count) + other.mean * (other.count / count)
+        else:
+            mean = self.mean + delta * (other.count / count)
         return Moments(count=count, mean=mean, m2=self.m2 + other.m2 + delta * delta * self.count * other.count / count)
 
     def variance(self, *, ddof: int = 0) -> float | None:

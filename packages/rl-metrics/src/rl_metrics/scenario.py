@@ -102,15 +102,15 @@ def make_scenario(seed: int, *, num_rollouts: int = 8, max_response: int = 90) -
     """Return a step drawn from ``seed``.
 
     Args:
-        seed: any integer.
+        seed: an integer of at least 0.
         num_rollouts: rollouts of the step, two per prompt, at least 4.
         max_response: longest response, tokens, at least 4.
 
     Raises:
-        MetricsError: for sizes below those.
+        MetricsError: for numbers below those.
     """
     num_rollouts, max_response = count(num_rollouts, "num_rollouts", minimum=4), count(max_response, "max_response", minimum=4)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(count(seed, "seed", minimum=0))
     siblings = rng.integers(1, 4, num_rollouts)
     siblings[0] = 3
     rollout_ids = np.repeat(rng.permutation(num_rollouts) + 100, siblings)

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from rl_metrics.arguments import finite_number, number, number_array
+from rl_metrics.arguments import as_array, finite_number, number, number_array
 from rl_metrics.context_parallel import IntArray
+from rl_metrics.contract import SMALLEST_RELATIVE_ERROR, largest_bucket
 from rl_metrics.errors import MetricsError
 from rl_metrics.masks import trained_values
 
@@ -29,7 +30,9 @@ DEFAULT_RELATIVE_ERROR = 0.01
 
 _TINY = float(np.finfo(np.float64).tiny)
 _COUNT_SLACK = 1e-9
-"""Shares of one value held by several ranks (1/3 + 1/3 + 1/3) may miss 1 by rounding; ranks are compared with this relative slack."""
+"""Shares of one value held by several ranks (1/3 + 1/3 + 1/3) may miss 1 by rounding; ranks are compared with this relative slack,"""
+_LARGEST_SLACK = 0.25
+"""but never with so much that it reaches the next value."""
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -44,10 +47,13 @@ def _no_counts() -> FloatArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class QuantileSketch:
-    """Weights in geometric buckets. ``QuantileSketch.of([1.0, 2.0, 3.0]).quantile(0.5)`` lies within 1 % of 2."""
+    """Weights in geometric buckets. ``QuantileSketch.of([1.0, 2.0, 3.0]).quantile(0.5)`` lies within 1 % of 2.
+
+    Sketches are equal when their bound and all weights are.
+    """
 
     relative_error: float = DEFAULT_RELATIVE_ERROR
-    """``a``: bound on the relative error of a quantile, between 0 and 1."""
+    """``a``: bound on the relative error of a quantile, at least 1e-12 and below 1."""
 
     zero: float = 0.0
     """Weight of zeros."""
@@ -68,17 +74,32 @@ class QuantileSketch:
     """float64 [q]: weight in each."""
 
     def __post_init__(self) -> None:
-        """Refuse an error bound outside (0, 1), weights that are none, and bucket indices without a count each."""
-        if not 0 < number(self.relative_error, "relative_error") < 1:
-            raise MetricsError(f"relative_error is {self.relative_error}; it must lie between 0 and 1, for example 0.01")
+        """Refuse an error bound outside its range, weights that are none, and buckets that are no ascending indices with a count each."""
+        bound = number(self.relative_error, "relative_error")
+        if not SMALLEST_RELATIVE_ERROR <= bound < 1:
+            raise MetricsError(
+                f"relative_error is {self.relative_error}; it must lie between {SMALLEST_RELATIVE_ERROR} and 1, for example 0.01"
+            )
+        object.__setattr__(self, "relative_error", bound)
         for name in ("zero", "nonfinite"):
-            finite_number(getattr(self, name), f"the weight {name!r} of a sketch", at_least=0.0)
+            object.__setattr__(self, name, finite_number(getattr(self, name), f"the weight {name!r} of a sketch", at_least=0.0))
         for sign in ("positive", "negative"):
-            indices, counts = getattr(self, f"{sign}_indices"), getattr(self, f"{sign}_counts")
-            if np.ndim(indices) != 1 or np.shape(indices) != np.shape(counts):
-                raise MetricsError(
-                    f"a sketch has {np.size(indices)} {sign} buckets but {np.size(counts)} counts; give flat arrays of one length"
-                )
+            indices, counts = _checked_buckets(getattr(self, f"{sign}_indices"), getattr(self, f"{sign}_counts"), sign, bound)
+            object.__setattr__(self, f"{sign}_indices", indices)
+            object.__setattr__(self, f"{sign}_counts", counts)
+
+    def __eq__(self, other: object) -> bool:
+        """Say whether two sketches hold the same weights under the same bound."""
+        return self._fields() == other._fields() if isinstance(other, QuantileSketch) else NotImplemented
+
+    def __hash__(self) -> int:
+        """Equal sketches have equal hashes."""
+        return hash(self._fields())
+
+    def _fields(self) -> tuple[object, ...]:
+        """Return everything that makes sketches equal."""
+        buckets = (self.positive_indices, self.positive_counts, self.negative_indices, self.negative_counts)
+        return (self.relative_error, self.zero, self.nonfinite, *(tuple(array.tolist()) for array in buckets))
 
     @classmethod
     def of(
@@ -89,7 +110,7 @@ class QuantileSketch:
         Args:
             values: any shape.
             mask: same shape, of booleans or 0 and 1; entries where it is 0 do not enter. None takes all.
-            relative_error: bound on the relative error of a quantile, between 0 and 1.
+            relative_error: bound on the relative error of a quantile, at least 1e-12 and below 1.
 
         Raises:
             MetricsError: when the shapes differ, values are no numbers, the mask holds something else than 0 and 1, or the bound lies
@@ -166,7 +187,7 @@ class QuantileSketch:
         """Return the value at rank ``floor(q (n - 1))`` of the sorted data, counted from 0, within the error bound.
 
         Between two values the lower one is the answer, without interpolation: the median of 1 and 3 is 1. That is
-        ``numpy.quantile(..., method="lower")``.
+        ``numpy.quantile(..., method="lower")``, to within the sketch's error.
 
         Args:
             q: between 0 and 1.
@@ -188,7 +209,7 @@ class QuantileSketch:
         values = np.concatenate([-self._estimates(self.negative_indices)[::-1], [0.0], self._estimates(self.positive_indices)])
         weights = np.concatenate([self.negative_counts[::-1], [self.zero], self.positive_counts])
         reached = np.cumsum(weights)
-        target = q * (total - 1) + _COUNT_SLACK * total
+        target = q * (total - 1) + min(_COUNT_SLACK * total, _LARGEST_SLACK)
         place = int(np.searchsorted(reached, target, side="right"))
         occupied = np.flatnonzero(weights)
         return float(values[min(max(place, occupied[0]), occupied[-1])])
@@ -208,6 +229,25 @@ class QuantileSketch:
                 np.exp(indices * self._log_base() + math.log1p(-self.relative_error)), np.finfo(np.float64).max
             )
         return estimates
+
+
+def _checked_buckets(indices: npt.ArrayLike, counts: npt.ArrayLike, sign: str, relative_error: float) -> tuple[IntArray, FloatArray]:
+    """Return buckets of one sign as arrays, after checking that they are some a float64 can fall into."""
+    places, weights = as_array(indices, f"the {sign} buckets of a sketch"), number_array(counts, f"the {sign} counts of a sketch")
+    if places.ndim != 1 or places.shape != weights.shape:
+        raise MetricsError(f"a sketch has {places.size} {sign} buckets but {weights.size} counts; give flat arrays of one length")
+    limit = largest_bucket(relative_error)
+    whole = not places.size or places.dtype.kind in "iu"
+    if not whole or (places[1:] <= places[:-1]).any() or (places.size and not -limit <= places[0] <= places[-1] <= limit):
+        raise MetricsError(f"the {sign} buckets of a sketch are {_start(places)}; give ascending integers in -{limit}..{limit}")
+    if not (np.isfinite(weights) & (weights >= 0)).all():
+        raise MetricsError(f"the {sign} counts of a sketch are {_start(weights)}; give finite numbers that are not negative")
+    return places.astype(np.int64, copy=False), weights
+
+
+def _start(array: npt.NDArray[np.generic]) -> str:
+    """Return the first entries of an array, for an error."""
+    return f"{array[:5].tolist()}{'' if array.size <= 5 else ' and more'}"
 
 
 def _add(indices_a: IntArray, counts_a: FloatArray, indices_b: IntArray, counts_b: FloatArray) -> tuple[IntArray, FloatArray]:

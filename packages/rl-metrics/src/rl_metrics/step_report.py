@@ -18,7 +18,7 @@ from rl_metrics.agreement import difference
 from rl_metrics.arguments import count, finite_number, number
 from rl_metrics.errors import KeyAgreementError, MetricsError
 from rl_metrics.metric import Metric
-from rl_metrics.reporting import merge_metrics, report
+from rl_metrics.reporting import listed_metrics, merge_metrics, report
 
 __all__ = ["MicroBatchMetrics", "finish_step_report", "step_contributions", "step_settings"]
 
@@ -33,6 +33,9 @@ _REDUCER_OUTPUT = "reducer output"
 class MicroBatchMetrics:
     """What one micro-batch reports on one rank. Serves as the third element of Megatron's loss function result.
 
+    Fields: ``sums``, name -> output of the loss reducer, UNSCALED; ``num_tokens``, trained tokens by the FULL masks, whatever the aggregation
+    (``megatron_num_tokens``, which is 1 for most of them, is another number); ``metrics``, further records with a kind of their own.
+
     A filler micro-batch reports the same names with 0 and ``num_tokens=0``: ranks must agree on names.
     """
 
@@ -46,7 +49,13 @@ class MicroBatchMetrics:
     """Trained tokens by the FULL masks of the micro-batch, a whole number: every CP rank gives the same. 0 says "no data": all sums are 0 then."""
 
     metrics: Sequence[Metric] = field(default=())
-    """Metrics with a kind of their own, such as a maximum of the importance ratio or a sample count."""
+    """Metrics with a kind of their own, such as a maximum of the importance ratio or a sample count. Kept as a tuple."""
+
+    def __post_init__(self) -> None:
+        """Refuse sums that are no mapping and metrics that are no records, naming the field; what they hold is looked at when a step is reduced."""
+        if not isinstance(self.sums, Mapping):
+            raise MetricsError(f"MicroBatchMetrics: sums is {type(self.sums).__name__}; give a mapping, {{name: reducer output}}")
+        object.__setattr__(self, "metrics", tuple(listed_metrics(self.metrics, "MicroBatchMetrics: metrics")))
 
 
 def step_contributions(sums: Sequence[Mapping[str, float]], num_tokens: Sequence[float], extra: Sequence[Sequence[Metric]]) -> list[Metric]:
@@ -80,7 +89,7 @@ def step_contributions(sums: Sequence[Mapping[str, float]], num_tokens: Sequence
                 f"micro-batch {k}: {extra_sums[0]!r} is {values[extra_sums[0]]} with num_tokens 0; without trained tokens every reducer output is 0, "
                 "so count the tokens of the full masks"
             )
-    further = merge_metrics(metric for metrics in extra for metric in metrics)
+    further = merge_metrics([metric for metrics in extra for metric in metrics])
     clash = sorted((set(names) | {TRAINED_TOKENS}) & set(further)) + [name for name in names if name == TRAINED_TOKENS]
     if clash:
         raise MetricsError(f"metric name {clash[0]!r} is used twice in one step; rename one of them")
@@ -123,7 +132,8 @@ def finish_step_report(
         name -> value; None when no token of the step was trained.
 
     Raises:
-        MetricsError: for an unknown aggregation or missing units.
+        MetricsError: for an unknown aggregation, missing units, or two metrics that report under one name, such as a reducer output ``x_mean``
+            beside moments of ``x``.
 
     Example:
         ``token_mean`` at ``cp_size = 2``: sums 10 and 6 with 4 tokens counted on each rank give 16 / (8 / 2) = 4.
@@ -138,4 +148,8 @@ def finish_step_report(
             lines[name] = metric.numerator / units if tokens else None
         elif name != TRAINED_TOKENS:
             others.append(metric)
-    return lines | report(others)
+    told = report(others)
+    clash = sorted(set(lines) & set(told))
+    if clash:
+        raise MetricsError(f"a reducer output and another metric both report under the name {clash[0]!r}; rename one of them")
+    return lines | told

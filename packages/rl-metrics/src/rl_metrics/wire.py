@@ -8,12 +8,16 @@ Layer: numpy; :mod:`rl_metrics.torch` moves the two float64 vectors. The first i
 * sums: numerators and weights; for moments count, ``sum(x - s)`` and ``sum(x - s)^2`` about the agreed origin ``s``, the greatest of the
   ranks' means. Chan's merge about one origin: as ``s`` lies among the means, nothing cancels that the spread of the means does not justify.
 
+A histogram travels as the window between the outermost occupied buckets of all ranks, of at most :data:`MOST_BUCKETS` each side of zero. The window
+is known to all ranks after the first all-reduce, so that all of them refuse a wider one.
+
 Invariants, tested: the result equals merging all records in one process; extrema that are NaN stay NaN although MAX may drop them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 
@@ -21,15 +25,19 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_metrics.contract import Kind
+from rl_metrics.errors import MetricsError
 from rl_metrics.metric import Metric
 from rl_metrics.sketch import QuantileSketch
 
-__all__ = ["HEAD_SIZE", "digest", "extrema", "sums", "unpack"]
+__all__ = ["HEAD_SIZE", "MOST_BUCKETS", "digest", "extrema", "sums", "unpack"]
 
 FloatArray = npt.NDArray[np.float64]
 
 HEAD_SIZE = 256
 """Numbers in the first all-reduce, which must have one size on all ranks even when they disagree: 2 KiB. Extrema beyond it need a second."""
+
+MOST_BUCKETS = 2**20
+"""Buckets of one sign that one histogram may span over all ranks: 8 MiB. At a relative error of 0.01 all of float64 spans 71,000."""
 
 _NONE = -math.inf
 
@@ -41,7 +49,9 @@ def digest(metrics: Sequence[Metric], settings: Mapping[str, str]) -> float:
         metrics: names, kinds and units enter, in this order.
         settings: what the rank wants to do with them, by name, such as the aggregation and the units of a train step.
     """
-    text = "\n".join([*(f"{name} = {settings[name]}" for name in sorted(settings)), "", *(metric.describe() for metric in metrics)])
+    bounds = [metric.sketch.relative_error if metric.sketch is not None else None for metric in metrics]
+    fields = [(metric.name, metric.kind, metric.unit, bound) for metric, bound in zip(metrics, bounds, strict=True)]
+    text = json.dumps([sorted(settings.items()), fields])
     return float(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big") + 1)
 
 
@@ -54,12 +64,17 @@ def extrema(metrics: Sequence[Metric]) -> FloatArray:
 
 
 def sums(metrics: Sequence[Metric], agreed: FloatArray) -> FloatArray:
-    """Return the vector for the SUM all-reduce, given the agreed extrema: float64, of one length on all ranks."""
+    """Return the vector for the SUM all-reduce, given the agreed extrema: float64, of one length on all ranks.
+
+    Raises:
+        MetricsError: on all ranks the same, naming the histogram that spans more than :data:`MOST_BUCKETS`.
+    """
     tops = agreed.tolist()
     parts: list[float] = []
     start = 0
     for metric in metrics:
         stop = start + _NUM_EXTREMA[metric.kind]
+        _check_window(metric, tops[start:stop])
         parts += _sums_of(metric, tops[start:stop])
         start = stop
     return np.array(parts, np.float64)
@@ -107,6 +122,18 @@ def _extrema_of(metric: Metric) -> list[float]:
     return [_NONE if math.isnan(number) else number]
 
 
+def _check_window(metric: Metric, top: list[float]) -> None:
+    """Refuse a histogram whose agreed window is too wide to travel; every rank sees the same window and so raises the same."""
+    if metric.sketch is None:
+        return
+    width = max(_width(top[0], top[1]), _width(top[2], top[3]))
+    if width > MOST_BUCKETS:
+        raise MetricsError(
+            f"metric {metric.name!r}: its values span {width} buckets of relative error {metric.sketch.relative_error}, at most {MOST_BUCKETS} can be "
+            "reduced over ranks; give a greater relative_error, or mask values that are far from the others"
+        )
+
+
 def _sums_of(metric: Metric, top: list[float]) -> list[float]:
     """Return one metric's additive part, given its agreed extrema."""
     if metric.kind in ("sum", "mean"):
@@ -136,7 +163,8 @@ def _merged(metric: Metric, top: list[float], total: list[float]) -> Metric:
         if not total[0]:
             return Metric.empty(name, "moments", unit=unit)
         shift = total[1] / total[0]
-        m2 = float(np.maximum(total[2] - total[1] * shift, 0.0))
+        # Squares beyond float64 are infinite, as in one process; their difference would be NaN.
+        m2 = total[2] if math.isinf(total[2]) and math.isfinite(shift) else float(np.maximum(total[2] - total[1] * shift, 0.0))
         return Metric(name=name, kind=kind, numerator=total[0] * (_origin(top) + shift), weight=total[0], unit=unit, m2=m2)
     sketch = None
     if metric.sketch is not None:

@@ -1,5 +1,6 @@
 """Restoring full responses over real gloo ranks: exact, differentiable, one collective a call."""
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -8,10 +9,12 @@ import torch
 
 from rl_metrics import ContextParallel, GeometryError, MetricsError, response_owner
 from rl_metrics.torch import gather, gather_responses, slice_response
+from rl_metrics.torch.bits import PieceHeader, check_dtype, from_bits, to_bits
 from rl_metrics.torch.processes import run_gloo_ranks
 
 pytestmark = pytest.mark.distributed
 
+NAN = math.nan
 TOTALS, RESPONSES = [13, 40, 5, 200, 2], [5, 30, 0, 3, 1]
 
 
@@ -137,6 +140,107 @@ def test_what_does_not_fit_is_refused_before_the_collective() -> None:
     assert run_gloo_ranks(work, 2) == [True, True]
 
 
+def _caught(call: Callable[[], object]) -> str:
+    with pytest.raises(MetricsError) as error:
+        call()
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.bool,
+        torch.uint8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.complex64,
+    ],
+)
+def test_bits_come_back_for_every_dtype(dtype: torch.dtype) -> None:
+    values = torch.tensor([-0.0, 1.0, 0.0, 2.0, 3.0]).to(dtype)
+    if dtype.is_floating_point:
+        values = torch.cat([values, torch.tensor([NAN, math.inf, -math.inf, torch.finfo(dtype).tiny, -1.5]).to(dtype)])
+    assert torch.equal(to_bits(from_bits(to_bits(values), dtype)), to_bits(values))
+    assert torch.equal(from_bits(to_bits(values), dtype).nan_to_num(), values.nan_to_num())
+
+    def work(rank: int, _: int) -> bool:
+        cp, length = ContextParallel(2, rank), values.numel()
+        (restored,) = gather_responses([slice_response(values, length + 3, length, cp)], [length + 3], [length], cp, group=None)
+        return restored.dtype == dtype and torch.equal(to_bits(restored), to_bits(values))
+
+    assert run_gloo_ranks(work, 2) == [True, True]
+
+
+def test_numbers_too_wide_to_travel_are_refused() -> None:
+    with pytest.raises(MetricsError, match=r"pieces of torch.complex128 cannot be gathered"):
+        check_dtype(torch.complex128)
+
+
+def test_dtypes_that_differ_raise_the_same_on_every_rank() -> None:
+    def work(rank: int, _: int) -> str:
+        cp = ContextParallel(2, rank)
+        pieces = _pieces(_full(torch.float32 if rank else torch.float64), cp)
+        return _caught(lambda: gather_responses(pieces, TOTALS, RESPONSES, cp, group=None))
+
+    told = "ranks of the group gather different dtypes: torch.float64 on rank 0, torch.float32 on rank 1. Convert the pieces to one dtype"
+    assert run_gloo_ranks(work, 2) == [told] * 2
+
+
+def test_samples_in_another_order_raise_the_same_on_every_rank() -> None:
+    def work(rank: int, _: int) -> str:
+        cp, step = ContextParallel(3, rank), -1 if rank == 2 else 1
+        return _caught(lambda: gather_responses(_pieces(_full(), cp)[::step], TOTALS[::step], RESPONSES[::step], cp, group=None))
+
+    assert len(set(told := run_gloo_ranks(work, 3))) == 1
+    assert told[0].startswith("ranks of the group gather different samples: ranks [2] pass other lengths, order or layout than rank 0")
+
+
+def test_pieces_that_require_grad_on_some_ranks_only_raise_on_every_rank() -> None:
+    def work(rank: int, _: int) -> str:
+        cp = ContextParallel(2, rank)
+        pieces = [piece.requires_grad_(rank == 0) for piece in _pieces(_full(), cp)]
+        return _caught(lambda: gather_responses(pieces, TOTALS, RESPONSES, cp, group=None))
+
+    assert len(set(told := run_gloo_ranks(work, 2))) == 1
+    assert "pieces require grad, but not on ranks [1]" in told[0]
+
+
+def test_a_rank_without_tokens_takes_the_dtype_of_the_others() -> None:
+    def work(rank: int, _: int) -> tuple[torch.dtype, list[float]]:
+        cp = ContextParallel(2, rank)
+        # The one response token of 2 tokens is predicted by position 0, which rank 0 owns.
+        piece = torch.tensor([1.5], dtype=torch.bfloat16) if rank == 0 else torch.zeros(0)
+        (restored,) = gather_responses([piece], [2], [1], cp, group=None)
+        return restored.dtype, restored.tolist()
+
+    assert run_gloo_ranks(work, 2) == [(torch.bfloat16, [1.5])] * 2
+
+
+def test_where_nobody_has_tokens_nothing_comes_back() -> None:
+    def work(rank: int, _: int) -> list[int]:
+        return [x.numel() for x in gather_responses([torch.zeros(0)], [1], [0], ContextParallel(2, rank), group=None)]
+
+    assert run_gloo_ranks(work, 2) == [[0], [0]]
+
+
+def test_a_second_derivative_raises_instead_of_being_wrong() -> None:
+    def work(rank: int, _: int) -> bool:
+        cp = ContextParallel(2, rank)
+        pieces = [piece.requires_grad_() for piece in _pieces(_full(torch.float64), cp)]
+        loss = torch.cat(gather_responses(pieces, TOTALS, RESPONSES, cp, group=None)).pow(3).sum()
+        first = torch.autograd.grad(loss, pieces, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            torch.autograd.backward(torch.cat(first).sum())
+        return True
+
+    assert run_gloo_ranks(work, 2) == [True, True]
+
+
 def test_overlapping_samples_are_refused() -> None:
     cp = ContextParallel(2, 0, "contiguous")
     with pytest.raises(MetricsError, match="pass the context-parallel group"):
@@ -147,11 +251,18 @@ def test_overlapping_samples_are_refused() -> None:
         )
 
 
-def test_the_sum_over_a_group_and_its_gradient_in_this_process(world_of_one: None) -> None:
+def test_bits_and_gradient_pass_through_the_collective_in_this_process(world_of_one: None) -> None:
     # One rank is its own whole: value and gradient pass through the real collective unchanged.
     x = torch.tensor([1.0, 2.0], requires_grad=True)
-    total = gather._SumOverGroup.apply(x, None)  # type: ignore[no-untyped-call]
-    torch.autograd.backward((total * torch.tensor([3.0, 5.0])).sum())
-    assert total.tolist() == [1.0, 2.0]
+    plan = gather._Plan(
+        places=torch.tensor([1, 0]),
+        num_tokens=2,
+        header=PieceHeader(dtype=torch.float32, layout=7, requires_grad=True),
+        cp=ContextParallel(),
+        group=None,
+    )
+    total = gather._Gather.apply(x, plan)  # type: ignore[no-untyped-call]
+    torch.autograd.backward((total * torch.tensor([5.0, 3.0])).sum())
+    assert total.tolist() == [2.0, 1.0]
     assert x.grad is not None
     assert x.grad.tolist() == [3.0, 5.0]

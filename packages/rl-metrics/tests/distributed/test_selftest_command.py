@@ -36,9 +36,11 @@ def test_the_module_prints_a_table_of_layouts_and_values() -> None:
     ]
 
 
-def test_json_lists_every_check() -> None:
-    result = CliRunner().invoke(app, ["selftest", "--processes", "1", "--json"])
-    checks = json.loads(result.stdout)
+def test_json_gives_seed_verdict_and_every_check() -> None:
+    result = CliRunner().invoke(app, ["selftest", "--processes", "1", "--seed", "3", "--json"])
+    document = json.loads(result.stdout)
+    checks = document.pop("checks")
+    assert document == {"seed": 3, "verdict": "agree"}
     assert result.exit_code == 0
     assert len(checks) == 20
     assert all(check["passes"] and check["worst"] <= 1e-6 for check in checks)
@@ -65,6 +67,14 @@ def test_ranks_that_fail_exit_with_2(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.exit_code == 2
     assert "the self-test could not run: rank 0 of 1: Traceback" in result.stderr
     assert "ArithmeticError: no" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [("--seed", "-1"), ("--seed", "x"), ("--processes", "0"), ("--deadline-seconds", "0")])
+def test_an_argument_out_of_range_is_a_usage_error(arguments: tuple[str, str]) -> None:
+    result = CliRunner().invoke(app, ["selftest", *arguments])
+    assert result.exit_code == 2
+    assert "Invalid value for" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

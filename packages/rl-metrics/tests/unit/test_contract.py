@@ -86,7 +86,7 @@ def test_code_and_schema_refuse_the_same_records(changes: dict[str, Any], messag
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"relative_error": 1.5}, "between 0 and 1"),
+        ({"relative_error": 1.5}, "between 1e-12 and 1"),
         ({"zero": None}, "must be weights"),
         ({"positive_counts": []}, "lists of equal length"),
         ({"negative_counts": [-1.0]}, "must be weights"),
@@ -143,5 +143,5 @@ def test_records_without_data_are_valid_by_code_and_schema(kind: str, numerator:
 
 def test_only_metrics_are_written() -> None:
     wrong: Any = [3.0]
-    with pytest.raises(MetricsError, match="a record of the document: got float"):
+    with pytest.raises(MetricsError, match="a metric: got float"):
         to_document(wrong)

@@ -169,7 +169,7 @@ WRONG: Any = "x"
         (lambda: merge_metrics(cast("Any", [3])), "a metric: got int, whose way to merge is not declared"),
         (lambda: merge_metrics(Metric.of_sum("a", 1)), "metrics: got Metric; give a list"),  # type: ignore[arg-type]
         (lambda: merge_metrics(cast("Any", 3)), "metrics: got int; give a list"),
-        (lambda: report(cast("Any", {"a": 1.0})), "a metric: got str"),
+        (lambda: report(cast("Any", {"a": 1.0})), "a: got float, whose way to merge is not declared"),
         (lambda: Moments().merge(cast("Any", 3)), "cannot merge moments with int"),
         (lambda: merge_moments(cast("Any", [3])), "cannot merge moments with int"),
         (lambda: merge_moments(cast("Any", 3)), "moments to merge: got int; give a list"),

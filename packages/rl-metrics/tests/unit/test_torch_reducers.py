@@ -354,7 +354,7 @@ NO_TENSOR: Any = [1.0]
         ),
         (lambda: loss_reducer(cast("Any", np.ones(2)), [2], [1], [[1]]), "unknown loss aggregation array"),
         (lambda: _step(3), "micro-batch 0: got int; give MicroBatchMetrics"),
-        (lambda: _step(_batch([1.0])), "micro-batch 0: got MicroBatchMetrics; give MicroBatchMetrics"),
+        (lambda: _step(_batch([1.0])), "MicroBatchMetrics: sums is list; give a mapping"),
         (lambda: _step(_batch({"a": 1.0}), _batch({"a": torch.ones(2)})), r"micro-batch 1: 'a' is Tensor of shape \(2,\); give one number"),
         (lambda: _step(_batch({"a": torch.tensor(1j)})), "micro-batch 0: 'a' is Tensor"),
         (lambda: _step(_batch({"a": "1"})), "micro-batch 0: 'a' is str '1'"),

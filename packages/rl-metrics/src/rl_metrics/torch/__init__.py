@@ -3,6 +3,13 @@
 Process groups are arguments; ``None`` is torch's default group, or this process alone where none was initialised. Nothing imports Megatron.
 """
 
+try:
+    import torch as _torch  # noqa: F401 - says what is missing before any module fails for it
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError('rl_metrics.torch needs torch: pip install "rl-metrics[torch]"', name="torch") from error
+
 from rl_metrics.torch.collectives import all_reduce_metrics
 from rl_metrics.torch.gather import gather_responses
 from rl_metrics.torch.reducers import get_sum_of_sample_mean, loss_reducer, megatron_num_tokens

@@ -10,8 +10,7 @@ number of collectives does not depend on the number of metrics (two, or three wi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +19,10 @@ import torch.distributed as dist
 
 from rl_metrics import wire
 from rl_metrics.agreement import RankReport, disagreement
-from rl_metrics.arguments import count, listed
+from rl_metrics.arguments import count
 from rl_metrics.errors import KeyAgreementError, MetricsError
-from rl_metrics.metric import Metric, check_metric
-from rl_metrics.reporting import merge_metrics
+from rl_metrics.metric import Metric
+from rl_metrics.reporting import listed_metrics, merge_metrics
 from rl_metrics.torch.groups import collective_device, group_members, group_size, is_alone
 
 __all__ = ["all_reduce_metrics", "reduce_prepared_metrics"]
@@ -57,9 +56,9 @@ def all_reduce_metrics(
     Raises:
         KeyAgreementError: on every rank the same, when ranks disagree on metrics or on ``dst``; it names the ranks and the keys.
         MetricsError: when this rank's records cannot be merged or its ``dst`` is outside the group; the other ranks raise
-            :class:`KeyAgreementError` naming this one.
+            :class:`KeyAgreementError` naming this one. On every rank the same, when a histogram spans more than 2^20 buckets over all ranks.
     """
-    return reduce_prepared_metrics(lambda: (_named(metrics), {}), group, dst=dst)
+    return reduce_prepared_metrics(lambda: (listed_metrics(metrics, "metrics"), {}), group, dst=dst)
 
 
 def reduce_prepared_metrics(
@@ -81,30 +80,30 @@ def reduce_prepared_metrics(
     failure: Exception | None = None
     local: list[Metric] = []
     settings: dict[str, str] = {}
+    key, payload = _FAILED, np.empty(0)
+    alone = is_alone(group)
     try:
         _check_dst(dst, group)
         records, wanted = prepare()
         local = sorted(merge_metrics(records).values(), key=lambda metric: metric.name)
         settings = {**wanted, "dst": str(dst)}
+        if not alone:
+            payload = wire.extrema(local)
+            key = wire.digest(local, settings)
     except Exception as error:
         # Whatever it is: the others wait for this rank in the next collective, and must hear of it there.
         failure = error
-    if is_alone(group):
+    if alone:
         if failure is not None:
             raise failure
         return {metric.name: metric for metric in local}
-    agreed = _agree(local, settings, failure, group)
+    agreed = _agree(key, payload, group)
+    if agreed is None:
+        _raise_disagreement(local, settings, failure, group)
     summed = _sum(wire.sums(local, agreed), group, dst)
     if dst is not None and dist.get_rank() != dst:
         return {}
     return {metric.name: metric for metric in wire.unpack(local, agreed, summed)}
-
-
-def _named(metrics: Iterable[Metric] | Mapping[str, Metric]) -> list[Metric]:
-    """Return the records, renamed to their keys where a mapping gives them."""
-    if isinstance(metrics, Mapping):
-        return [replace(check_metric(metric, str(name)), name=name) for name, metric in metrics.items()]
-    return [check_metric(metric, "a metric") for metric in listed(metrics, "metrics")]
 
 
 def _check_dst(dst: int | None, group: dist.ProcessGroup | None) -> None:
@@ -113,24 +112,28 @@ def _check_dst(dst: int | None, group: dist.ProcessGroup | None) -> None:
         raise MetricsError(f"dst is {dst}; it is the GLOBAL rank that gets the result, so give one of {group_members(group)}")
 
 
-def _agree(
-    local: list[Metric], settings: dict[str, str], failure: Exception | None, group: dist.ProcessGroup | None
-) -> npt.NDArray[np.float64]:
-    """Return the extrema all ranks agree on, after checking that they report the same metrics and want the same done with them."""
-    payload = wire.extrema(local)
-    key = wire.digest(local, settings) if failure is None else _FAILED
+def _agree(key: float, payload: npt.NDArray[np.float64], group: dist.ProcessGroup | None) -> npt.NDArray[np.float64] | None:
+    """Return the greatest extrema of all ranks; None when their keys differ or one has failed.
+
+    Args:
+        key: digest of what must be equal on all ranks, or :data:`_FAILED`.
+        payload: this rank's extrema, of a length that the digest covers.
+        group: ranks to agree.
+    """
     first = payload[: wire.HEAD_SIZE - 2]
     head = np.full(wire.HEAD_SIZE, -np.inf)
     head[:2] = key, -key
     head[2 : 2 + first.size] = first
     head = _reduce(head, dist.ReduceOp.MAX, group)
-    if head[0] != -head[1] or failure is not None:
-        _raise_disagreement(local, settings, failure, group)
+    if head[0] != -head[1] or head[0] == _FAILED:
+        return None
     rest = payload[first.size :]
     return np.concatenate([head[2 : 2 + first.size], _reduce(rest, dist.ReduceOp.MAX, group) if rest.size else rest])
 
 
-def _raise_disagreement(local: list[Metric], settings: dict[str, str], failure: Exception | None, group: dist.ProcessGroup | None) -> None:
+def _raise_disagreement(
+    local: list[Metric], settings: dict[str, str], failure: Exception | None, group: dist.ProcessGroup | None
+) -> NoReturn:
     """Exchange what every rank reports and raise on all of them. Runs on the failing path only, where one more collective costs nothing."""
     told = None if failure is None else str(failure) or type(failure).__name__
     mine = RankReport(failure=told, settings=settings, metrics=tuple(metric.describe() for metric in local))

@@ -1,41 +1,70 @@
 """Rebuild full responses from the pieces the context-parallel ranks hold, in one collective.
 
-Layer: above ``packing`` and ``groups``. Invariants, tested with real gloo: one all-reduce per call whatever the number of samples, one more in
-backward; empty pieces take part; ``gather_responses(slice_response(x)) == x`` bit for bit.
+Layer: above ``packing``, ``groups`` and ``bits``, which says what travels. Invariants, tested with real gloo: one all-reduce per call whatever the
+number of samples, one more in backward; empty pieces take part; ``gather_responses(slice_response(x)) == x`` bit for bit, -0.0 and NaN included;
+ranks whose pieces do not fit together all raise the same error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd.function import once_differentiable
 
 from rl_metrics.arguments import listed
 from rl_metrics.context_parallel import ContextParallel, IntArray, check_place, int_array
 from rl_metrics.errors import MetricsError
 from rl_metrics.packing import packed_responses
+from rl_metrics.torch.bits import PieceHeader, agreed_dtype, check_dtype, from_bits, layout_digest, to_bits
 from rl_metrics.torch.groups import group_rank, group_size
 
 __all__ = ["gather_responses"]
 
 
-class _SumOverGroup(torch.autograd.Function):
-    """All-reduce SUM whose backward is the same: the loss of a step is the sum of the ranks' losses."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """Where this rank's tokens go in the whole, and what it tells the others of them."""
+
+    places: torch.Tensor
+    """int64 [n]: place of each local token among all response tokens."""
+
+    num_tokens: int
+    """All response tokens."""
+
+    header: PieceHeader
+    """What must fit together over ranks."""
+
+    cp: ContextParallel
+    group: dist.ProcessGroup | None
+
+
+class _Gather(torch.autograd.Function):
+    """Bits travel forward; gradients add up backward, since the loss of a step is the sum of the ranks' losses."""
 
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
-        ctx.group = group
-        total = values.clone()
-        dist.all_reduce(total, group=group)
-        return total
+    def forward(ctx: Any, local: torch.Tensor, plan: _Plan) -> torch.Tensor:
+        ctx.plan, ctx.dtype = plan, local.dtype
+        # One buffer: a header of every rank, then the bits of every token. Each place is filled by one rank and 0 on the others, so the sum of
+        # integers is the integer that was sent.
+        width = local.shape[1:].numel()
+        start = plan.cp.size * PieceHeader.SIZE
+        wire = torch.zeros(start + plan.num_tokens * width, dtype=torch.int64, device=local.device)
+        wire[plan.cp.rank * PieceHeader.SIZE :][: PieceHeader.SIZE] = torch.tensor(plan.header.packed(), device=local.device)
+        wire[start:].view(plan.num_tokens, width)[plan.places] = to_bits(local).reshape(local.shape[0], width)
+        dist.all_reduce(wire, group=plan.group)
+        dtype = agreed_dtype(PieceHeader.unpacked(wire[:start].tolist()), default=local.dtype)
+        return from_bits(wire[start:], dtype).reshape(plan.num_tokens, *local.shape[1:])
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
         grad = grads[0].contiguous().clone()
-        dist.all_reduce(grad, group=ctx.group)
-        return grad, None
+        dist.all_reduce(grad, group=ctx.plan.group)
+        return grad.index_select(0, ctx.plan.places).to(ctx.dtype), None
 
 
 def gather_responses(
@@ -51,14 +80,18 @@ def gather_responses(
 ) -> list[torch.Tensor]:
     """Return the full response-aligned tensor of every sample, on every rank, from this rank's pieces.
 
-    Differentiable. The loss of a step is the sum of the losses of all ranks, so the gradient of a piece is the sum of what every rank
+    Differentiable once: a second derivative raises. The loss of a step is the sum of the losses of all ranks, so the gradient of a piece is the sum of what every rank
     sends back for it: one all-reduce in backward, which ALL ranks must reach. A rank that does not need the result adds ``0 * sum(result)``
     to its loss. A piece cut from a tensor in the graph stays in the graph even when it is empty; so pieces either require grad on
-    all ranks or on none.
+    all ranks or on none, which is checked.
+
+    What travels is the bits of every number in 8 bytes, whatever the dtype, beside a header of each rank; so ranks that disagree find out instead of
+    reading one another's bytes.
 
     Args:
-        pieces: N tensors [n_i] or [n_i, ...] in the order of ``response_indices``; one dtype and device; ``n_i`` may be 0.
-        total_lengths: int [N], the same on all ranks.
+        pieces: N tensors [n_i] or [n_i, ...] in the order of ``response_indices``; one dtype of at most 8 bytes, one device; ``n_i`` may be 0. A rank
+            that owns no token at all gets the dtype of the others, but must give their width: ``torch.zeros(0, 3)`` beside ``[n, 3]``.
+        total_lengths: int [N], the same in the same order on all ranks, like all that follows but ``cp.rank``.
         response_lengths: int [N].
         cp: the rank's place.
         group: the context-parallel group; its size and this rank's place in it are those of ``cp``.
@@ -70,9 +103,9 @@ def gather_responses(
         N tensors [R_i, ...].
 
     Raises:
-        MetricsError: when the pieces are no tensors of one dtype, device and width with the sizes the geometry gives, or ``cp`` is not the
-            group's. Raised before the collective, from values all ranks share except the pieces themselves: a piece that is wrong on one
-            rank alone leaves the others to the group's timeout.
+        MetricsError: on every rank the same, when dtypes, lengths, layouts or the need for gradients differ over ranks. On this rank alone, before
+            the collective, when the pieces are no tensors of one dtype, device and width with the sizes the geometry gives, or ``cp`` is not
+            the group's: the others are then left to the group's timeout, as they are where the width or the sum of response lengths differs.
         GeometryError: as in :func:`rl_metrics.packed_responses`.
     """
     check_place(cp)
@@ -101,10 +134,21 @@ def gather_responses(
     local = torch.cat(pieces)
     if cp.size == 1:
         return list(torch.split(local, lengths))
-    full = local.new_zeros((sum(lengths), *local.shape[1:]))
-    full = full.index_copy(0, torch.from_numpy(owned.flat_indices).to(local.device), local)
-    total: torch.Tensor = _SumOverGroup.apply(full, group)  # type: ignore[no-untyped-call]
-    return list(torch.split(total, lengths))
+    check_dtype(local.dtype)
+    layout = layout_digest(
+        total_lengths, response_lengths, cp, pad_multiple=pad_multiple, offsets=stream_offsets, stream_length=stream_length
+    )
+    plan = _Plan(
+        places=torch.from_numpy(owned.flat_indices).to(local.device),
+        num_tokens=sum(lengths),
+        header=PieceHeader(
+            dtype=local.dtype if local.shape[0] else None, layout=layout, requires_grad=torch.is_grad_enabled() and local.requires_grad
+        ),
+        cp=cp,
+        group=group,
+    )
+    full: torch.Tensor = _Gather.apply(local, plan)  # type: ignore[no-untyped-call]
+    return list(torch.split(full, lengths))
 
 
 def _kind(piece: torch.Tensor) -> str:

@@ -23,10 +23,15 @@ def group_size(group: dist.ProcessGroup | None) -> int:
     """Return the number of ranks in the group; 1 without any process group.
 
     Raises:
-        MetricsError: when this process does not belong to the group, so that its collectives would do nothing.
+        MetricsError: when ``group`` is no process group, or this process does not belong to it, so that its collectives would do nothing.
     """
     if group is None and not (dist.is_available() and dist.is_initialized()):
         return 1
+    given: object = group
+    if not (given is None or (dist.is_available() and isinstance(given, dist.ProcessGroup)) or given == dist.GroupMember.NON_GROUP_MEMBER):
+        raise MetricsError(
+            f"group is {given!r} ({type(given).__name__}); give a process group of torch.distributed, or None for the default one"
+        )
     size = dist.get_world_size(group)
     if size < 1:
         raise MetricsError(f"this process (global rank {dist.get_rank()}) does not belong to the group; only its members call")

@@ -1,7 +1,8 @@
 """Loss masks of a micro-batch, wherever they lie, brought to the rule of :mod:`rl_metrics.masks`.
 
 Layer: between numpy masks and the reducers. Checking a mask means looking at it, so masks on a device are copied to the host: one transfer per call
-whatever the number of samples, which waits for the device. Masks that are on the host already, as lists, arrays or CPU tensors, cost no wait.
+whatever the number of samples, which waits for the device. Masks that are on the host already, as lists, arrays or CPU tensors, cost no wait. Invariant, tested: what passes here passes in the numpy code, and the other way
+round.
 """
 
 from __future__ import annotations
@@ -13,35 +14,32 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rl_metrics.arguments import listed
+from rl_metrics.arguments import as_array
 from rl_metrics.errors import MetricsError
-from rl_metrics.masks import check_mask_lengths, concatenated_masks, trained_tokens
+from rl_metrics.masks import check_mask_lengths, concatenated_masks, listed_masks, trained_tokens
 
-__all__ = ["Masks", "device_of", "host_array", "host_masks"]
+__all__ = ["Masks", "as_masks", "device_of", "host_masks"]
 
 Masks = torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[int]] | Sequence[npt.NDArray[np.integer[Any]]]
 """Loss masks of a micro-batch: one [R_i] per sample, or all of them already concatenated in one tensor; of booleans or of 0 and 1."""
 
 
-def device_of(loss_masks: Masks) -> torch.device:
+def as_masks(loss_masks: Masks) -> torch.Tensor | list[Any]:
+    """Return masks as a tensor or a list that can be gone through more than once; the two functions below take nothing else.
+
+    Raises:
+        MetricsError: as in :func:`rl_metrics.masks.listed_masks`.
+    """
+    return loss_masks if isinstance(loss_masks, torch.Tensor) else listed_masks(loss_masks)
+
+
+def device_of(loss_masks: torch.Tensor | list[Any]) -> torch.device:
     """Return the device the masks lie on; the CPU for lists and arrays."""
-    first = loss_masks if isinstance(loss_masks, torch.Tensor) else next(iter(listed(loss_masks, "loss_masks, one per sample")), None)
+    first = loss_masks if isinstance(loss_masks, torch.Tensor) else next(iter(loss_masks), None)
     return first.device if isinstance(first, torch.Tensor) else torch.device("cpu")
 
 
-def host_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """Return a tensor's values as a numpy array: the same memory where it lies on the CPU, after one transfer where it does not.
-
-    Floating types that numpy lacks, such as bfloat16, become float32, which holds their values exactly.
-    """
-    values = tensor.detach()
-    if values.is_floating_point() and values.dtype not in (torch.float16, torch.float32, torch.float64):
-        values = values.to(torch.float32)
-    array: npt.NDArray[Any] = values.cpu().numpy()
-    return array
-
-
-def host_masks(loss_masks: Masks, response_lengths: npt.NDArray[np.int64] | None) -> npt.NDArray[np.bool_]:
+def host_masks(loss_masks: torch.Tensor | list[Any], response_lengths: npt.NDArray[np.int64] | None) -> npt.NDArray[np.bool_]:
     """Return which response tokens of a micro-batch are trained, on the host.
 
     Args:
@@ -61,13 +59,12 @@ def host_masks(loss_masks: Masks, response_lengths: npt.NDArray[np.int64] | None
             raise MetricsError(
                 f"the concatenated loss mask has shape {tuple(loss_masks.shape)}, the responses {lengths.sum()} tokens; give one flat tensor of all of them"
             )
-        return trained_tokens(host_array(loss_masks), lengths)
-    masks = listed(loss_masks, "loss_masks, one per sample")
-    if masks and isinstance(masks[0], torch.Tensor):
-        flat, lengths = _concatenated(masks)
+        return trained_tokens(as_array(loss_masks, "the concatenated loss mask"), lengths)
+    if loss_masks and isinstance(loss_masks[0], torch.Tensor):
+        flat, lengths = _concatenated(loss_masks)
         trained = trained_tokens(flat, lengths)
     else:
-        trained, lengths = concatenated_masks(masks)
+        trained, lengths = concatenated_masks(loss_masks)
     if response_lengths is not None:
         check_mask_lengths(lengths, response_lengths)
     return trained
@@ -84,4 +81,4 @@ def _concatenated(masks: list[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.in
             raise MetricsError(
                 f"sample {i}: loss mask lies on {mask.device}, that of sample 0 on {masks[0].device}; give all on one device"
             )
-    return host_array(torch.cat(masks)), np.array([mask.numel() for mask in masks], np.int64)
+    return as_array(torch.cat(masks), "the loss masks"), np.array([mask.numel() for mask in masks], np.int64)

@@ -32,6 +32,9 @@ __all__ = ["RanksFailedError", "run_gloo_ranks"]
 
 Result = TypeVar("Result")
 
+_LONGEST_DEADLINE = 1e6
+"""Seconds; what the system calls that wait can count."""
+
 
 class RanksFailedError(MetricsError, RuntimeError):
     """Some ranks raised, died or missed the deadline; the message holds their tracebacks, the cause first."""
@@ -65,7 +68,7 @@ def run_gloo_ranks(function: Callable[[int, int], Result], size: int, *, deadlin
     Args:
         function: called in each process; its result must pickle, and tensors in it are copied. With the fork start method it may be a closure.
         size: number of ranks, at least 1.
-        deadline_seconds: after this many seconds ranks still running are killed; above 0.
+        deadline_seconds: after this many seconds ranks still running are killed; above 0, at most 1e6.
 
     Returns:
         The results in rank order.
@@ -75,6 +78,8 @@ def run_gloo_ranks(function: Callable[[int, int], Result], size: int, *, deadlin
         RanksFailedError: when a rank raises, dies, or the deadline passes; all ranks have ended by then.
     """
     size, deadline_seconds = count(size, "size"), finite_number(deadline_seconds, "deadline_seconds", above=0.0)
+    if deadline_seconds > _LONGEST_DEADLINE:
+        raise MetricsError(f"deadline_seconds is {deadline_seconds:g}; give at most {_LONGEST_DEADLINE:g}, which is eleven days")
     context = multiprocessing.get_context("fork")
     end = time.monotonic() + deadline_seconds
     outcomes: dict[int, _Outcome] = {}

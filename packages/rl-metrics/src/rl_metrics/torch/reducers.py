@@ -26,13 +26,16 @@ from rl_metrics.loss_reduction import reducer_denominators
 from rl_metrics.loss_scale import calculates_per_token_loss
 from rl_metrics.masks import sums_of_pieces
 from rl_metrics.packing import packed_responses
-from rl_metrics.torch.masks import Masks, device_of, host_array, host_masks
+from rl_metrics.torch.masks import Masks, as_masks, device_of, host_masks
 
 __all__ = ["LossReducer", "Masks", "get_sum_of_sample_mean", "loss_reducer", "megatron_num_tokens"]
 
 
 class LossReducer:
-    """The closure ``x -> scalar`` that :func:`get_sum_of_sample_mean` returns. Call it on this rank's local response values."""
+    """The closure ``x -> scalar`` that :func:`get_sum_of_sample_mean` returns. Call it on this rank's local response values.
+
+    It may be made and called under ``torch.inference_mode`` and still be used for training afterwards.
+    """
 
     def __init__(self, trained: torch.Tensor, divisors: torch.Tensor | None) -> None:
         """Keep which local values are trained (bool [n]) and what each is divided by (float64 [n], or None for 1)."""
@@ -45,7 +48,11 @@ class LossReducer:
         return self._trained.numel()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``sum_i (sum over local t of m_it x_it) / D_i`` as a 0-dim tensor in the dtype of ``x``.
+        """Return ``sum_i (sum over local t of m_it x_it) / D_i`` as a 0-dim tensor: float64 for float64, else float32.
+
+        A result of 16 bits would round away what ranks add up, and float16 overflows at 65,504 tokens of 1. The gradient has the dtype of ``x``.
+        What reaches ``x`` is chosen, so a masked NaN adds nothing to the gradient of ``x``; but an operation before it, such as ``log`` or a
+        division, multiplies that 0 by its own slope, and 0 times infinity is NaN. Mask before such an operation.
 
         Args:
             x: float [n], this rank's response values, sample after sample in the order of ``response_indices``, on any device.
@@ -62,11 +69,12 @@ class LossReducer:
                 f"got values of shape {tuple(x.shape)}; this rank owns {self.num_values} response tokens of the micro-batch, so give [{self.num_values}]"
             )
         if self._trained.device != x.device:
-            self._trained = self._trained.to(x.device)
-            self._divisors = None if self._divisors is None else self._divisors.to(x.device)
+            with torch.inference_mode(False):
+                self._trained = self._trained.to(x.device)
+                self._divisors = None if self._divisors is None else self._divisors.to(x.device)
         chosen = torch.where(self._trained, x, 0.0)
         divided = chosen if self._divisors is None else chosen / self._divisors
-        return divided.sum(dtype=torch.float64).to(x.dtype)
+        return divided.sum(dtype=torch.float64).to(torch.float64 if x.dtype == torch.float64 else torch.float32)
 
 
 def get_sum_of_sample_mean(
@@ -114,7 +122,8 @@ def get_sum_of_sample_mean(
     """
     totals, lengths = int_array(total_lengths), int_array(response_lengths)
     check_lengths(totals, lengths)
-    masks = host_masks(loss_masks, lengths)
+    given_masks = as_masks(loss_masks)
+    masks = host_masks(given_masks, lengths)
     trained, counts = masks, lengths
     place = ContextParallel() if cp is None else cp
     check_place(place)
@@ -123,14 +132,16 @@ def get_sum_of_sample_mean(
             totals, lengths, place, pad_multiple=pad_multiple, stream_length=stream_length, stream_offsets=stream_offsets
         )
         trained, counts = masks[owned.flat_indices], owned.counts
-    device = device_of(loss_masks)
-    # A copy: the caller may go on to change the memory of a boolean mask.
-    kept = torch.from_numpy(np.array(trained)).to(device)
-    if flag(calculate_per_token_loss, "calculate_per_token_loss"):
-        return LossReducer(kept, None)
-    given = host_array(sample_denoms) if isinstance(sample_denoms, torch.Tensor) else sample_denoms
-    divisors = checked_denominators(sums_of_pieces(masks, lengths) if given is None else given, lengths.size)
-    return LossReducer(kept, torch.from_numpy(np.repeat(divisors, counts)).to(device))
+    divisors = None
+    if not flag(calculate_per_token_loss, "calculate_per_token_loss"):
+        per_sample = checked_denominators(sums_of_pieces(masks, lengths) if sample_denoms is None else sample_denoms, lengths.size)
+        divisors = np.repeat(per_sample, counts)
+    device = device_of(given_masks)
+    # Tensors made in inference mode could not be saved for a backward pass later.
+    with torch.inference_mode(False):
+        # A copy: the caller may go on to change the memory of a boolean mask.
+        kept = torch.from_numpy(np.array(trained)).to(device)
+        return LossReducer(kept, None if divisors is None else torch.from_numpy(divisors).to(device))
 
 
 def loss_reducer(
@@ -169,8 +180,7 @@ def loss_reducer(
     Raises:
         MetricsError: for an unknown aggregation or missing denominators, and as in :func:`get_sum_of_sample_mean`.
     """
-    given = host_array(denominators) if isinstance(denominators, torch.Tensor) else denominators
-    sample_denoms, per_token = reducer_denominators(aggregation, given)
+    sample_denoms, per_token = reducer_denominators(aggregation, denominators)
     return get_sum_of_sample_mean(
         total_lengths,
         response_lengths,
@@ -189,8 +199,8 @@ def megatron_num_tokens(aggregation: Aggregation, loss_masks: Masks) -> torch.Te
 
     Args:
         aggregation: one of the five.
-        loss_masks: FULL masks of the micro-batch, as in :func:`get_sum_of_sample_mean`. One tensor of booleans is counted where it lies; other
-            masks on a device are brought to the host to be checked, which waits for the device.
+        loss_masks: FULL masks of the micro-batch, as in :func:`get_sum_of_sample_mean`, checked for every aggregation. One flat tensor of
+            booleans is counted where it lies; other masks on a device are brought to the host to be checked, which waits for the device.
 
     Returns:
         int32 [], on the masks' device: for ``token_mean`` the trained tokens (no fake token for masked samples), else 1, by which Megatron
@@ -199,8 +209,8 @@ def megatron_num_tokens(aggregation: Aggregation, loss_masks: Masks) -> torch.Te
     Raises:
         MetricsError: for an unknown aggregation, or masks that hold something else than booleans or 0 and 1.
     """
-    if not calculates_per_token_loss(aggregation):
-        return torch.ones((), dtype=torch.int32, device=device_of(loss_masks))
-    if isinstance(loss_masks, torch.Tensor) and loss_masks.dtype == torch.bool:
-        return loss_masks.sum(dtype=torch.int32)
-    return torch.tensor(np.count_nonzero(host_masks(loss_masks, None)), dtype=torch.int32, device=device_of(loss_masks))
+    per_token, masks = calculates_per_token_loss(aggregation), as_masks(loss_masks)
+    if isinstance(masks, torch.Tensor) and masks.dtype == torch.bool and masks.dim() == 1:
+        return masks.sum(dtype=torch.int32) if per_token else torch.ones((), dtype=torch.int32, device=masks.device)
+    trained = int(np.count_nonzero(host_masks(masks, None)))
+    return torch.tensor(trained if per_token else 1, dtype=torch.int32, device=device_of(masks))

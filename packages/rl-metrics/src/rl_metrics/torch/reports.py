@@ -92,7 +92,7 @@ def _checked(micro_batch_metrics: Iterable[Any]) -> list[MicroBatchMetrics]:
     """Return the records of the micro-batches, after checking that they are some."""
     batches = listed(micro_batch_metrics, "micro_batch_metrics")
     for k, batch in enumerate(batches):
-        if not isinstance(batch, MicroBatchMetrics) or not isinstance(batch.sums, Mapping):
+        if not isinstance(batch, MicroBatchMetrics):
             raise MetricsError(
                 f"micro-batch {k}: got {type(batch).__name__}; give MicroBatchMetrics(sums={{name: reducer output}}, num_tokens=...)"
             )

@@ -84,7 +84,7 @@ class LayoutCheck:
     @property
     def passes(self) -> bool:
         """Whether all differences are within :data:`TOLERANCE` (NaN is not)."""
-        return self.worst <= TOLERANCE
+        return bool(self.worst <= TOLERANCE)
 
 
 def layouts(max_processes: int) -> list[tuple[int, int]]:
@@ -100,7 +100,7 @@ def check_layouts(
 
     Args:
         max_processes: ranks to start at most, 1 to 16.
-        seed: which random step.
+        seed: which random step, an integer of at least 0.
         deadline_seconds: per (dp, cp), seconds.
         announce: called with one line before each (dp, cp) is run.
 
@@ -108,7 +108,7 @@ def check_layouts(
         One check per (dp, cp), layout, dtype and aggregation.
 
     Raises:
-        MetricsError: when ``max_processes`` or ``deadline_seconds`` lie outside their range.
+        MetricsError: when ``max_processes``, ``seed`` or ``deadline_seconds`` lie outside their range.
         RanksFailedError: when a rank fails or does not end in time.
     """
     meshes = layouts(count(max_processes, "max_processes"))

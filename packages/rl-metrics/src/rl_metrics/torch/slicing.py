@@ -5,6 +5,7 @@ Layer: indexing with the arrays of :mod:`rl_metrics.packing`; no geometry here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -107,9 +108,13 @@ def _checked_padding(pad_value: float, dtype: torch.dtype) -> float:
     """Return what stands at padding; a fraction is not cut to fit into integers."""
     value = number(pad_value, "pad_value")
     if dtype.is_floating_point or dtype.is_complex:
+        most = torch.finfo(dtype).max
+        if math.isfinite(value) and abs(value) > most:
+            raise MetricsError(f"pad_value is {pad_value}, which {dtype} cannot hold; give a number in {-most:g}..{most:g}")
         return value
     low, high = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
-    if not (value.is_integer() and low <= value <= high):
+    # int() of the argument itself: float64 would round an integer beyond 2^53.
+    if not (value.is_integer() and low <= int(pad_value) <= high):
         raise MetricsError(f"pad_value is {pad_value}, which {dtype} cannot hold; give an integer in {low}..{high}")
     return int(pad_value)
 

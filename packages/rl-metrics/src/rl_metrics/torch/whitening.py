@@ -1,7 +1,8 @@
 """Advantage whitening over all ranks, exact for every layout.
 
-Layer: above ``moments`` and ``groups``. Moments are taken in float64 in two passes on each rank and merged with Chan's formula, in rank order,
-from one all-gather of a few numbers; so all ranks compute the same statistics to the last bit. Whether masks hold anything but 0 and 1 and which settings
+Layer: above ``moments`` and ``groups``. Moments are taken in float64 in two passes on each rank, of values divided by a power of two near the greatest
+(so that no square leaves float64), and merged with Chan's formula, in rank order, from one all-gather of a few numbers; so all ranks compute the same
+statistics to the last bit. Whether masks hold anything but 0 and 1 and which settings
 a rank passes travel with them, at no further wait.
 
 Invariants, tested with real gloo: one collective per call; a rank whose input is wrong, or ranks that pass different settings, make every rank raise.
@@ -9,7 +10,8 @@ Invariants, tested with real gloo: one collective per call; a rank whose input i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -21,7 +23,6 @@ from rl_metrics.errors import MetricsError
 from rl_metrics.masks import is_trained
 from rl_metrics.moments import Moments, merge_moments
 from rl_metrics.torch.groups import collective_device, group_rank, group_size, is_alone
-from rl_metrics.torch.masks import host_array
 
 __all__ = ["masked_moments", "masked_whiten"]
 
@@ -54,12 +55,13 @@ def masked_moments(
         group: every rank of it calls this, with or without data.
 
     Returns:
-        The merged moments, equal on all ranks.
+        The merged moments, equal on all ranks. Their m2 is a float64, so deviations beyond 1e154 make it infinite and some below 1e-162 zero.
 
     Raises:
         MetricsError: on every rank, when shapes differ or a mask holds something else on one of them.
     """
-    return _moments_over_ranks(values, masks, group, {})[0]
+    moments, scale, _ = _moments_over_ranks(_as_tensors(values), _as_tensors(masks), group, {})
+    return Moments(count=moments.count, mean=moments.mean * scale, m2=moments.m2 * scale * scale)
 
 
 @overload
@@ -97,7 +99,8 @@ def masked_whiten(
         epsilon: added to the variance, in the square of the values' unit; finite, not negative, the same on all ranks.
 
     Returns:
-        As ``values``, in its dtype; 0 at masked entries, whatever they held.
+        As ``values``, in its dtype; 0 at masked entries, whatever they held. A constant for autograd, detached: advantages are no function of
+        the parameters, and a gradient through this rank's part of the statistics would be a partial one.
 
     Raises:
         MetricsError: on every rank, when no entry of any rank is trained, all are equal under an epsilon of 0, shapes differ or a mask
@@ -107,29 +110,41 @@ def masked_whiten(
         ``[1, 2, 3]`` all trained has mean 2 and variance 1, hence ``[-1, 0, 1]``.
     """
     settings = {"shift_mean": shift_mean, "epsilon": epsilon}
-    moments, part = _moments_over_ranks(values, masks, group, settings)
+    given, masks = _as_tensors(values), _as_tensors(masks)
+    moments, scale, part = _moments_over_ranks(given, masks, group, settings)
     if not moments.count:
         raise MetricsError(
             f"rank {group_rank(group)}: nothing to whiten, all {group_size(group)} ranks have only masked entries; "
             "skip whitening for a step without trained tokens"
         )
-    spread = (moments.variance(ddof=1 if moments.count > 1 else 0) or 0.0) + epsilon
+    deviation = math.sqrt(moments.variance(ddof=1 if moments.count > 1 else 0) or 0.0) * scale
+    # The root of a sum of squares without squaring: hypot neither overflows nor underflows.
+    spread = math.hypot(deviation, math.sqrt(epsilon))
     if not spread:
         raise MetricsError(
             f"all {moments.count:g} trained entries are equal and epsilon is 0, so there is no scale; give an epsilon above 0"
         )
-    scale = spread**-0.5
     wide = part.values.to(torch.float64)
-    shifted = wide - moments.mean if shift_mean else wide
-    whitened = torch.where(part.trained, shifted * scale, 0.0).to(part.values.dtype)
-    if isinstance(values, torch.Tensor):
-        return whitened.reshape(values.shape)
-    pieces = torch.split(whitened, [value.numel() for value in values])
-    return [piece.reshape(value.shape) for piece, value in zip(pieces, values, strict=True)]
+    shifted = wide - moments.mean * scale if shift_mean else wide
+    whitened = torch.where(part.trained, shifted / spread, 0.0).to(part.values.dtype)
+    if isinstance(given, torch.Tensor):
+        return whitened.reshape(given.shape)
+    pieces = torch.split(whitened, [value.numel() for value in given])
+    return [piece.reshape(value.shape) for piece, value in zip(pieces, given, strict=True)]
 
 
-def _moments_over_ranks(values: Any, masks: Any, group: dist.ProcessGroup | None, settings: dict[str, float]) -> tuple[Moments, _Part]:
-    """Return the moments of all ranks and this rank's part, after checking on the way that every rank is well and wants the same."""
+def _as_tensors(given: Any) -> Any:
+    """Return an iterator as a list, so that it can be gone through again; anything else, also what is wrong, as it is."""
+    return list(given) if isinstance(given, Iterator) else given
+
+
+def _moments_over_ranks(
+    values: Any, masks: Any, group: dist.ProcessGroup | None, settings: dict[str, float]
+) -> tuple[Moments, float, _Part]:
+    """Return the moments of all ranks' values divided by a scale, the scale, and this rank's part.
+
+    On the way every rank learns whether all are well and want the same.
+    """
     failure: Exception | None = None
     part = _Part(values=torch.empty(0), trained=torch.empty(0, dtype=torch.bool), wrong=torch.tensor(False))
     wanted = [0.0] * len(settings)
@@ -140,10 +155,7 @@ def _moments_over_ranks(values: Any, masks: Any, group: dist.ProcessGroup | None
     except Exception as error:
         # Whatever it is: the others wait for this rank in the all-gather, and must hear of it there.
         failure = error
-    chosen = part.values.detach()[part.trained].to(torch.float64)
-    mean = chosen.mean() if chosen.numel() else chosen.new_zeros(())
-    mark = chosen.new_tensor(_FAILED) if failure is not None else part.wrong.to(torch.float64)
-    local = torch.stack([chosen.new_tensor(float(chosen.numel())), mean, (chosen - mean).square().sum(), mark, *chosen.new_tensor(wanted)])
+    local = _packed(part, failed=failure is not None, wanted=wanted)
     if is_alone(group):
         rows = [local.tolist()]
     else:
@@ -160,11 +172,27 @@ def _moments_over_ranks(values: Any, masks: Any, group: dist.ProcessGroup | None
         raise MetricsError(
             f"rank {failed[0]} of {len(rows)} could not take part: values, masks or settings are wrong there; its own error says which"
         )
-    for i, name in enumerate(settings, start=4):
+    for i, name in enumerate(settings, start=5):
         given = [row[i] for row in rows]
         if len(set(given)) > 1:
             raise MetricsError(f"ranks of the group disagree: {name} by rank is {given}. Pass the same value on every rank")
-    return merge_moments(Moments(count=row[0], mean=row[1], m2=row[2]) for row in rows), part
+    scale = max(row[4] for row in rows)
+    # Quotients of powers of two: to bring all ranks to the greatest scale rounds nothing.
+    merged = [Moments(count=row[0], mean=row[1] * (row[4] / scale), m2=row[2] * (row[4] / scale) ** 2) for row in rows]
+    return merge_moments(merged), scale, part
+
+
+def _packed(part: _Part, *, failed: bool, wanted: list[float]) -> torch.Tensor:
+    """Return what one rank tells the others, float64: count, mean, m2 (both of values divided by a scale), mark, scale, settings."""
+    chosen = part.values[part.trained].to(torch.float64)
+    one = chosen.new_ones(())
+    top = chosen.abs().max() if chosen.numel() else one * 0.0
+    # Without a value other than 0 the smallest scale, so that it does not set that of the others.
+    scale = torch.exp2(torch.where(top.isfinite() & (top > 0), top.log2().floor(), -1021.0).clamp(-1021, 1023))
+    scaled = chosen / scale
+    mean = scaled.mean() if chosen.numel() else chosen.new_zeros(())
+    mark = one * _FAILED if failed else part.wrong.to(torch.float64)
+    return torch.stack([one * chosen.numel(), mean, (scaled - mean).square().sum(), mark, scale, *chosen.new_tensor(wanted)])
 
 
 def _part(values: Any, masks: Any) -> _Part:
@@ -180,6 +208,8 @@ def _part(values: Any, masks: Any) -> _Part:
             raise MetricsError(f"sample {i}: values have dtype {x.dtype}; give floating-point values, such as x.float()")
         if x.shape != m.shape:
             raise MetricsError(f"sample {i}: values have shape {tuple(x.shape)} but the mask {tuple(m.shape)}")
+        if m.is_complex():
+            raise MetricsError(f"sample {i}: the mask has dtype {m.dtype}; give booleans, or exactly 0 and 1")
         if (x.dtype, x.device, m.device) != (xs[0].dtype, xs[0].device, xs[0].device):
             raise MetricsError(
                 f"sample {i}: values are {x.dtype} on {x.device}, the mask is on {m.device}; give all on the device and in the dtype of sample 0's values"
@@ -189,10 +219,10 @@ def _part(values: Any, masks: Any) -> _Part:
     mask = torch.cat([m.reshape(-1) for m in ms])
     trained = mask.ne(0)
     wrong = mask.ne(trained).any() if mask.dtype != torch.bool else torch.zeros((), dtype=torch.bool, device=mask.device)
-    return _Part(values=torch.cat([x.reshape(-1) for x in xs]), trained=trained, wrong=wrong)
+    return _Part(values=torch.cat([x.detach().reshape(-1) for x in xs]), trained=trained, wrong=wrong)
 
 
 def _name_wrong_entry(masks: Any) -> None:
     """Raise for the first mask entry that is neither 0 nor 1. Runs on the failing path only, where looking at the masks costs nothing."""
     for i, mask in enumerate([masks] if isinstance(masks, torch.Tensor) else masks):
-        is_trained(host_array(mask), f"sample {i}: the mask")
+        is_trained(mask, f"sample {i}: the mask")
