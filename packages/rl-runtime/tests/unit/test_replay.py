@@ -128,6 +128,7 @@ def run(file: Path, model: Path) -> Result:
 
 
 def test_on_the_command_line_each_is_one_line_and_exit_code_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tokenizers")
     # The command hides GPUs from its own process, which is this one.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     file, model = micro_batch(tmp_path / "one.parquet"), tmp_path / "model"
