@@ -73,6 +73,15 @@ def sent_bytes(n, way):
     return 8 * (wire.HEAD_SIZE + 2 * n)
 
 
+def measure(n, processes, repeats):
+    """Rows of one number of metrics."""
+    ranks = run_gloo_ranks(lambda rank, size: work(rank, size, [n], repeats), processes, deadline_seconds=600)
+    for _, way in ranks[0]:
+        wall = [max(seconds for seconds, _ in repeat) for repeat in zip(*(times[n, way] for times in ranks), strict=True)]
+        cpu = max(statistics.median(seconds for _, seconds in times[n, way]) for times in ranks)
+        yield {"metrics": n, "way": way, "ms": 1e3 * statistics.median(wall), "cpu_ms": 1e3 * cpu, "bytes": sent_bytes(n, way)}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=4)
@@ -80,23 +89,17 @@ def main():
     parser.add_argument("--repeats", type=int, default=50)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    ranks = run_gloo_ranks(
-        lambda rank, size: work(rank, size, arguments.metrics, arguments.repeats), arguments.processes, deadline_seconds=600
-    )
-    rows = []
-    for n, way in ranks[0]:
-        wall = [max(seconds for seconds, _ in repeat) for repeat in zip(*(times[n, way] for times in ranks), strict=True)]
-        cpu = max(statistics.median(seconds for _, seconds in times[n, way]) for times in ranks)
-        rows.append({"metrics": n, "way": way, "ms": 1e3 * statistics.median(wall), "cpu_ms": 1e3 * cpu, "bytes": sent_bytes(n, way)})
+    rows = (row for n in arguments.metrics for row in measure(n, arguments.processes, arguments.repeats))
     if arguments.json:
-        json.dump({"processes": arguments.processes, "torch": torch.__version__, "rows": rows}, sys.stdout, indent=1)
+        json.dump({"processes": arguments.processes, "torch": torch.__version__, "rows": list(rows)}, sys.stdout, indent=1)
         return
     print(
-        f"{arguments.processes} gloo processes; torch {torch.__version__}; Python {platform.python_version()}; medians of {arguments.repeats}"
+        f"{arguments.processes} gloo processes; torch {torch.__version__}; Python {platform.python_version()}; medians of {arguments.repeats}",
+        flush=True,
     )
     print(f"{'metrics':>8} {'way':<26} {'wall ms':>9} {'CPU ms':>9} {'bytes':>9}")
     for row in rows:
-        print(f"{row['metrics']:>8} {row['way']:<26} {row['ms']:>9.2f} {row['cpu_ms']:>9.2f} {row['bytes']:>9}")
+        print(f"{row['metrics']:>8} {row['way']:<26} {row['ms']:>9.2f} {row['cpu_ms']:>9.2f} {row['bytes']:>9}", flush=True)
 
 
 if __name__ == "__main__":

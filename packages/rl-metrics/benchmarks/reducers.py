@@ -76,7 +76,7 @@ def loop(x, masks, lengths):
 
 
 def measure(num_samples, device, repeats):
-    """Rows of one batch size."""
+    """Yield the rows of one batch size, each as soon as it is measured."""
     rng = np.random.default_rng(num_samples)
     responses = rng.integers(64, 1025, num_samples).tolist()
     totals = [response + 100 for response in responses]
@@ -98,21 +98,19 @@ def measure(num_samples, device, repeats):
     assert abs(ours - usual) <= 1e-4 * max(abs(usual), 1), f"{ours} is not {usual}"
     cases = {
         "make": make,
-        "call": lambda: reduce(x.detach()),
         "loop": lambda: loop(x.detach(), masks, responses),
-        "call+backward": lambda: backward_of(reduce),
+        "call": lambda: reduce(x.detach()),
         "loop+backward": lambda: backward_of(lambda values: loop(values, masks, responses)),
+        "call+backward": lambda: backward_of(reduce),
     }
     few = max(repeats // 5, 3)
-    rows = []
+    times = {}
     for name, function in cases.items():
-        taken = milliseconds(function, device, few if "loop" in name else repeats)
-        rows.append({"samples": num_samples, "tokens": sum(responses), "case": name, "launches": launches(function, device), "ms": taken})
-    slow = {row["case"]: row["ms"] for row in rows}
-    for row in rows:
-        if row["case"].startswith("call"):
-            row["faster_than_loop"] = slow[row["case"].replace("call", "loop")] / row["ms"]
-    return rows
+        times[name] = milliseconds(function, device, few if "loop" in name else repeats)
+        row = {"samples": num_samples, "tokens": sum(responses), "case": name, "launches": launches(function, device), "ms": times[name]}
+        if name.startswith("call"):
+            row["faster_than_loop"] = times[name.replace("call", "loop")] / times[name]
+        yield row
 
 
 def main():
@@ -124,16 +122,17 @@ def main():
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     torch.set_num_threads(1)
-    rows = [row for n in arguments.samples for row in measure(n, device, arguments.repeats)]
+    rows = (row for n in arguments.samples for row in measure(n, device, arguments.repeats))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.processor() or platform.machine()}, 1 thread"
     if arguments.json:
-        json.dump({"device": name, "torch": torch.__version__, "rows": rows}, sys.stdout, indent=1)
+        json.dump({"device": name, "torch": torch.__version__, "rows": list(rows)}, sys.stdout, indent=1)
         return
     print(f"{name}; torch {torch.__version__}; Python {platform.python_version()}; medians of {arguments.repeats}")
-    print(f"{'samples':>8} {'tokens':>9} {'case':<14} {'launches':>8} {'ms':>10} {'faster':>8}")
+    # Rows are measured as they are printed.
+    print(f"{'samples':>8} {'tokens':>9} {'case':<14} {'launches':>8} {'ms':>10} {'faster':>8}", flush=True)
     for row in rows:
         faster = f"{row['faster_than_loop']:.1f}x" if "faster_than_loop" in row else ""
-        print(f"{row['samples']:>8} {row['tokens']:>9} {row['case']:<14} {row['launches']:>8} {row['ms']:>10.3f} {faster:>8}")
+        print(f"{row['samples']:>8} {row['tokens']:>9} {row['case']:<14} {row['launches']:>8} {row['ms']:>10.3f} {faster:>8}", flush=True)
 
 
 if __name__ == "__main__":

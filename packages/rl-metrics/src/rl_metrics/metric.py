@@ -85,8 +85,8 @@ class Metric:
             raise MetricsError(f"metric {self.name!r}: kind is {self.kind!r}; use one of {', '.join(KINDS)}")
         if not isinstance(self.unit, str):
             raise MetricsError(f"metric {self.name!r}: unit is {self.unit!r}; give a string, '' for none")
-        for field in ("name", "unit"):
-            _check_text(getattr(self, field), f"metric {self.name!r}: {field}")
+        _check_text(self.name, "name", self.name)
+        _check_text(self.name, "unit", self.unit)
         for field in ("numerator", "weight", "m2", "stamp"):
             object.__setattr__(self, field, number(getattr(self, field), f"metric {self.name!r}: {field}"))
         if (self.kind == "histogram") != isinstance(self.sketch, QuantileSketch):
@@ -341,12 +341,14 @@ class Metric:
         return f"{self.name} ({self.kind}{', ' + self.unit if self.unit else ''}{bound})"
 
 
-def _check_text(text: str, what: str) -> None:
+def _check_text(name: str, field: str, text: str) -> None:
     """Refuse text that cannot be written as UTF-8 (a lone surrogate): no log and no other rank could read it."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise MetricsError(f"{what} is {text!a}, which UTF-8 cannot hold ({error.reason}); give text without lone surrogates") from None
+        raise MetricsError(
+            f"metric {name!r}: {field} is {text!a}, which UTF-8 cannot hold ({error.reason}); give text without lone surrogates"
+        ) from None
 
 
 def _extreme(kind: str, a: float, b: float) -> float:

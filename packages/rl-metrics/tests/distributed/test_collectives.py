@@ -3,16 +3,26 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
-from rl_metrics import KeyAgreementError, Metric, MetricsError, MicroBatchMetrics, merge_metrics, report
+from rl_metrics import ContextParallel, KeyAgreementError, Metric, MetricsError, MicroBatchMetrics, merge_metrics, report, wire
 from rl_metrics.agreement import RankReport
-from rl_metrics.torch import all_reduce_metrics, collectives, gather_and_reduce_log_dict, groups, reduce_train_step_metrics
+from rl_metrics.torch import (
+    all_reduce_metrics,
+    collectives,
+    gather_and_reduce_log_dict,
+    gather_responses,
+    groups,
+    loss_reducer,
+    masked_whiten,
+    reduce_train_step_metrics,
+    slice_response,
+)
 from rl_metrics.torch.processes import run_gloo_ranks
 
 pytestmark = pytest.mark.distributed
@@ -321,3 +331,87 @@ def test_a_disagreement_is_raised_from_the_exchanged_reports(monkeypatch: pytest
 def test_the_group_helpers_in_this_process(world_of_one: None) -> None:
     assert (groups.group_size(None), groups.group_rank(None), groups.group_members(None)) == (1, 0, [0])
     assert groups.collective_device(None) == torch.device("cpu")
+
+
+def test_a_reducer_output_and_a_metric_that_report_under_one_name_raise_on_every_rank() -> None:
+    def work(_: int) -> object:
+        batch = MicroBatchMetrics(sums={"ratio_mean": 10.0}, num_tokens=2, metrics=[Metric.of_moments("ratio", [7.0, 9.0])])
+        return reduce_train_step_metrics([batch], aggregation="token_mean", cp_size=1, group=None)
+
+    assert _messages(work, 2) == ["a reducer output and another metric both report under the name 'ratio_mean'; rename one of them"] * 2
+
+
+def test_sums_of_16_bit_values_do_not_depend_on_the_layout() -> None:
+    def work(rank: int, size: int) -> float | None:
+        values, cp = torch.ones(1027, dtype=torch.bfloat16), ContextParallel(size, rank)
+        reduced = loss_reducer("token_mean", [1028], [1027], [[1] * 1027], cp=cp)(slice_response(values, 1028, 1027, cp))
+        batch = MicroBatchMetrics(sums={"loss": reduced}, num_tokens=1027)
+        return reduce_train_step_metrics([batch], aggregation="token_mean", cp_size=size, group=None)["loss"]
+
+    for size in (1, 2):
+        assert run_gloo_ranks(work, size) == [1.0] * size
+
+
+def test_names_that_could_be_cut_in_two_ways_are_different() -> None:
+    def work(rank: int) -> object:
+        one = [Metric.of_sum("a (sum)\nb", 1)]
+        return all_reduce_metrics(one if rank == 0 else [Metric.of_sum("a", 1), Metric.of_sum("b", 2)])
+
+    first, second = _messages(work, 2)
+    assert first == second
+    assert "rank 1 lacks 'a (sum)\\nb (sum)' and adds 'a (sum)', 'b (sum)'" in first
+
+
+def test_descriptions_that_read_the_same_are_not_taken_for_one_metric() -> None:
+    def work(rank: int) -> object:
+        return all_reduce_metrics([Metric.of_sum("a (sum, x", 1) if rank == 0 else Metric.of_sum("a", 1, unit="x (sum")])
+
+    first, second = _messages(work, 2)
+    assert first == second
+    assert "their descriptions read alike" in first
+
+
+def test_a_histogram_too_wide_to_travel_raises_on_every_rank() -> None:
+    def work(rank: int) -> object:
+        values = [1e-300] if rank == 0 else [1.0]
+        return all_reduce_metrics([Metric.of_histogram("ratio", values, relative_error=1e-6)])
+
+    first, second = _messages(work, 2)
+    assert first == second
+    assert first.startswith("metric 'ratio': its values span 345387764 buckets of relative error 1e-06, at most 1048576 can be reduced")
+
+
+def test_preparation_that_fails_late_on_one_rank_does_not_hang_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(rank: int, _: int) -> str:
+        def exhausted(*_: object) -> NoReturn:
+            raise MemoryError("no room")
+
+        if rank == 1:
+            monkeypatch.setattr(wire, "digest", exhausted)
+        with pytest.raises((MemoryError, KeyAgreementError)) as error:
+            all_reduce_metrics([Metric.of_max("x", 1)])
+        return str(error.value)
+
+    assert run_gloo_ranks(work, 2, deadline_seconds=30) == ["rank 1 could not prepare its metrics: no room", "no room"]
+
+
+def test_bounds_of_any_number_type_agree() -> None:
+    def work(rank: int, _: int) -> float | None:
+        bound: Any = np.float64(0.01) if rank else 0.01
+        return all_reduce_metrics([Metric.of_histogram("x", [1.0], relative_error=bound)])["x"].value
+
+    assert run_gloo_ranks(work, 2) == [pytest.approx(1.0, rel=0.0101)] * 2
+
+
+@pytest.mark.parametrize("group", ["dp", [0, 1], 3])
+def test_what_is_no_group_is_refused(group: Any) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: all_reduce_metrics([Metric.of_sum("x", 1)], group),
+        lambda: gather_and_reduce_log_dict([Metric.of_sum("x", 1)], group=group, dst=0),
+        lambda: reduce_train_step_metrics([], aggregation="token_mean", cp_size=1, group=group),
+        lambda: masked_whiten(torch.ones(2), torch.ones(2), group),
+        lambda: gather_responses([torch.ones(1)], [2], [1], ContextParallel(), group=group),
+    ]
+    for call in calls:
+        with pytest.raises(MetricsError, match=r"group is .*; give a process group of torch.distributed"):
+            call()

@@ -135,3 +135,9 @@ def test_a_ranks_own_failure_in_this_process(tmp_path: Path) -> None:
     assert outcome.failure is not None
     assert outcome.failure.startswith("Traceback")
     assert outcome.last_line.split(":")[0] in outcome.failure
+
+
+@pytest.mark.parametrize("seconds", [1e300, 1e7, math.inf])
+def test_a_deadline_that_no_system_call_can_count_is_refused(seconds: float) -> None:
+    with pytest.raises(MetricsError, match="deadline_seconds is"):
+        run_gloo_ranks(lambda rank, _: rank, 1, deadline_seconds=seconds)

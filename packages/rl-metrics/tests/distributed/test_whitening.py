@@ -1,8 +1,8 @@
 """Whitening over real gloo ranks: the statistics of everything, whoever holds what."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -136,3 +136,66 @@ def test_a_group_of_one_exchanges_like_a_larger_one(world_of_one: None, monkeypa
     alone = masked_whiten(values, masks)
     monkeypatch.setattr(whitening, "is_alone", lambda group: False)
     assert torch.equal(masked_whiten(values, masks), alone)
+
+
+def test_a_generator_that_fails_on_one_rank_does_not_leave_the_others_waiting() -> None:
+    def broken() -> Iterator[torch.Tensor]:
+        yield torch.ones(2)
+        raise ArithmeticError("lost")
+
+    def work(rank: int, _: int) -> str:
+        values: Any = broken() if rank else [torch.ones(2), torch.ones(1)]
+        with pytest.raises((ArithmeticError, MetricsError)) as error:
+            masked_whiten(values, [torch.ones(2), torch.ones(1)])
+        return str(error.value)
+
+    first, second = run_gloo_ranks(work, 2, deadline_seconds=30)
+    assert first.startswith("rank 1 of 2 could not take part")
+    assert second == "lost"
+
+
+def test_iterators_are_gone_through_once() -> None:
+    def values() -> Any:
+        return iter([torch.tensor([1.0, 2.0]), torch.tensor([3.0])])
+
+    assert torch.cat(masked_whiten(values(), cast("Any", iter([torch.ones(2), torch.ones(1)])))).tolist() == [-1.0, 0.0, 1.0]
+    with pytest.raises(MetricsError, match=r"sample 1: the mask holds 2\.0 at index 0"):
+        masked_whiten(values(), cast("Any", iter([torch.ones(2), 2 * torch.ones(1)])))
+
+
+@pytest.mark.parametrize("unit", [1e-320, 1e-200, 1.0, 1e200, 5e307])
+def test_no_square_leaves_float64(unit: float) -> None:
+    values = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64) * unit
+    assert masked_whiten(values, torch.ones(3), epsilon=0.0).tolist() == pytest.approx(
+        [-1.0, 0.0, 1.0], rel=1e-3 if unit < 1e-300 else 1e-12
+    )
+
+
+def test_ranks_of_different_magnitudes_are_brought_to_one_scale() -> None:
+    parts = [[1e-200, 3e-200], [2e200, -5e199], [0.0], []]
+
+    def work(rank: int, _: int) -> list[float]:
+        values = torch.tensor(parts[rank], dtype=torch.float64)
+        return masked_whiten(values, torch.ones_like(values), epsilon=0.0).tolist()
+
+    everything = np.array([value for part in parts for value in part]) / 1e200
+    expected = (everything - everything.mean()) / everything.std(ddof=1)
+    assert [value for part in run_gloo_ranks(work, 4) for value in part] == pytest.approx(expected.tolist(), rel=1e-12)
+
+
+def test_the_moments_of_ranks_with_zeros_and_tiny_values_are_theirs() -> None:
+    values = torch.tensor([0.0, 3e-3, -1e-3, 5.0])
+    moments = whitening.masked_moments(values, torch.ones(4))
+    assert moments.mean == pytest.approx(values.double().mean().item(), rel=1e-14)
+    assert moments.m2 == pytest.approx(values.double().var(correction=0).item() * 4, rel=1e-14)
+
+
+def test_the_result_is_a_constant_for_autograd() -> None:
+    values = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    assert not masked_whiten(values, torch.ones(3)).requires_grad
+    assert not masked_whiten([values], [torch.ones(3)])[0].requires_grad
+
+
+def test_complex_masks_are_refused() -> None:
+    with pytest.raises(MetricsError, match=r"sample 0: the mask has dtype torch\.complex64"):
+        masked_whiten(torch.ones(2), torch.ones(2, dtype=torch.complex64))

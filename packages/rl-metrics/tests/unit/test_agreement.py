@@ -40,3 +40,13 @@ def test_settings_are_told_with_every_ranks_value_before_metrics() -> None:
 def test_a_failed_rank_is_told_before_all_else() -> None:
     message = disagreement([_report("a", units="8"), _report(failure="no data"), _report("b", units="4"), _report(failure="broke")])
     assert message == "rank 1 could not prepare its metrics: no data; rank 3 could not prepare its metrics: broke"
+
+
+def test_of_many_names_the_first_ten_are_told_and_the_rest_counted() -> None:
+    told = difference([], [f"m{i:03}" for i in range(500)])
+    assert told == "adds " + ", ".join(f"'m{i:03}'" for i in range(10)) + " and 490 more"
+    assert difference([f"m{i}" for i in range(10)], []).endswith("'m9'")
+
+
+def test_names_that_read_alike_are_told_in_ascii() -> None:
+    assert difference(["caf\u00e9", "na\u00efve"], ["cafe\u0301"]) == "lacks 'caf\\xe9', 'na\u00efve' and adds 'cafe\\u0301'"

@@ -7,6 +7,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from rl_metrics import Metric, MetricsError, UnsupportedContractError, contract, parse_document, to_document
+from rl_metrics.contract import validate_document
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -145,3 +146,22 @@ def test_only_metrics_are_written() -> None:
     wrong: Any = [3.0]
     with pytest.raises(MetricsError, match="a metric: got float"):
         to_document(wrong)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"relative_error": 1e-13}, "'relative_error' must lie between 1e-12 and 1"),
+        ({"positive_indices": [2**62], "positive_counts": [1.0]}, "'positive_indices' must lie in -35488..35488"),
+        ({"negative_indices": [-(2**62)], "negative_counts": [1.0]}, "'negative_indices' must lie in -35488..35488"),
+        ({"zero": 3.0}, "weight is 2.0 but the sketch holds 5.0"),
+        ({"positive_counts": [1e308, 1e308]}, "weight is 2.0 but the sketch holds inf"),
+    ],
+)
+def test_sketches_that_contradict_float64_or_their_record_are_named(changes: dict[str, Any], told: str) -> None:
+    document: Any = to_document([Metric.of_histogram("a", [1.0, 2.0])])
+    document["records"][0]["sketch"].update(changes)
+    (problem,) = validate_document(document)
+    assert told in problem
+    with pytest.raises(MetricsError, match="record 0"):
+        parse_document(document)

@@ -1,7 +1,9 @@
 """Metric records on worked numbers: kinds, merging, no data, reports."""
 
 import math
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -207,3 +209,71 @@ def test_misuse_is_explained() -> None:
 def test_describe_names_what_must_agree() -> None:
     assert Metric.of_mean("loss", 1, 1, unit="token").describe() == "loss (mean, token)"
     assert Metric.of_histogram("h", [1.0]).describe() == "h (histogram, error 0.01)"
+
+
+def test_records_of_equal_fields_are_equal() -> None:
+    assert Metric.of_histogram("x", [1.0, 2.0]) == Metric.of_histogram("x", [2.0, 1.0])
+    assert hash(Metric.of_histogram("x", [1.0])) == hash(Metric.of_histogram("x", [1.0]))
+    assert Metric.of_histogram("x", [1.0]) != Metric.of_histogram("x", [2.0])
+
+
+def test_a_histogram_weighs_what_its_sketch_holds() -> None:
+    with pytest.raises(MetricsError, match=r"metric 'x': weight is 5.0 but the sketch holds 0.0"):
+        Metric(name="x", kind="histogram", numerator=1, weight=5, sketch=QuantileSketch())
+    with pytest.raises(MetricsError, match=r"weight is 1.0 but the sketch holds 2.0"):
+        replace(Metric.of_histogram("x", [1.0, 2.0]), weight=1.0)
+
+
+@pytest.mark.parametrize("values", [[], [1.0, 2.0]])
+def test_sketches_of_different_bounds_do_not_merge_in_either_order(values: list[float]) -> None:
+    record, empty = Metric.of_histogram("x", values, relative_error=0.05), Metric.empty("x", "histogram")
+    for one, other in ((record, empty), (empty, record)):
+        with pytest.raises(MetricsError, match="cannot merge sketches of relative error"):
+            one.merge(other)
+
+
+@pytest.mark.parametrize("copies", range(1, 17))
+def test_shares_are_quotients(copies: int) -> None:
+    assert Metric.of_sum("x", 7).replicated(copies).numerator == 7 / copies
+    merged = _merged([Metric.of_sum("x", 7).replicated(copies)] * copies)
+    assert merged.value == pytest.approx(7, rel=1e-15)
+    assert merged.weight == pytest.approx(1, rel=1e-15)
+
+
+@pytest.mark.parametrize("text", ["a\udcff", "\ud800"])
+def test_text_that_utf_8_cannot_hold_is_refused(text: str) -> None:
+    with pytest.raises(MetricsError, match=r"name is '.*\\ud.*', which UTF-8 cannot hold"):
+        Metric.of_sum(text, 1)
+    with pytest.raises(MetricsError, match=r"metric 'x': unit is '.*\\ud.*', which UTF-8 cannot hold"):
+        Metric.of_sum("x", 1, unit=text)
+
+
+@pytest.mark.parametrize("value", [1 + 2j, np.complex128(1 + 2j), np.complex64(1)])
+def test_complex_numbers_are_no_numbers(value: Any) -> None:
+    with pytest.raises(MetricsError, match=r"metric 'x': the value is complex.*, a complex number; give a real one"):
+        Metric.of_sum("x", value)
+
+
+def test_a_mapping_reports_under_its_keys() -> None:
+    merged = merge_metrics([Metric.of_sum("a", 1), Metric.of_sum("a", 2), Metric.of_max("b", 5)])
+    assert report(merged) == report(merged.values()) == {"a": 3, "b": 5}
+    assert report({"c": Metric.of_sum("a", 1)}) == {"c": 1}
+    assert merge_metrics(merged) == merged
+    assert to_document(merged) == to_document(merged.values())
+
+
+def test_errors_inside_a_callers_generator_are_the_callers() -> None:
+    def broken() -> Iterator[Metric]:
+        yield Metric.of_sum("a", 1)
+        raise TypeError("mine")
+
+    for call in (merge_metrics, report, to_document):
+        with pytest.raises(TypeError, match=r"^mine$"):
+            call(broken())
+
+
+def test_a_document_of_many_metrics_is_written_in_linear_time() -> None:
+    records = [Metric.of_sum(f"m{i}", i) for i in range(30_000)]
+    started = time.process_time()
+    assert len(to_document(records)["records"]) == 30_000
+    assert time.process_time() - started < 5, "a quadratic search for repeated names takes more than ten seconds"

@@ -1,7 +1,9 @@
 """Moments and quantile sketches on worked numbers and at the edges of float64."""
 
+import itertools
+import json
 import math
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -113,3 +115,94 @@ def test_settings_outside_their_range_are_refused() -> None:
         QuantileSketch(relative_error=1)
     with pytest.raises(MetricsError, match=r"quantile 1\.5"):
         QuantileSketch().quantile(1.5)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [[math.inf], [1.0]],
+        [[math.inf], [math.inf]],
+        [[-math.inf], [2.0], [3.0]],
+        [[math.inf], [-math.inf]],
+        [[math.nan], [1.0]],
+        [[math.inf, 1.0], [math.nan]],
+    ],
+)
+def test_infinities_merge_in_any_order_to_the_moments_of_all_values(parts: list[list[float]]) -> None:
+    whole = Moments.of([value for part in parts for value in part])
+    for order in itertools.permutations(parts):
+        merged = merge_moments(Moments.of(part) for part in order)
+        assert repr(merged) == repr(whole)
+
+
+def test_means_whose_sum_exceeds_float64_are_found() -> None:
+    assert Moments.of([1e308] * 2) == Moments(count=2, mean=1e308)
+    assert Moments.of([1e308] * 2).merge(Moments.of([1e308] * 4)) == Moments(count=6, mean=1e308)
+    assert Moments.of([1.5e308]).merge(Moments.of([-1.5e308])) == Moments(count=2, mean=0, m2=math.inf)
+
+
+def test_percentiles_of_a_billion_values_are_told_apart() -> None:
+    few, many = QuantileSketch.of([1.0]), QuantileSketch.of([100.0])
+    for _ in range(30):
+        few, many = few.merge(few), many.merge(many)
+    both = few.merge(many)
+    assert both.count == 2.0**31
+    assert both.quantile(0.5) == pytest.approx(1, rel=0.0101), "the rank floor(0.5 (n - 1)) is the last 1"
+    # One value of 2 among 2^30 of 1: it is the last, and no slack may reach it.
+    assert few.merge(QuantileSketch.of([2.0])).quantile(1 - 1e-9) == pytest.approx(1, rel=0.0101)
+
+
+@pytest.mark.parametrize("bound", [1e-13, 1e-300, 0.0, -0.1, 1.0, math.nan])
+def test_bounds_that_float64_cannot_keep_are_refused(bound: float) -> None:
+    with pytest.raises(MetricsError, match="it must lie between 1e-12 and 1"):
+        QuantileSketch(relative_error=bound)
+
+
+@pytest.mark.parametrize("bound", [np.float64(0.01), np.float32(0.01), np.float16(0.25)])
+def test_bounds_are_python_floats(bound: Any) -> None:
+    sketch = QuantileSketch.of([1.0], relative_error=bound)
+    assert type(sketch.relative_error) is float
+    assert json.loads(json.dumps(sketch.relative_error)) == float(bound)
+
+
+def test_sketches_of_the_same_values_are_equal() -> None:
+    one, other = QuantileSketch.of([1.0, -3.0, 0.0]), QuantileSketch.of([0.0, 1.0, -3.0])
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one != QuantileSketch.of([1.0, -3.0])
+    assert one != QuantileSketch.of([1.0, -3.0, 0.0], relative_error=0.02)
+    assert one != 3
+
+
+def test_buckets_may_be_lists() -> None:
+    sketch = QuantileSketch(positive_indices=cast("Any", [1, 2]), positive_counts=cast("Any", [1, 2]))
+    assert sketch.count == 3
+    assert sketch.positive_indices.dtype == np.int64
+    assert sketch.positive_counts.dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    ("indices", "counts", "told"),
+    [
+        ([1], [-3.0], r"the positive counts of a sketch are \[-3.0\]; give finite numbers"),
+        ([1], [math.nan], "the positive counts of a sketch are"),
+        ([1], [math.inf], "the positive counts of a sketch are"),
+        ([2, 1], [1, 1], r"the positive buckets of a sketch are \[2, 1\]; give ascending integers in -35488..35488"),
+        ([1, 1], [1, 1], "give ascending integers"),
+        ([1.5], [1], "give ascending integers"),
+        ([2**62], [1], "give ascending integers"),
+        (["a"], [1], "the positive buckets of a sketch: entries are of type"),
+        (None, [1], "the positive buckets of a sketch: entries are of type object"),
+        ([1, 2], [1], "2 positive buckets but 1 counts"),
+        ([[1]], [[1]], "give flat arrays"),
+    ],
+)
+def test_buckets_that_are_none_are_refused(indices: Any, counts: Any, told: str) -> None:
+    with pytest.raises(MetricsError, match=told):
+        QuantileSketch(positive_indices=indices, positive_counts=counts)
+
+
+@pytest.mark.parametrize("error", [1e-12, 1e-6, 0.01, 0.9])
+def test_every_float_has_a_bucket_that_may_be_written(error: float) -> None:
+    top, tiny = float(np.finfo(np.float64).max), float(np.finfo(np.float64).tiny)
+    assert QuantileSketch.of([top, tiny, -top, -tiny], relative_error=error).count == 4

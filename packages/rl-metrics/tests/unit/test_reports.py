@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rl_metrics import KeyAgreementError, Metric, MetricsError, merge_metrics, rollout_log_metric_contribution
+from rl_metrics import KeyAgreementError, Metric, MetricsError, MicroBatchMetrics, merge_metrics, rollout_log_metric_contribution
 from rl_metrics.step_report import finish_step_report, step_contributions, step_settings
 
 
@@ -133,3 +133,33 @@ def test_rollout_settings_that_make_no_mean_are_refused(settings: dict[str, Any]
     } | settings
     with pytest.raises(MetricsError, match=message):
         rollout_log_metric_contribution("kl", **given)
+
+
+def test_a_reducer_output_never_takes_the_line_of_another_metric() -> None:
+    extra = [Metric.of_moments("x", [7.0, 9.0])]
+    for name in ("x_mean", "x_std"):
+        with pytest.raises(MetricsError, match=f"a reducer output and another metric both report under the name '{name}'"):
+            _report([{name: 10.0}], [2], extra)
+    assert _report([{"x": 10.0}], [2], [Metric.of_max("x_mean", 1.0)]) == {"x": 5.0, "x_mean": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"metrics": None}, "MicroBatchMetrics: metrics: got NoneType; give a list"),
+        ({"metrics": Metric.of_max("a", 1.0)}, "MicroBatchMetrics: metrics: got Metric; give a list"),
+        ({"metrics": [3.0]}, "a metric: got float"),
+        ({"sums": [("a", 1.0)]}, "MicroBatchMetrics: sums is list; give a mapping"),
+        ({"sums": None}, "MicroBatchMetrics: sums is NoneType; give a mapping"),
+    ],
+)
+def test_fields_of_a_micro_batch_that_are_none_are_named(fields: dict[str, Any], told: str) -> None:
+    given: dict[str, Any] = {"sums": {"a": 1.0}, "num_tokens": 1}
+    with pytest.raises(MetricsError, match=told):
+        MicroBatchMetrics(**(given | fields))
+
+
+def test_further_metrics_are_kept_from_an_iterator_or_a_mapping() -> None:
+    for metrics in (iter([Metric.of_max("r", 1.0)]), {"r": Metric.of_max("x", 1.0)}):
+        given: Any = metrics
+        assert MicroBatchMetrics(sums={}, num_tokens=0, metrics=given).metrics == (Metric.of_max("r", 1.0),)

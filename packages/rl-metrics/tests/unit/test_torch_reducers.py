@@ -1,5 +1,6 @@
 """Tensor reducers on worked numbers: masks, denominators, graphs, and the number of operations they take."""
 
+import math
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -8,7 +9,16 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rl_metrics import Aggregation, ContextParallel, MetricsError, MicroBatchMetrics, loss_denominators, rollout_denominators
+from rl_metrics import (
+    AGGREGATIONS,
+    Aggregation,
+    ContextParallel,
+    Metric,
+    MetricsError,
+    MicroBatchMetrics,
+    loss_denominators,
+    rollout_denominators,
+)
 from rl_metrics import loss_reduction as reference
 from rl_metrics.torch import (
     gather_responses,
@@ -366,3 +376,87 @@ NO_TENSOR: Any = [1.0]
 def test_every_wrong_argument_is_an_error_of_this_package_that_names_it(call: Callable[[], object], message: str) -> None:
     with pytest.raises(MetricsError, match=message):
         call()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sums_of_16_bit_values_are_float32_and_do_not_overflow(dtype: torch.dtype) -> None:
+    x = torch.ones(70_001, dtype=dtype, requires_grad=True)
+    loss = get_sum_of_sample_mean([70_002], [70_001], torch.ones(70_001, dtype=torch.bool), None, True)(x)
+    torch.autograd.backward(loss)
+    assert (loss.dtype, loss.item()) == (torch.float32, 70_001.0)
+    assert x.grad is not None
+    assert (x.grad.dtype, x.grad.float().sum().item()) == (dtype, 70_001.0)
+
+
+def test_a_reducer_made_or_used_in_inference_mode_trains_afterwards() -> None:
+    with torch.inference_mode():
+        reduce = loss_reducer("sample_mean", [6], [4], [torch.tensor([1, 1, 0, 1])])
+        assert reduce(torch.tensor([3.0, 6.0, 9.0, 0.0])).item() == 3.0
+    x = torch.ones(4, requires_grad=True)
+    torch.autograd.backward(reduce(x))
+    assert x.grad is not None
+    assert x.grad.tolist() == pytest.approx([1 / 3, 1 / 3, 0, 1 / 3])
+
+
+def test_iterators_of_masks_are_gone_through_once() -> None:
+    def masks() -> Any:
+        return iter([torch.tensor([1, 0]), torch.tensor([1])])
+
+    assert loss_reducer("sample_mean", [4, 3], [2, 1], masks())(torch.tensor([1.0, 3.0, 5.0])).item() == 6.0
+    assert megatron_num_tokens("token_mean", masks()).item() == 2
+    with pytest.raises(MetricsError, match="the list of lengths: entries are of type object"):
+        loss_reducer("sample_mean", cast("Any", iter([4, 3])), [2, 1], masks())
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize(
+    "masks",
+    [
+        [[1, 2]],
+        [[1, 0.5]],
+        [[1, NAN]],
+        [torch.tensor([1.0, NAN])],
+        [torch.tensor([1, 1j])],
+        [torch.tensor([1 + 0j, 0])],
+        torch.tensor([1, 2]),
+        torch.tensor([1 + 0j, 0]),
+        torch.ones(1, 2),
+        torch.ones(1, 2, dtype=torch.bool),
+        np.ones((1, 2)),
+        [torch.ones(1, 2)],
+    ],
+    ids=repr,
+)
+def test_num_tokens_and_reducers_refuse_the_same_masks(aggregation: Aggregation, masks: Any) -> None:
+    for call in (
+        lambda: megatron_num_tokens(aggregation, masks),
+        lambda: loss_reducer(aggregation, [3], [2], masks, denominators=[1.0]),
+    ):
+        with pytest.raises(MetricsError, match=r"loss.mask"):
+            call()
+
+
+@pytest.mark.parametrize(
+    "mask", [torch.tensor([1, 0]).bfloat16(), torch.tensor([1.0, 0.0], requires_grad=True), torch.tensor([True, False])]
+)
+def test_tensors_of_any_kind_are_masks_everywhere(mask: torch.Tensor) -> None:
+    assert loss_denominators("sample_mean", [mask]).tolist() == [1.0]
+    assert megatron_num_tokens("token_mean", [mask]).item() == 1
+    assert loss_reducer("token_mean", [3], [2], [mask])(torch.tensor([3.0, NAN])).item() == 3.0
+    assert Metric.of_moments("x", torch.tensor([3.0, NAN], requires_grad=True), mask).value == 3.0
+    assert Metric.of_histogram("x", torch.tensor([0.0, NAN]).bfloat16(), mask).value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"), [(torch.float16, 1e6), (torch.bfloat16, -1e39), (torch.float32, 1e300), (torch.complex64, 1e300), (torch.int8, 128)]
+)
+def test_padding_beyond_the_dtype_is_refused(dtype: torch.dtype, value: float) -> None:
+    with pytest.raises(MetricsError, match=f"pad_value is .*, which {dtype} cannot hold"):
+        slice_tokens(torch.zeros(3, dtype=dtype), ONE, pad_value=value)
+
+
+def test_padding_at_the_edge_of_the_dtype_is_exact() -> None:
+    edges = [(torch.int64, 2**63 - 1), (torch.int64, -(2**63)), (torch.uint8, 255), (torch.float16, 65504.0), (torch.float32, math.inf)]
+    for dtype, value in edges:
+        assert slice_tokens(torch.zeros(3, dtype=dtype), ContextParallel(2, 0), pad_value=value)[-1].item() == value
+    assert slice_tokens(torch.zeros(3), ContextParallel(2, 0), pad_value=NAN)[-1].isnan()

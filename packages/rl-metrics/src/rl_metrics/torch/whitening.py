@@ -11,7 +11,7 @@ Invariants, tested with real gloo: one collective per call; a rank whose input i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -43,6 +43,17 @@ class _Part:
     wrong: torch.Tensor
     """bool []: whether a mask entry is neither 0 nor 1. On the values' device, so that nobody waits for it."""
 
+    masks: list[Any]
+    """The masks as given, to name a wrong entry."""
+
+    shapes: list[torch.Size]
+    """Shape of each tensor of values."""
+
+    @classmethod
+    def empty(cls) -> _Part:
+        """Return the part of a rank that holds nothing."""
+        return cls(values=torch.empty(0), trained=torch.empty(0, dtype=torch.bool), wrong=torch.tensor(False), masks=[], shapes=[])
+
 
 def masked_moments(
     values: torch.Tensor | Sequence[torch.Tensor], masks: torch.Tensor | Sequence[torch.Tensor], group: dist.ProcessGroup | None = None
@@ -60,7 +71,7 @@ def masked_moments(
     Raises:
         MetricsError: on every rank, when shapes differ or a mask holds something else on one of them.
     """
-    moments, scale, _ = _moments_over_ranks(_as_tensors(values), _as_tensors(masks), group, {})
+    moments, scale, _ = _moments_over_ranks(values, masks, group, {})
     return Moments(count=moments.count, mean=moments.mean * scale, m2=moments.m2 * scale * scale)
 
 
@@ -110,8 +121,7 @@ def masked_whiten(
         ``[1, 2, 3]`` all trained has mean 2 and variance 1, hence ``[-1, 0, 1]``.
     """
     settings = {"shift_mean": shift_mean, "epsilon": epsilon}
-    given, masks = _as_tensors(values), _as_tensors(masks)
-    moments, scale, part = _moments_over_ranks(given, masks, group, settings)
+    moments, scale, part = _moments_over_ranks(values, masks, group, settings)
     if not moments.count:
         raise MetricsError(
             f"rank {group_rank(group)}: nothing to whiten, all {group_size(group)} ranks have only masked entries; "
@@ -127,15 +137,10 @@ def masked_whiten(
     wide = part.values.to(torch.float64)
     shifted = wide - moments.mean * scale if shift_mean else wide
     whitened = torch.where(part.trained, shifted / spread, 0.0).to(part.values.dtype)
-    if isinstance(given, torch.Tensor):
-        return whitened.reshape(given.shape)
-    pieces = torch.split(whitened, [value.numel() for value in given])
-    return [piece.reshape(value.shape) for piece, value in zip(pieces, given, strict=True)]
-
-
-def _as_tensors(given: Any) -> Any:
-    """Return an iterator as a list, so that it can be gone through again; anything else, also what is wrong, as it is."""
-    return list(given) if isinstance(given, Iterator) else given
+    if isinstance(values, torch.Tensor):
+        return whitened.reshape(values.shape)
+    pieces = torch.split(whitened, [shape.numel() for shape in part.shapes])
+    return [piece.reshape(shape) for piece, shape in zip(pieces, part.shapes, strict=True)]
 
 
 def _moments_over_ranks(
@@ -146,7 +151,7 @@ def _moments_over_ranks(
     On the way every rank learns whether all are well and want the same.
     """
     failure: Exception | None = None
-    part = _Part(values=torch.empty(0), trained=torch.empty(0, dtype=torch.bool), wrong=torch.tensor(False))
+    part = _Part.empty()
     wanted = [0.0] * len(settings)
     try:
         wanted = [finite_number(value, name, at_least=0.0) for name, value in settings.items()]
@@ -166,7 +171,7 @@ def _moments_over_ranks(
     if failure is not None:
         raise failure
     if rows[group_rank(group)][3]:
-        _name_wrong_entry(masks)
+        _name_wrong_entry(part.masks)
     failed = [rank for rank, row in enumerate(rows) if row[3]]
     if failed:
         raise MetricsError(
@@ -215,14 +220,15 @@ def _part(values: Any, masks: Any) -> _Part:
                 f"sample {i}: values are {x.dtype} on {x.device}, the mask is on {m.device}; give all on the device and in the dtype of sample 0's values"
             )
     if not xs:
-        return _Part(values=torch.empty(0), trained=torch.empty(0, dtype=torch.bool), wrong=torch.tensor(False))
+        return _Part.empty()
     mask = torch.cat([m.reshape(-1) for m in ms])
     trained = mask.ne(0)
     wrong = mask.ne(trained).any() if mask.dtype != torch.bool else torch.zeros((), dtype=torch.bool, device=mask.device)
-    return _Part(values=torch.cat([x.detach().reshape(-1) for x in xs]), trained=trained, wrong=wrong)
+    flat = torch.cat([x.detach().reshape(-1) for x in xs])
+    return _Part(values=flat, trained=trained, wrong=wrong, masks=ms, shapes=[x.shape for x in xs])
 
 
-def _name_wrong_entry(masks: Any) -> None:
+def _name_wrong_entry(masks: list[Any]) -> None:
     """Raise for the first mask entry that is neither 0 nor 1. Runs on the failing path only, where looking at the masks costs nothing."""
-    for i, mask in enumerate([masks] if isinstance(masks, torch.Tensor) else masks):
+    for i, mask in enumerate(masks):
         is_trained(mask, f"sample {i}: the mask")
