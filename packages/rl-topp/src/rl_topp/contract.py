@@ -23,6 +23,7 @@ __all__ = [
     "NucleusSetDocument",
     "Producer",
     "check_header",
+    "declaration_problems",
 ]
 
 CONTRACT: Final = "nucleus-set.v1"
@@ -91,6 +92,8 @@ def check_header(document: Mapping[str, object]) -> None:
     Raises:
         UnsupportedContractError: its `contract` is not `nucleus-set.v1`; the message names both ids and the fix.
     """
+    if not isinstance(document, Mapping):
+        raise UnsupportedContractError(f"a {CONTRACT} document is a JSON object, got {type(document).__name__}")
     found = document.get("contract")
     if found != CONTRACT:
         raise UnsupportedContractError(
@@ -100,3 +103,28 @@ def check_header(document: Mapping[str, object]) -> None:
     minor = document.get("minor", 0)
     if isinstance(minor, int) and minor > MINOR:
         _warn_of_newer_minor(minor)
+
+
+def declaration_problems(document: Mapping[str, object], sizes: Mapping[str, int]) -> list[str]:
+    """Compare what a document declares about its arrays with what lies beside it; return one sentence per difference.
+
+    Args:
+        document: the JSON object; an array it does not describe is not compared.
+        sizes: number of elements per array.
+    """
+    declared = document.get("arrays", {})
+    if not isinstance(declared, Mapping):
+        return [f"the document's arrays must be an object, got {type(declared).__name__}"]
+    problems = []
+    for name, size in sizes.items():
+        wanted = {"dtype": ARRAY_DTYPES[name], "shape": [size]}
+        description = declared.get(name, wanted)
+        if not isinstance(description, Mapping):
+            problems.append(f"the description of array {name!r} must be an object, got {type(description).__name__}")
+            continue
+        for key, value in wanted.items():
+            found = description.get(key, value)
+            found = list(found) if isinstance(found, tuple) else found
+            if found != value:
+                problems.append(f"the document declares {key} {found!r} for array {name!r}, expected {value!r} as it lies beside it")
+    return problems

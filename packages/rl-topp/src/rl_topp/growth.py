@@ -1,42 +1,82 @@
-"""`GrowingArray`: a one-dimensional numpy array that grows at its end.
+"""Arrays that grow at their end, and the three of a kept-set record that grow together.
 
-Layer: below the record. Invariants: views taken earlier keep their values (growth writes only beyond them, or moves to a new buffer); n extensions copy
-each element a constant number of times on average, because the capacity at least doubles.
+Layer: below the record, numpy only. Invariants: views taken earlier keep their values (growth writes only beyond them, or moves to a new buffer); n
+extensions copy each element a constant number of times on average, because the capacity at least doubles; the unused end has one owner at a time, and
+what is written there counts only once all three arrays hold it, so neither a second thread nor a failed allocation can leave a record half grown.
 """
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["GrowingArray"]
+__all__ = ["GrowingArray", "GrowingRecord", "RecordArrays"]
 
 _SMALLEST_CAPACITY = 64
 
+RecordArrays = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.uint8]]
+"""ids int32 [nnz], offsets int64 [T+1], status uint8 [T]."""
+
 
 class GrowingArray:
-    """A growable buffer of one dtype."""
+    """A growable buffer of one dtype; whoever uses it knows how much of it counts."""
 
-    __slots__ = ("_buffer", "size")
+    __slots__ = ("_buffer",)
 
     def __init__(self, start: npt.NDArray[Any]) -> None:
         """Copy `start` into a buffer with room for as much again."""
-        self.size = int(start.size)
-        self._buffer = np.empty(max(_SMALLEST_CAPACITY, 2 * self.size), start.dtype)
-        self._buffer[: self.size] = start
+        self._buffer = np.empty(max(_SMALLEST_CAPACITY, 2 * start.size), start.dtype)
+        self._buffer[: start.size] = start
 
-    def extend(self, values: npt.NDArray[Any]) -> None:
-        """Add `values` at the end."""
-        new_size = self.size + int(values.size)
+    def write(self, size: int, values: npt.NDArray[Any]) -> None:
+        """Put `values` behind the first `size` elements, which stay; whatever lay behind them is lost."""
+        new_size = size + values.size
         if new_size > self._buffer.size:
             larger = np.empty(max(new_size, 2 * self._buffer.size), self._buffer.dtype)
-            larger[: self.size] = self._buffer[: self.size]
+            larger[:size] = self._buffer[:size]
             self._buffer = larger
-        self._buffer[self.size : new_size] = values
-        self.size = new_size
+        self._buffer[size:new_size] = values
 
-    def view(self) -> npt.NDArray[Any]:
-        """Return the filled part, without a copy."""
-        return self._buffer[: self.size]
+    def view(self, size: int) -> npt.NDArray[Any]:
+        """Return the first `size` elements, without a copy."""
+        return self._buffer[:size]
+
+
+class GrowingRecord:
+    """The buffers behind the newest record of a chain; older records are views of their beginnings."""
+
+    __slots__ = ("_ids", "_lock", "_offsets", "_sizes", "_status")
+
+    def __init__(self, start: RecordArrays) -> None:
+        """Copy the arrays of a record."""
+        ids, offsets, status = start
+        self._ids, self._offsets, self._status = GrowingArray(ids), GrowingArray(offsets), GrowingArray(status)
+        self._sizes = int(ids.size), int(status.size)
+        self._lock = threading.Lock()
+
+    def extend(self, num_tokens: int, other: RecordArrays) -> RecordArrays | None:
+        """Return the record of `num_tokens` tokens followed by `other`, as views.
+
+        None when that record is not the newest of the chain, or another thread is growing the chain at this moment: the caller copies then. Nobody
+        waits, so a process forked while a thread holds the chain cannot hang on it.
+        """
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            if self._sizes[1] != num_tokens:
+                return None
+            return self._grow(other)
+        finally:
+            self._lock.release()
+
+    def _grow(self, other: RecordArrays) -> RecordArrays:
+        num_ids, num_tokens = self._sizes
+        ids, offsets, status = other
+        self._ids.write(num_ids, ids)
+        self._offsets.write(num_tokens + 1, offsets[1:] + num_ids)
+        self._status.write(num_tokens, status)
+        self._sizes = num_ids, num_tokens = num_ids + int(ids.size), num_tokens + int(status.size)  # one assignment makes it count
+        return self._ids.view(num_ids), self._offsets.view(num_tokens + 1), self._status.view(num_tokens)

@@ -1,8 +1,8 @@
 """`NucleusSet`: the ids that the sampler could have picked, for many tokens, in CSR form.
 
 Layer: the record of the package, above `contract`, `errors` and `validation`. Invariants: a `NucleusSet` that exists is well-formed (see
-`validation.find_problems`); its arrays are read-only; no operation changes an existing set; appending n pieces one after the other costs amortised
-linear time, because the newest set of a chain grows in a buffer whose unused end it alone may fill.
+`validation.find_problems`); its arrays are its own and read-only; no operation changes an existing set, whichever threads use it; appending n pieces one
+after the other costs amortised linear time, because the newest set of a chain grows in a buffer whose unused end it alone may fill (`growth`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from rl_topp.contract import ARRAY_DTYPES, CONTRACT, MINOR, NucleusSetDocument, check_header
+from rl_topp.contract import ARRAY_DTYPES, CONTRACT, MINOR, NucleusSetDocument, check_header, declaration_problems
 from rl_topp.errors import NucleusError
-from rl_topp.growth import GrowingArray
-from rl_topp.validation import as_integers, find_problems, row_of_each_id
+from rl_topp.growth import GrowingRecord, RecordArrays
+from rl_topp.validation import as_integers, check_count, check_on_truncated, find_problems, is_integer, row_of_each_id
 
 __all__ = ["NucleusSet", "NucleusStatus", "OnTruncated"]
 
@@ -41,7 +41,7 @@ class NucleusStatus(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NucleusSet:
-    """Kept sets of T tokens.
+    """Kept sets of T tokens. The arrays it is built from are copied, so what the caller does to them later changes nothing here.
 
     Example: a token kept {5, 9}, a tool token, a token sampled without a filter:
 
@@ -59,12 +59,13 @@ class NucleusSet:
     """uint8 [T]: a `NucleusStatus` per token."""
     vocab_size: int
     """Number of token ids the sampler chose from (without padding of the embedding)."""
-    _buffers: _Buffers | None = field(default=None, init=False, repr=False)
+    _growing: GrowingRecord | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        ids = as_integers(self.ids, np.int32, "ids")
-        offsets = as_integers(self.offsets, np.int64, "offsets")
-        status = as_integers(self.status, np.uint8, "status")
+        # Copied before they are checked: nobody else can change what was found to be right.
+        ids = as_integers(self.ids, np.int32, "ids").copy()
+        offsets = as_integers(self.offsets, np.int64, "offsets").copy()
+        status = as_integers(self.status, np.uint8, "status").copy()
         NucleusError.raise_if(find_problems(ids, offsets, status, self.vocab_size))
         self._fill(ids, offsets, status, int(self.vocab_size), None)
 
@@ -74,14 +75,14 @@ class NucleusSet:
         offsets: npt.NDArray[np.int64],
         status: npt.NDArray[np.uint8],
         vocab_size: int,
-        buffers: _Buffers | None,
+        growing: GrowingRecord | None,
     ) -> None:
         set_field = object.__setattr__
         set_field(self, "ids", _read_only(ids))
         set_field(self, "offsets", _read_only(offsets))
         set_field(self, "status", _read_only(status))
         set_field(self, "vocab_size", vocab_size)
-        set_field(self, "_buffers", buffers)
+        set_field(self, "_growing", growing)
 
     @classmethod
     def _trusted(
@@ -90,11 +91,11 @@ class NucleusSet:
         offsets: npt.NDArray[np.int64],
         status: npt.NDArray[np.uint8],
         vocab_size: int,
-        buffers: _Buffers | None = None,
+        growing: GrowingRecord | None = None,
     ) -> NucleusSet:
         """Build from arrays that come out of well-formed sets: no second check of O(nnz log nnz)."""
         self = object.__new__(cls)
-        self._fill(ids, offsets, status, vocab_size, buffers)
+        self._fill(ids, offsets, status, vocab_size, growing)
         return self
 
     # Construction ----------------------------------------------------------------------------------------------------------------
@@ -113,6 +114,7 @@ class NucleusSet:
         Raises:
             NucleusError: an entry is empty, leaves the vocabulary or repeats an id; the message names the token.
         """
+        kept = list(kept)
         rows = [
             np.zeros(0, np.int32) if entry is None else as_integers(entry, np.int32, f"kept ids of token {t}")
             for t, entry in enumerate(kept)
@@ -137,8 +139,7 @@ class NucleusSet:
 
     @classmethod
     def _uniform(cls, num_tokens: int, status: NucleusStatus, vocab_size: int) -> NucleusSet:
-        if num_tokens < 0:
-            raise NucleusError(f"num_tokens must not be negative, got {num_tokens}")
+        check_count(num_tokens, "num_tokens")
         return cls(
             ids=np.zeros(0, np.int32),
             offsets=np.zeros(num_tokens + 1, np.int64),
@@ -175,18 +176,20 @@ class NucleusSet:
         """Return this set followed by `other`; both stay as they are.
 
         A chain `s = s.append(turn)` over n turns copies each id a constant number of times on average. Appending to a set that
-        was already appended to copies that set once.
+        was already appended to, in this thread or another, copies that set once.
 
         Raises:
             NucleusError: the vocabulary sizes differ.
         """
         if other.vocab_size != self.vocab_size:
             raise NucleusError(f"cannot append a set over {other.vocab_size} ids to one over {self.vocab_size}")
-        buffers = self._buffers
-        if buffers is None or not buffers.ends_with(self):
-            buffers = _Buffers(self)
-        buffers.extend(other)
-        return self._trusted(buffers.ids.view(), buffers.offsets.view(), buffers.status.view(), self.vocab_size, buffers)
+        growing = self._growing
+        grown = None if growing is None else growing.extend(len(self), other._arrays)
+        if growing is None or grown is None:
+            growing = GrowingRecord(self._arrays)
+            grown = growing.extend(len(self), other._arrays)
+            assert grown is not None, "a chain that nobody else knows has no other owner"
+        return self._trusted(*grown, self.vocab_size, growing)
 
     def slice(self, start: int, stop: int) -> NucleusSet:
         """Return the tokens [start, stop); the ids are a view, nothing but T+1 offsets is copied.
@@ -251,6 +254,10 @@ class NucleusSet:
         return _restore, (self.ids, self.offsets, self.status, self.vocab_size)
 
     @property
+    def _arrays(self) -> RecordArrays:
+        return self.ids, self.offsets, self.status
+
+    @property
     def set_sizes(self) -> npt.NDArray[np.int64]:
         """int64 [T]: number of stored ids per token (0 for status 1 and 2)."""
         return np.diff(self.offsets)
@@ -259,7 +266,11 @@ class NucleusSet:
         """Return bool [T]: True where a log-prob exists; multiply the loss mask by it.
 
         Status 0 and 1 are scored, 2 never, 3 only with `on_truncated="full"`.
+
+        Raises:
+            NucleusError: an unknown `on_truncated`.
         """
+        check_on_truncated(on_truncated)
         scored = self.status <= NucleusStatus.NO_FILTER
         return scored | (self.status == NucleusStatus.TRUNCATED) if on_truncated == "full" else scored
 
@@ -313,39 +324,16 @@ class NucleusSet:
 
         Raises:
             UnsupportedContractError: another contract.
-            NucleusError: a missing array or key, or arrays that do not form a record.
+            NucleusError: a missing array or key, arrays that do not form a record, or others than the document declares.
         """
         check_header(document)
         missing = [f"array {name!r} is missing beside the document" for name in ARRAY_DTYPES if name not in arrays]
-        if not isinstance(document.get("vocab_size"), int):
+        if not is_integer(document.get("vocab_size")):
             missing.append(f"vocab_size must be an integer, got {document.get('vocab_size')!r}")
         NucleusError.raise_if(missing)
-        return cls(
-            ids=np.asarray(arrays["ids"]),
-            offsets=np.asarray(arrays["offsets"]),
-            status=np.asarray(arrays["status"]),
-            vocab_size=document["vocab_size"],
-        )
-
-
-class _Buffers:
-    """The growing arrays behind the newest set of an `append` chain; older sets are views of their beginnings."""
-
-    __slots__ = ("ids", "offsets", "status")
-
-    def __init__(self, start: NucleusSet) -> None:
-        self.ids = GrowingArray(start.ids)
-        self.offsets = GrowingArray(start.offsets)
-        self.status = GrowingArray(start.status)
-
-    def ends_with(self, nucleus: NucleusSet) -> bool:
-        """Say whether `nucleus` is the newest set of the chain, so that growing in place overwrites nobody's tokens."""
-        return self.status.size == len(nucleus)
-
-    def extend(self, other: NucleusSet) -> None:
-        self.offsets.extend(other.offsets[1:] + self.ids.size)
-        self.ids.extend(other.ids)
-        self.status.extend(other.status)
+        found = {name: as_integers(arrays[name], np.int64, name) for name in ARRAY_DTYPES}
+        NucleusError.raise_if(declaration_problems(document, {name: array.size for name, array in found.items()}))
+        return cls(**found, vocab_size=document["vocab_size"])
 
 
 def _restore(ids: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64], status: npt.NDArray[np.uint8], vocab_size: int) -> NucleusSet:

@@ -5,7 +5,8 @@ against these.
 
 Tie rule of `nucleus`: candidates are ranked by probability, highest first, and among equal probabilities by id, lowest first. The three filters act
 together on the same probabilities: rank below top_k, mass before the candidate at most top_p, probability at least min_p times the highest. So a
-candidate that reaches top_p exactly still lets the next one in, and at least one id is always kept.
+candidate that reaches top_p exactly still lets the next one in, and at least one id is always kept. A top_p of 1 filters nothing, whatever rounding makes
+of the masses.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from rl_topp.errors import NucleusError
 from rl_topp.nucleus import NucleusSet, NucleusStatus, OnTruncated
+from rl_topp.validation import check_on_truncated
 
 __all__ = ["ReferenceScores", "keep_mask", "nucleus", "nucleus_of_logits", "nucleus_scores", "score_gradient", "softmax"]
 
@@ -50,7 +52,7 @@ def nucleus(probs: npt.ArrayLike, *, top_k: int | None = None, top_p: float = 1.
     Example: probs [0.5, 0.3, 0.1, 0.06, 0.04] at top_p 0.85 keep [0, 1, 2]: the masses before them are 0, 0.5, 0.8; before id 3 it is 0.9.
 
     Args:
-        probs: [V], sums to 1.
+        probs: [V], V >= 1, sums to 1.
         top_k: at least 1; None = all.
         top_p: in (0, 1].
         min_p: in [0, 1], relative to the highest probability.
@@ -59,15 +61,22 @@ def nucleus(probs: npt.ArrayLike, *, top_k: int | None = None, top_p: float = 1.
         int32 [n], n >= 1.
 
     Raises:
-        NucleusError: a parameter outside its range.
+        NucleusError: a parameter outside its range, or probabilities that are none (NaN, infinite or negative).
     """
     if (top_k is not None and top_k < 1) or not 0.0 < top_p <= 1.0 or not 0.0 <= min_p <= 1.0:
         raise NucleusError(f"need top_k >= 1, 0 < top_p <= 1, 0 <= min_p <= 1; got top_k={top_k}, top_p={top_p}, min_p={min_p}")
     p = np.asarray(probs, np.float64)
+    if p.ndim != 1 or p.size == 0:
+        raise NucleusError(f"probs must have shape [V] with V >= 1, got {list(p.shape)}")
+    bad = np.flatnonzero(~(np.isfinite(p) & (p >= 0)))
+    if bad.size:
+        raise NucleusError(f"probs[{bad[0]}] is {p[bad[0]]}, expected a finite number of at least 0")
     order = np.argsort(-p, kind="stable")
     ranked = p[order]
     mass_before = np.cumsum(ranked) - ranked
-    keep = (mass_before <= top_p) & (ranked >= min_p * ranked[0])
+    keep = ranked >= min_p * ranked[0]
+    if top_p < 1.0:
+        keep &= mass_before <= top_p
     if top_k is not None:
         keep[top_k:] = False
     keep[0] = True
@@ -88,6 +97,7 @@ def keep_mask(rows: NucleusSet, targets: npt.ArrayLike, *, on_truncated: OnTrunc
 
     Status 0: its ids and its target. Status 1, and status 3 under `on_truncated="full"`: everything. Otherwise nothing.
     """
+    check_on_truncated(on_truncated)
     wanted = np.asarray(targets, np.int64)
     mask = np.zeros((len(rows), rows.vocab_size), np.bool_)
     for token, status in enumerate(rows.status):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from rl_topp.errors import NucleusError
 from rl_topp.nucleus import NucleusSet
-from rl_topp.validation import as_integers
+from rl_topp.validation import as_integers, check_count
 
 __all__ = ["align_rows"]
 
@@ -43,12 +43,13 @@ def align_rows(
         A set of `num_rows` tokens, to pass as `rows`.
 
     Raises:
-        NucleusError: the sequences differ in length, an index lies outside, or two response tokens claim one row; names the sample.
+        NucleusError: the sequences differ in length, `num_rows` is no count, an index lies outside, or two response tokens claim one row; names the sample.
     """
     if not len(sets) == len(response_indices) == len(logit_rows):
         raise NucleusError(
             f"got {len(sets)} sets, {len(response_indices)} response_indices and {len(logit_rows)} logit_rows; expected one each per sample"
         )
+    check_count(num_rows, "num_rows")
     everything = NucleusSet.concat(sets, vocab_size=vocab_size)
     token_of_row = np.full(num_rows, len(everything), np.int64)  # the one-past-the-end token is the unclaimed one, added below
     sample_of_row = np.full(num_rows, -1, np.int64)

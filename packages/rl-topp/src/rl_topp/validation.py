@@ -6,14 +6,14 @@ token (0-based) and says what was found and what was expected; cost is O(nnz log
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
 from rl_topp.errors import NucleusError
 
-__all__ = ["as_integers", "find_offset_problems", "find_problems", "row_of_each_id"]
+__all__ = ["as_integers", "check_count", "check_on_truncated", "find_offset_problems", "find_problems", "is_integer", "row_of_each_id"]
 
 _NUM_STATUS = 4
 _KEPT, _NO_FILTER, _NOT_SAMPLED = 0, 1, 2
@@ -25,7 +25,10 @@ def as_integers(values: object, dtype: type[np.signedinteger[Any] | np.unsignedi
     Raises:
         NucleusError: not one-dimensional, not integers, or out of the range of `dtype`.
     """
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:  # lists nested unevenly; tensors that are no host memory
+        raise NucleusError(f"{name} must be a flat list or array of integers: {error}") from error
     if array.ndim != 1:
         raise NucleusError(f"{name} must have one dimension, got shape {list(array.shape)}")
     if array.size == 0:
@@ -37,6 +40,23 @@ def as_integers(values: object, dtype: type[np.signedinteger[Any] | np.unsignedi
         bad = int(np.flatnonzero((array < limits.min) | (array > limits.max))[0])
         raise NucleusError(f"{name}[{bad}] is {int(array[bad])}, outside the range of {np.dtype(dtype).name}")
     return np.ascontiguousarray(array, dtype=dtype)
+
+
+def is_integer(value: object) -> TypeGuard[int]:
+    """Say whether `value` is a Python or numpy integer; True and False are none."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def check_count(value: object, name: str) -> None:
+    """Raise a `NucleusError` unless `value` is an integer of at least 0."""
+    if not is_integer(value) or value < 0:
+        raise NucleusError(f"{name} must be an integer of at least 0, got {value!r}")
+
+
+def check_on_truncated(value: object) -> None:
+    """Raise a `NucleusError` unless `value` is one of the two answers to an incomplete set."""
+    if value not in ("mask", "full"):
+        raise NucleusError(f"on_truncated must be 'mask' or 'full', got {value!r}")
 
 
 def row_of_each_id(offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -53,9 +73,10 @@ def find_offset_problems(offsets: npt.NDArray[np.int64], *, num_ids: int, num_to
         problems.append(f"got {offsets.size} offsets, expected {num_tokens + 1} ({num_tokens} tokens + 1)")
     if offsets[0] != 0:
         problems.append(f"the first offset must be 0, got {offsets[0]}")
-    steps = np.diff(offsets)
-    if (steps < 0).any():
-        token = int(np.flatnonzero(steps < 0)[0])
+    # Compared, not subtracted: the difference of two large offsets wraps around. Without a fall between 0 and the number of ids all lie within.
+    falls = np.flatnonzero(offsets[1:] < offsets[:-1])
+    if falls.size:
+        token = int(falls[0])
         problems.append(f"offsets must not decrease: token {token} goes from {offsets[token]} to {offsets[token + 1]}")
     if offsets[-1] != num_ids:
         problems.append(f"the last offset is {offsets[-1]}, expected the number of ids, {num_ids}")
@@ -74,8 +95,8 @@ def find_problems(ids: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64], st
     Returns:
         One sentence per kind of problem, each naming the first token that has it; [] for a well-formed record.
     """
-    if vocab_size < 1:
-        return [f"vocab_size must be at least 1, got {vocab_size}"]
+    if not is_integer(vocab_size) or vocab_size < 1:
+        return [f"vocab_size must be an integer of at least 1, got {vocab_size!r}"]
     problems = find_offset_problems(offsets, num_ids=ids.size, num_tokens=status.size)
     if problems:
         return problems

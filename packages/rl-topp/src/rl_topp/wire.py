@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from rl_topp.errors import NucleusError
 from rl_topp.nucleus import NucleusSet, NucleusStatus
-from rl_topp.validation import as_integers, find_offset_problems
+from rl_topp.validation import as_integers, check_count, find_offset_problems
 
 __all__ = [
     "KEPT_IDS_KEY",
@@ -83,9 +83,11 @@ def from_sglang_meta(meta_info: Mapping[str, Any], *, expected_num_tokens: int, 
         A set of `expected_num_tokens` tokens.
 
     Raises:
-        NucleusError: no representation or two; one of a pair missing; offsets empty, not starting at 0, decreasing, not ending at the
+        NucleusError: `meta_info` is no mapping, or the number of tokens no count; no representation or two; one of a pair missing; offsets empty, not starting at 0, decreasing, not ending at the
             number of ids, or not one more than the tokens; ids outside the vocabulary, repeated, or missing; undecodable base64.
     """
+    _refuse_other_than_mapping(meta_info)
+    check_count(expected_num_tokens, "expected_num_tokens")
     present = [key for key in _ALL_KEYS if meta_info.get(key) is not None]
     _refuse_lone_offsets(meta_info)
     if not present:
@@ -113,15 +115,21 @@ def kept_log_probs_from_sglang_meta(meta_info: Mapping[str, Any], *, expected_nu
     Raises:
         NucleusError: another length, or an entry that is no finite number; names the token.
     """
+    _refuse_other_than_mapping(meta_info)
     key = next((key for key in (KEPT_LOG_PROBS_KEY, _NATIVE_LOG_PROBS_KEY) if meta_info.get(key) is not None), None)
     if key is None:
         return None
     try:
-        values = np.asarray(_detach(meta_info[key]), dtype=np.float32)
+        given = np.asarray(_detach(meta_info[key]))
     except (TypeError, ValueError) as error:
-        raise NucleusError(f"{key} must hold one number per token, got an entry that is none ({error})") from error
-    if values.shape != (expected_num_tokens,):
-        raise NucleusError(f"{key} has shape {list(values.shape)}, expected [{expected_num_tokens}], one number per token")
+        raise NucleusError(f"{key} must hold one number per token: {error}") from error
+    if given.ndim == 1 and given.size and given.dtype.kind not in "fiu":
+        token = next((token for token, value in enumerate(given) if not isinstance(value, (int, float, np.number))), 0)
+        raise NucleusError(f"{key}: token {token} has {given[token]!r}, which is none of the numbers expected, one per token")
+    if given.shape != (expected_num_tokens,):
+        raise NucleusError(f"{key} has shape {list(given.shape)}, expected [{expected_num_tokens}], one number per token")
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite and is named below
+        values = given.astype(np.float32)
     bad = np.flatnonzero(~np.isfinite(values))
     if bad.size:
         raise NucleusError(f"{key}: token {bad[0]} has log-prob {values[bad[0]]}, expected a finite number")
@@ -168,6 +176,8 @@ def _read_ours(meta_info: Mapping[str, Any], key: str, num_tokens: int, vocab_si
         if raw_status is None:
             raise NucleusError(f"{key} and {KEPT_OFFSETS_KEY} come without {KEPT_STATUS_KEY}; the three belong together")
         status = _integers(raw_status, KEPT_STATUS_KEY, "<u1")
+    elif isinstance(meta_info[key], Mapping):
+        raise NucleusError(f"{key} must be a list with one entry per token, or a flat array, got {type(meta_info[key]).__name__}")
     elif not _is_per_token(meta_info[key]):
         raise NucleusError(f"{key} is flat, but {KEPT_OFFSETS_KEY} is missing; the two belong together")
     else:
@@ -195,6 +205,10 @@ def _read_vllm(meta_info: Mapping[str, Any], key: str, num_tokens: int, vocab_si
     if isinstance(mask, (list, tuple)):
         return _from_per_token(mask, key, num_tokens, vocab_size, allow_empty=True)
     names = ("token_ids", "offsets")
+    if not any(name in mask if isinstance(mask, Mapping) else hasattr(mask, name) for name in names):
+        raise NucleusError(
+            f"{key} must be a list with one entry per token, or hold token_ids and offsets; got {type(mask).__name__} without them"
+        )
     parts = {f"{key}.{name}": mask.get(name) if isinstance(mask, Mapping) else getattr(mask, name, None) for name in names}
     ids, offsets = _flat_arrays(parts, _FlatKeys(ids=f"{key}.token_ids", offsets=f"{key}.offsets"), num_tokens)
     return _without_status(ids, offsets, vocab_size)
@@ -204,6 +218,11 @@ _READERS: Final = {KEPT_IDS_KEY: _read_ours, **{keys.ids: _read_flat for keys in
 
 
 # Pieces ------------------------------------------------------------------------------------------------------------------------------
+
+
+def _refuse_other_than_mapping(meta_info: object) -> None:
+    if not isinstance(meta_info, Mapping):
+        raise NucleusError(f"meta_info must be a mapping, the reply's, got {type(meta_info).__name__}")
 
 
 def _refuse_lone_offsets(meta_info: Mapping[str, Any]) -> None:
@@ -218,6 +237,8 @@ def _refuse_lone_offsets(meta_info: Mapping[str, Any]) -> None:
 
 
 def _flat_arrays(meta_info: Mapping[str, Any], keys: _FlatKeys, num_tokens: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    if meta_info.get(keys.ids) is None and meta_info.get(keys.offsets) is None:
+        raise NucleusError(f"{keys.ids} and {keys.offsets} are both missing")
     for name, other in ((keys.ids, keys.offsets), (keys.offsets, keys.ids)):
         if meta_info.get(name) is None:
             raise NucleusError(f"{other} is there, but {name} is missing; the two belong together")

@@ -5,7 +5,7 @@ import logging
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, cast, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -68,3 +68,30 @@ def test_missing_pieces_are_listed_together() -> None:
     with pytest.raises(NucleusError) as caught:
         NucleusSet.from_document({**document, "vocab_size": None}, arrays)
     assert len(caught.value.problems) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "description", "words"),
+    [
+        ("ids", {"dtype": "int32", "shape": [99]}, r"shape \[99\]"),
+        ("status", {"dtype": "float32", "shape": [1]}, "dtype 'float32'"),
+        ("offsets", [2], "object, got list"),
+    ],
+)
+def test_arrays_other_than_the_document_declares_are_refused(name: str, description: Any, words: str) -> None:
+    document, arrays = _read(FILES[0])
+    with pytest.raises(NucleusError, match=words):
+        NucleusSet.from_document({**document, "arrays": {**document["arrays"], name: description}}, arrays)
+
+
+def test_offsets_that_wrap_around_are_refused() -> None:
+    document, _ = _read(FILES[0])
+    wrapped = {"ids": np.array([1, 2, 3]), "offsets": np.array([0, 2**63 - 1, -2, 3]), "status": np.zeros(3, np.uint8)}
+    with pytest.raises(NucleusError, match="to -2"):
+        NucleusSet.from_document({name: value for name, value in document.items() if name != "arrays"}, wrapped)
+
+
+def test_something_else_than_an_object_is_refused() -> None:
+    _, arrays = _read(FILES[0])
+    with pytest.raises(UnsupportedContractError, match="NoneType"):
+        NucleusSet.from_document(cast(Any, None), arrays)

@@ -1,12 +1,16 @@
 """`NucleusSet`: what it refuses, and that nothing changes an existing set."""
 
 import pickle
-from typing import Any
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from rl_topp import NucleusError, NucleusSet, NucleusStatus
+from rl_topp.growth import GrowingArray
 
 
 def _nucleus(*, ids: Any, offsets: Any, status: Any, vocab_size: int) -> NucleusSet:
@@ -38,6 +42,10 @@ def mixed() -> NucleusSet:
         ([[1]], [0, 1], [0], ["ids", "one dimension"]),
         ([2**40], [0, 1], [0], ["ids[0]", "int32"]),
         ([1], [0, 1], [-1], ["status[0]", "uint8"]),
+        ([1, 2, 3], [0, 2**63 - 1, -2, 3], [0, 0, 0], ["token 1", "to -2"]),
+        ([1, 2, 3], [0, 2**62, 3], [0, 0], ["token 1", "decrease"]),
+        ([1, [2, 3]], [0, 2], [0], ["ids", "flat list"]),
+        ([1], [0, True], [0.0], ["status", "integers"]),
     ],
 )
 def test_a_malformed_set_is_refused_by_token(ids: list[int], offsets: list[int], status: list[int], words: list[str]) -> None:
@@ -53,24 +61,29 @@ def test_several_problems_come_in_one_error() -> None:
     assert len(caught.value.problems) == 4
 
 
-@pytest.mark.parametrize("vocab_size", [0, -1])
-def test_a_vocabulary_has_ids(vocab_size: int) -> None:
+@pytest.mark.parametrize("vocab_size", [0, -1, 5.5, "10", None, True])
+def test_a_vocabulary_has_a_whole_number_of_ids(vocab_size: Any) -> None:
     with pytest.raises(NucleusError, match="vocab_size"):
         NucleusSet.empty(vocab_size=vocab_size)
 
 
-def test_a_negative_number_of_tokens_is_refused() -> None:
-    with pytest.raises(NucleusError, match="-1"):
-        NucleusSet.unfiltered(-1, vocab_size=4)
+@pytest.mark.parametrize("num_tokens", [-1, 2.0, None])
+def test_a_number_of_tokens_that_is_no_count_is_refused(num_tokens: Any) -> None:
+    with pytest.raises(NucleusError, match=f"num_tokens.*{num_tokens}"):
+        NucleusSet.unfiltered(num_tokens, vocab_size=4)
 
 
 def test_arrays_are_read_only_and_the_caller_keeps_its_own(mixed: NucleusSet) -> None:
     with pytest.raises(ValueError, match="read-only"):
         mixed.ids[0] = 1
-    ids = np.array([1], np.int32)
-    _nucleus(ids=ids, offsets=[0, 1], status=[0], vocab_size=4)
-    ids[0] = 2
-    assert ids[0] == 2
+    ids, offsets, status = np.array([1, 2], np.int32), np.array([0, 2]), np.array([0], np.uint8)
+    nucleus = _nucleus(ids=ids, offsets=offsets, status=status, vocab_size=4)
+    read_only = ids.view()
+    read_only.flags.writeable = False  # its owner can still write
+    viewed = _nucleus(ids=read_only, offsets=offsets, status=status, vocab_size=4)
+    ids[0], offsets[1], status[0] = 99, 0, 3
+    for taken in (nucleus, viewed):
+        assert taken == _nucleus(ids=[1, 2], offsets=[0, 2], status=[0], vocab_size=4)
 
 
 def test_dtypes_are_the_contract_s(mixed: NucleusSet) -> None:
@@ -91,6 +104,53 @@ def test_append_leaves_both_operands_and_forks_alone(mixed: NucleusSet) -> None:
     assert left == NucleusSet.concat([mixed, one, two])
     assert right == NucleusSet.concat([mixed, one, one])
     assert again == NucleusSet.concat([mixed, one, two, one])
+
+
+def test_threads_that_append_to_one_set_get_a_set_each() -> None:
+    pieces = [NucleusSet.from_lists([[k]] * 3, vocab_size=100) for k in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(150):
+            base = NucleusSet.empty(vocab_size=100).append(NucleusSet.from_lists([[50, 51]] * 10, vocab_size=100))
+            together = threading.Barrier(len(pieces))
+
+            def branch(piece: NucleusSet, base: NucleusSet = base, together: threading.Barrier = together) -> NucleusSet:
+                together.wait(timeout=30)
+                return base.append(piece)
+
+            with ThreadPoolExecutor(len(pieces)) as pool:
+                branches = list(pool.map(branch, pieces))
+            assert branches == [NucleusSet.concat([base, piece]) for piece in pieces]
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_a_set_whose_chain_another_thread_is_growing_is_copied() -> None:
+    """So nobody waits, and a process forked at such a moment does not hang."""
+    one = NucleusSet.from_lists([[1]], vocab_size=10)
+    chain = one.append(one)
+    assert chain._growing is not None
+    with chain._growing._lock:
+        assert chain.append(one) == NucleusSet.concat([one, one, one])
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_an_append_that_runs_out_of_memory_changes_nothing(failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = (NucleusSet.from_lists([[k, k + 1]], vocab_size=10) for k in (1, 5))
+    chain = one.append(one)
+    calls = iter(range(1, 4))
+    write = GrowingArray.write
+
+    def fail(self: GrowingArray, size: int, values: np.ndarray[Any, Any]) -> None:
+        if next(calls) == failing:
+            raise MemoryError
+        write(self, size, values)
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(GrowingArray, "write", fail)
+        chain.append(one)
+    assert chain.append(two) == NucleusSet.concat([one, one, two])
 
 
 def test_append_and_concat_refuse_another_vocabulary(mixed: NucleusSet) -> None:
@@ -143,6 +203,8 @@ def test_targets_are_checked_against_complete_sets_only(mixed: NucleusSet) -> No
 def test_scored_mask_follows_the_rule_for_truncated_sets(mixed: NucleusSet) -> None:
     assert mixed.scored_mask().tolist() == [True, False, True, True, False]
     assert mixed.scored_mask(on_truncated="full").tolist() == [True, False, True, True, True]
+    with pytest.raises(NucleusError, match="'Full'"):
+        mixed.scored_mask(on_truncated=cast(Any, "Full"))
 
 
 def test_a_set_survives_pickling(mixed: NucleusSet) -> None:

@@ -1,7 +1,7 @@
 """The float64 definitions, on numbers that can be checked by hand."""
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -41,6 +41,34 @@ def test_ties_go_to_the_lowest_id() -> None:
 def test_parameters_outside_their_range_are_refused(parameters: dict[str, float]) -> None:
     with pytest.raises(NucleusError, match=next(iter(parameters))):
         reference.nucleus([1.0], **parameters)  # type: ignore[arg-type]
+
+
+def test_a_top_p_of_one_keeps_every_id_of_a_large_vocabulary() -> None:
+    """Rounding lifts the running mass above 1 before the last of 50,000 ids."""
+    probs = reference.softmax(np.random.default_rng(0).normal(size=50_000) * 4)
+    ranked = np.sort(probs)[::-1]
+    assert (np.cumsum(ranked) - ranked).max() > 1.0
+    assert reference.nucleus(probs).size == 50_000
+
+
+@pytest.mark.parametrize(
+    ("probs", "words"),
+    [
+        ([float("nan"), 0.5, 0.5], r"probs\[0\] is nan"),
+        ([1.5, -0.5], r"probs\[1\]"),
+        ([float("inf"), 0.0], "inf"),
+        ([], "V >= 1"),
+        ([[1.0]], "shape"),
+    ],
+)
+def test_probabilities_that_are_none_are_refused(probs: Any, words: str) -> None:
+    with pytest.raises(NucleusError, match=words):
+        reference.nucleus(probs, top_p=0.5)
+
+
+def test_an_unknown_rule_for_truncated_sets_is_refused() -> None:
+    with pytest.raises(NucleusError, match="'Full'"):
+        reference.keep_mask(NucleusSet.unfiltered(1, vocab_size=2), [0], on_truncated=cast(Any, "Full"))
 
 
 def test_scores_by_status() -> None:

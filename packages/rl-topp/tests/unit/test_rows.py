@@ -1,5 +1,7 @@
 """Aligning the sets of samples to logit rows."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -53,3 +55,9 @@ def test_large_inputs_keep_every_set() -> None:
     rows = align_rows(sets, [np.arange(40)] * 5, list(places), num_rows=300)
     for sample, nucleus in enumerate(sets):
         assert rows.take(places[sample]) == nucleus
+
+
+@pytest.mark.parametrize("num_rows", [-1, 2.0, None])
+def test_a_number_of_rows_that_is_no_count_is_refused(num_rows: Any) -> None:
+    with pytest.raises(NucleusError, match=f"num_rows.*{num_rows}"):
+        align_rows([FIRST], [[]], [[]], num_rows=num_rows)

@@ -51,7 +51,7 @@ FORMS: dict[str, Callable[[list[int]], Any]] = {
 }
 
 
-def _read(meta: dict[str, Any], num_tokens: int = 3) -> NucleusSet:
+def _read(meta: Any, num_tokens: int = 3) -> NucleusSet:
     return from_sglang_meta(meta, expected_num_tokens=num_tokens, vocab_size=10)
 
 
@@ -126,9 +126,16 @@ def test_bytes_per_token_are_the_text_s() -> None:
         ({"output_token_sampling_mask": [[1], [2]]}, ["2 entries, expected 3"]),
         ({"output_token_sampling_mask": "AAAA"}, ["list with one entry per token"]),
         ({"rl_topp_kept_ids": [[1], [], [2]]}, ["token 1", "no ids"]),
+        ({"rl_topp_kept_ids": {"0": [1]}}, ["list with one entry per token", "dict"]),
+        ({"rl_topp_kept_ids": [[1, [2, 3]], None, None]}, ["rl_topp_kept_ids[0]", "flat list"]),
+        ({"sampling_mask": {}}, ["token_ids and offsets", "dict without them"]),
+        ({"sampling_mask": "AAAA"}, ["token_ids and offsets", "str without them"]),
+        ({"sampling_mask": {"token_ids": None, "offsets": None}}, ["both missing"]),
+        ({"top_p_token_ids": IDS, "top_p_token_offsets": [0, 2**63 - 1, -2, 3]}, ["token 1", "to -2"]),
+        (None, ["mapping", "NoneType"]),
     ],
 )
-def test_half_or_malformed_replies_are_refused(meta: dict[str, Any], words: list[str]) -> None:
+def test_half_or_malformed_replies_are_refused(meta: Any, words: list[str]) -> None:
     with pytest.raises(NucleusError) as caught:
         _read(meta)
     for word in words:
@@ -139,11 +146,29 @@ def test_a_reply_without_tokens_needs_no_keys() -> None:
     assert len(_read({}, 0)) == 0
 
 
+@pytest.mark.parametrize(
+    ("num_tokens", "vocab_size", "words"), [(-1, 10, "expected_num_tokens"), (1, None, "vocab_size"), (1, "10", "vocab_size")]
+)
+def test_sizes_that_are_none_are_refused(num_tokens: int, vocab_size: Any, words: str) -> None:
+    with pytest.raises(NucleusError, match=words):
+        from_sglang_meta({"rl_topp_kept_ids": [[1]]}, expected_num_tokens=num_tokens, vocab_size=vocab_size)
+
+
 def test_kept_log_probs_are_one_finite_number_per_token() -> None:
     assert kept_log_probs_from_sglang_meta({}, expected_num_tokens=2) is None
     read = kept_log_probs_from_sglang_meta({"rl_topp_kept_log_probs": [-1.5, 0.0]}, expected_num_tokens=2)
     assert read is not None
     assert read.dtype == np.float32
-    for values, words in (([-1.0], "expected \\[2\\]"), ([-1.0, float("nan")], "token 1"), ([-1.0, None], "token 1"), (["x", 0], "none")):
+    refused: list[tuple[Any, str]] = [
+        ([-1.0], "expected \\[2\\]"),
+        ([-1.0, float("nan")], "token 1"),
+        ([-1.0, None], "token 1"),
+        (["x", 0], "none"),
+        (["-1", "-2"], "none"),
+        ([-1.0, -1e300], "token 1"),
+        ([[-1.0, 3], [-2.0, 4]], "shape"),
+        ([-1.0, [-2.0]], "one number per token"),
+    ]
+    for values, words in refused:
         with pytest.raises(NucleusError, match=words):
             kept_log_probs_from_sglang_meta({"rl_topp_kept_log_probs": values}, expected_num_tokens=2)
