@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rl_dump.atomic import refuse_input
 from rl_dump.errors import DumpError
 from rl_dump.reader import open_dump
 from rl_dump.writer import DumpWriter, row_bytes, row_group_bounds, store_smallest
@@ -35,9 +36,10 @@ def convert(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> P
         The path written.
 
     Raises:
-        DumpError: the source cannot be read, or the target's container is unknown or needs torch and there is none.
+        DumpError: the source cannot be read, is the target itself, or the target's container is unknown or needs torch and there is none.
         WriteError: the file system refused.
     """
+    refuse_input(target, source)
     with open_dump(source) as dump:
         return write_columns(target, dump.header, dump.columns())
 

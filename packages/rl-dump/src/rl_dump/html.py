@@ -5,7 +5,8 @@ Layer: algorithms. One file without references: it can be attached to an issue. 
 Invariants, each matched by a test in `tests/unit/test_html.py`:
 
 - the page refers to nothing outside of itself, and text of a dump can never become markup;
-- the list holds every sample; a sample whose tokens were left out says so.
+- the list holds every sample; a sample whose tokens were left out says so;
+- a number is shown as the dump holds it, or marked as rounded: whole numbers beyond 2**53, NaN and infinity go as words where JSON lacks them.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rl_dump.atomic import atomic_path
+from rl_dump.atomic import atomic_path, refuse_input
 from rl_dump.contract import ROLLOUT_DUMP
 from rl_dump.derived import kept_set_sizes, log_prob_gap, ragged_field, trained_tokens
 from rl_dump.doctor import doctor
+from rl_dump.errors import DumpError
 from rl_dump.join import join
 from rl_dump.ragged import RaggedArray
 from rl_dump.summary import summary
@@ -43,6 +45,19 @@ MAX_TOKEN_BYTES = 48 << 20
 """Size of the tokens' part of a page, after packing: what a browser opens in a second or two."""
 
 _SCRIPTS = ("data.js", "table.js", "detail.js", "layout.js", "main.js")
+_EXACT = 2**53
+"""Whole numbers up to here are exact as JavaScript's numbers."""
+_DERIVED = (
+    "row",
+    "trained_fraction",
+    "mean_log_prob_gap",
+    "max_log_prob_gap",
+    "mean_advantage",
+    "mean_kept_set",
+    "log_prob_gap",
+    "kept_set_size",
+)
+"""Names the page gives to what it adds; a field of such a name gets `_field` behind it."""
 _TEXT_FIELDS = ("prompt", "response", "label")
 
 
@@ -58,7 +73,7 @@ def write_html(
 
     Args:
         dump: a train or rollout dump.
-        target: the file to write.
+        target: the file to write; must end in `.html` or `.htm`.
         rollout: the rollout dump of the same batch, for prompt and response texts.
         tokenizer: a `tokenizer.json` or its folder, for the text of every token.
         max_token_bytes: size of the tokens' part; samples beyond it are in the list without their tokens, those with the largest
@@ -68,9 +83,14 @@ def write_html(
         The path written.
 
     Raises:
-        DumpError: a dump or the tokenizer cannot be read.
+        DumpError: a dump or the tokenizer cannot be read, or the target is no page.
         WriteError: the file system refused.
     """
+    final = Path(target)
+    if final.suffix.lower() not in {".html", ".htm"}:
+        msg = f"{final}: a page must end in .html or .htm; a rollout dump whose texts the page shall show goes to --rollout"
+        raise DumpError(msg)
+    refuse_input(final, dump.path, None if rollout is None else rollout.path, tokenizer)
     facts = _facts(dump)
     strips = _strips(dump)
     blobs, spans = _token_blobs(dump, strips, _priority(dump, facts), max_token_bytes)
@@ -81,6 +101,8 @@ def write_html(
         "producer": dump.header["producer"],
         "samples": dump.num_samples,
         "facts": facts,
+        "numbers": _numbers(facts),
+        "ids": _ids_dtype(dump).str.lstrip("<"),
         "strips": [{"name": name, "dtype": strip.dtype.str.lstrip("<|"), **_range(strip, dump)} for name, strip in strips.items()],
         "spans": spans,
         "texts": _texts(dump, rollout),
@@ -91,7 +113,6 @@ def write_html(
         "dropped": [dict(entry) for entry in dump.dropped],
     }
     page = _fill(document, blobs)
-    final = Path(target)
     with atomic_path(final) as temporary:
         temporary.write_text(page, encoding="utf-8")
     return final
@@ -118,7 +139,7 @@ def _facts(dump: Dump) -> dict[str, list[Any]]:
         if name in _TEXT_FIELDS or field.kind not in {"scalar", "text"}:
             continue
         column = dump.column(name)
-        facts[name] = column.tolist() if isinstance(column, np.ndarray) else list(column)
+        facts[_page_name(name, dump)] = column.tolist() if isinstance(column, np.ndarray) else list(column)
     if dump.raw_reward is not None and "raw_reward" not in facts and dump.num_samples:
         whole = dump.raw_reward
         facts["raw_reward"] = [whole[position] if position < len(whole) else None for position in facts["rollout_position"]]
@@ -126,14 +147,31 @@ def _facts(dump: Dump) -> dict[str, list[Any]]:
     if masks is not None:
         facts["trained_fraction"] = [float((mask != 0).mean()) if len(mask) else None for mask in masks]
     for name, source, reduce in (
-        ("mean_log_prob_gap", log_prob_gap(dump), np.mean),
+        ("mean_log_prob_gap", log_prob_gap(dump), _mean),
         ("max_log_prob_gap", log_prob_gap(dump), np.max),
-        ("mean_advantage", ragged_field(dump, "advantages"), np.mean),
-        ("mean_kept_set", kept_set_sizes(dump), np.mean),
+        ("mean_advantage", ragged_field(dump, "advantages"), _mean),
+        ("mean_kept_set", kept_set_sizes(dump), _mean),
     ):
         if source is not None:
             facts[name] = [float(reduce(item)) if len(item) else None for item in source]
     return facts
+
+
+def _mean(values: NDArray[Any]) -> float:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(values.mean(dtype=np.float64))
+
+
+def _page_name(name: str, dump: Dump) -> str:
+    shown = name
+    while shown in _DERIVED or (shown != name and shown in dump.fields):
+        shown += "_field"
+    return shown
+
+
+def _numbers(facts: Mapping[str, list[Any]]) -> list[str]:
+    kinds = {name: {type(value) for value in values if value is not None} for name, values in facts.items()}
+    return [name for name, found in kinds.items() if found and found <= {int, float}]
 
 
 def _strips(dump: Dump) -> dict[str, RaggedArray]:
@@ -141,24 +179,39 @@ def _strips(dump: Dump) -> dict[str, RaggedArray]:
     strips: dict[str, RaggedArray] = {}
     derived = {"log_prob_gap": log_prob_gap(dump), "kept_set_size": kept_set_sizes(dump)}
     lengths = dump.column("response_lengths") if "response_lengths" in dump.fields else None
-    for name in ("log_prob_gap", "advantages", "loss_masks", "kept_set_size", *dump.fields):
-        source = derived[name] if name in derived else ragged_field(dump, name)
-        if source is None or name in strips or source.values.ndim != 1:
+    fields = [name for name in ("advantages", "loss_masks") if name in dump.fields]
+    fields += [name for name in dump.fields if name not in {*fields, "tokens"}]
+    sources = {name: ragged_field(dump, name) for name in fields}
+    ordered = {"log_prob_gap": derived["log_prob_gap"], **dict(list(sources.items())[:2]), "kept_set_size": derived["kept_set_size"]}
+    ordered |= {_page_name(name, dump): source for name, source in sources.items()}
+    for name, source in ordered.items():
+        if source is None or source.values.ndim != 1:
             continue
-        if isinstance(lengths, np.ndarray) and np.array_equal(source.lengths, lengths) and (name in derived or name != "tokens"):
+        if isinstance(lengths, np.ndarray) and np.array_equal(source.lengths, lengths):
             strips[name] = RaggedArray(_packed(source.values), source.offsets)
     return strips
 
 
 def _packed(values: NDArray[Any]) -> NDArray[Any]:
-    """Use a dtype that a browser has: float32, else the smallest of uint8 and int32 that fits."""
+    """Use the smallest dtype that a browser has and that holds every value: uint8, int32, float32, else float64.
+
+    Whole numbers beyond 2**53 are rounded by float64; the page marks every number of that size.
+    """
     if values.dtype.kind == "f":
-        return values.astype("<f4")
+        with np.errstate(over="ignore"):
+            short = values.astype("<f4")
+        return short if np.array_equal(short, values, equal_nan=True) else values.astype("<f8")
     low, high = (int(values.min()), int(values.max())) if values.size else (0, 0)
     if low >= 0 and high <= 255:
         return values.astype("u1")
     limits = np.iinfo(np.int32)
-    return np.clip(values, limits.min, limits.max).astype("<i4")
+    return values.astype("<i4" if limits.min <= low and high <= limits.max else "<f8")
+
+
+def _ids_dtype(dump: Dump) -> np.dtype[Any]:
+    tokens = ragged_field(dump, "tokens")
+    fits = tokens is None or not tokens.values.size or -(2**31) <= int(tokens.values.min()) <= int(tokens.values.max()) < 2**31
+    return np.dtype("<i4" if fits else "<f8")
 
 
 def _range(strip: RaggedArray, dump: Dump) -> dict[str, float]:
@@ -170,10 +223,11 @@ def _range(strip: RaggedArray, dump: Dump) -> dict[str, float]:
 
 
 def _priority(dump: Dump, facts: Mapping[str, list[Any]]) -> list[int]:
+    """Order the rows by their largest gap; one that is not a number comes first: it is what one looks for."""
     gaps = facts.get("max_log_prob_gap")
     if gaps is None:
         return list(range(dump.num_samples))
-    return sorted(range(dump.num_samples), key=lambda row: -(gaps[row] or 0.0))
+    return sorted(range(dump.num_samples), key=lambda row: -math.inf if gaps[row] != gaps[row] else -(gaps[row] or 0.0))
 
 
 def _token_blobs(dump: Dump, strips: Mapping[str, RaggedArray], order: list[int], limit: int) -> tuple[str, list[list[int] | None]]:
@@ -183,14 +237,14 @@ def _token_blobs(dump: Dump, strips: Mapping[str, RaggedArray], order: list[int]
     if tokens is None:
         return "", spans
     pieces: list[str] = []
+    kind = _ids_dtype(dump)
     size = 0
     for row in order:
         ids = tokens[row]
         response = len(next(iter(strips.values()))[row]) if strips else 0
         # Widest first: a browser reads typed arrays at multiples of their width only.
-        wide = [strip[row].tobytes() for strip in strips.values() if strip.dtype.itemsize == 4]
-        narrow = [strip[row].tobytes() for strip in strips.values() if strip.dtype.itemsize == 1]
-        packed = base64.b64encode(zlib.compress(b"".join([ids.astype("<i4").tobytes(), *wide, *narrow]), 1)).decode("ascii")
+        parts = sorted([ids.astype(kind), *(strip[row] for strip in strips.values())], key=lambda part: -part.dtype.itemsize)
+        packed = base64.b64encode(zlib.compress(b"".join(part.tobytes() for part in parts), 1)).decode("ascii")
         if size + len(packed) > limit:
             break
         spans[row] = [size, len(packed), len(ids), response]
@@ -244,5 +298,7 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, (np.ndarray, np.generic)):
         return _jsonable(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, int) and abs(value) > _EXACT:
         return str(value)
     return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rl_dump.atomic import refuse_input
 from rl_dump.contract import TRAIN_DUMP, DumpHeader
 from rl_dump.convert import write_columns
 from rl_dump.derived import scalar_field
@@ -42,8 +43,10 @@ def export_micro_batch(dump: Dump, target: str | os.PathLike[str], *, step: int,
 
     Raises:
         DumpError: not a train dump, it does not say where samples ran, or there is no such micro-batch; the message says what there is.
+            Or the target is the dump itself.
         WriteError: the file system refused.
     """
+    refuse_input(target, dump.path)
     rows = _rows(dump, step, data_parallel_rank, micro_batch)
     columns = {name: column.take(rows) for name, column in dump.columns().items()}
     shard = next((shard for shard in dump.dp_shards if shard.get("data_parallel_rank") == data_parallel_rank), {})

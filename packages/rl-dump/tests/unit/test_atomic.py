@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 from stubs.dump_batches import Columns
 
-from rl_dump import WriteError, open_dump, write_dump
-from rl_dump.atomic import atomic_path
+from rl_dump import DumpError, WriteError, open_dump, write_dump
+from rl_dump.atomic import atomic_path, refuse_input
 
 
 def test_an_exception_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
@@ -45,9 +45,28 @@ def test_what_the_file_system_refuses_is_a_write_error_with_the_path(tmp_path: P
 
 def test_a_directory_in_the_way_is_a_write_error(tmp_path: Path, columns: Columns) -> None:
     (tmp_path / "x.parquet").mkdir()
-    with pytest.raises(WriteError, match=r"cannot write .*x\.parquet: Is a directory"):
+    with pytest.raises(WriteError, match=r"cannot write .*x\.parquet: it is a folder"):
         write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns)
     assert [path.name for path in tmp_path.iterdir()] == ["x.parquet"]
+
+
+def test_a_pipe_or_device_is_never_replaced(tmp_path: Path, columns: Columns) -> None:
+    pipe = tmp_path / "x.parquet"
+    os.mkfifo(pipe)
+    with pytest.raises(WriteError, match="a device, pipe or socket, and only a regular file can be replaced"):
+        write_dump(pipe, contract="train-dump.v2", batch_id=0, columns=columns)
+    assert pipe.is_fifo()
+
+
+def test_a_file_is_known_as_an_input_under_every_name(tmp_path: Path) -> None:
+    source = tmp_path / "a"
+    source.write_bytes(b"x")
+    (tmp_path / "link").symlink_to(source)
+    (tmp_path / "hard").hardlink_to(source)
+    for name in ("a", "link", "hard", "../" + tmp_path.name + "/a"):
+        with pytest.raises(DumpError, match="also an input"):
+            refuse_input(tmp_path / name, None, source)
+    refuse_input(tmp_path / "b", source, None)
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110

@@ -210,3 +210,46 @@ def test_warnings_are_one_line_on_standard_error(tmp_path: Path, pair: Pair) -> 
     (line,) = done.stderr.strip().splitlines()
     assert line.startswith("rl-dump: warning: ")
     assert "minor 7" in line
+
+
+def test_no_command_writes_over_what_it_reads(tmp_path: Path, pair: Pair) -> None:
+    rollout, train = pair
+    before = {path: path.read_bytes() for path in pair}
+    (tmp_path / "link.parquet").symlink_to(train)
+    for arguments, message in (
+        (("html", train, rollout), "--rollout"),
+        (("html", train, train), "--rollout"),
+        (("html", train, tmp_path / "page.txt"), ".html or .htm"),
+        (("convert", train, train), "also an input"),
+        (("convert", train, tmp_path / "link.parquet"), "also an input"),
+        (("replay", train, train), "also an input"),
+        (("html", train, tmp_path), ".html or .htm"),
+    ):
+        result = run(*arguments)
+        assert result.exit_code == 2, arguments
+        assert message in result.stderr
+    assert {path: path.read_bytes() for path in pair} == before
+
+
+def test_what_a_dump_holds_is_text_and_never_markup_or_terminal_codes(tmp_path: Path, columns: Columns) -> None:
+    folder = tmp_path / "run[red]"
+    prompts = [r"\[x^2\] = \[a+b\]", "[/b]", "[red]hi[/red]", "a\x1b]0;owned\x07b\x1b[31m\x9bc", r"\\[/b]"]
+    part = {**taken(columns, range(len(prompts))), "prompt": prompts, "x[/b]\x1b": np.arange(len(prompts))}
+    path = write_dump(folder / "r[/b].parquet", contract="rollout-dump.v1", batch_id="[/b]\x1b", columns=part)
+    for row, prompt in enumerate(prompts):
+        result = run("show", path, "--sample", row)
+        assert result.exit_code == 0
+        assert str(path) in result.output.replace("\n", "")
+        assert prompt.replace("\x1b", r"\x1b").replace("\x07", r"\x07").replace("\x9b", r"\x9b") in result.output
+    for arguments in (
+        ("show", path),
+        ("stats", path),
+        ("verify", path),
+        ("trend", path, "-f", "x[/b]\x1b"),
+        ("show", path, "-s", 3, "--json"),
+    ):
+        result = run(*arguments)
+        assert result.exit_code == 0
+        assert not set(result.output) & {"\x1b", "\x07", "\x9b"}
+    assert json.loads(run("show", path, "-s", 3, "--json").output)["prompt"] == prompts[3]
+    assert "\x1b" not in run("show", tmp_path / "no\x1b[31m.parquet").stderr

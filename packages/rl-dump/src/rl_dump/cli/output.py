@@ -1,6 +1,6 @@
 """Decide how results are printed: a rich table for people, JSON for programs, one line for an error.
 
-Layer: cli.
+Layer: cli. What comes from a file is text: it is never read as markup, and its control characters are shown, not sent to the terminal.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import dataclasses
 import json
 import logging
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from rl_dump.errors import DumpError
 from rl_dump.ragged import RaggedArray
@@ -24,29 +26,30 @@ from rl_dump.ragged import RaggedArray
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["counted", "error_line", "print_json", "print_line", "print_table", "print_warnings"]
+__all__ = ["counted", "error_line", "print_json", "print_line", "print_table", "print_warnings", "visible"]
 
 
 def print_json(value: object) -> None:
     """Print one JSON document; arrays as lists, non-finite numbers as strings."""
-    typer.echo(json.dumps(plain(value), ensure_ascii=False, allow_nan=False))
+    text = json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
+    typer.echo(_UNPRINTABLE.sub(lambda found: f"\\u{ord(found.group()):04x}", text))
 
 
 def print_line(text: str) -> None:
     """Print one line without markup."""
-    _console().print(text, markup=False, highlight=False, soft_wrap=True)
+    _console().print(visible(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table; numbers are right-aligned, only the last column is wrapped."""
-    shown = [[cell(value) for value in row] for row in rows]
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    shown = [[visible(cell(value)) for value in row] for row in rows]
+    table = Table(title=Text(visible(title)), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for index, name in enumerate(columns):
         numeric = bool(shown) and all(row[index][:1].isdigit() or row[index][:1] in {"-", ""} for row in shown)
         last = index == len(columns) - 1
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold", no_wrap=not last)
+        table.add_column(Text(visible(name)), justify="right" if numeric else "left", overflow="fold", no_wrap=not last)
     for row in shown:
-        table.add_row(*(text.replace("[", r"\[") for text in row))
+        table.add_row(*map(Text, row))
     _console().print(table)
 
 
@@ -59,6 +62,11 @@ def _console() -> Console:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: `1 alarm`, `2 alarms`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def visible(text: str) -> str:
+    r"""Show control characters and lone surrogates as Python writes them: an escape sequence is `a\x1b[31m`, a line end `a\nb`."""
+    return _UNPRINTABLE.sub(lambda found: found.group().encode("unicode_escape").decode("ascii"), text)
 
 
 def cell(value: object) -> str:
@@ -85,11 +93,19 @@ def plain(value: object) -> Any:
     return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
 
 
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+class _VisibleFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
+
+
 @contextlib.contextmanager
 def print_warnings(logger: logging.Logger) -> Iterator[None]:
     """Print the package's warnings as one line each on standard error while the block runs."""
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("rl-dump: warning: %(message)s"))
+    handler.setFormatter(_VisibleFormatter("rl-dump: warning: %(message)s"))
     logger.addHandler(handler)
     try:
         yield
@@ -103,5 +119,5 @@ def error_line() -> Iterator[None]:
     try:
         yield
     except DumpError as error:
-        typer.echo(f"rl-dump: {' '.join(str(error).split())}", err=True)
+        typer.echo(f"rl-dump: {visible(' '.join(str(error).split()))}", err=True)
         raise typer.Exit(2) from None
