@@ -308,7 +308,9 @@ class Stages:
         triton_kernels.row_statistics(self.z_E, self.lists.rows_R, self.lists.offsets_R1, self.statistics_4T)
 
     def coefficients(self) -> None:
-        triton_kernels.entry_coefficients(self.z_E, self.lists.rows_R, self.lists.offsets_R1, self.row, None, self.row, self.row)
+        triton_kernels.entry_coefficients(
+            self.z_E, self.ids_E, self.lists.rows_R, self.lists.offsets_R1, self.row, None, self.row, self.row
+        )
 
     def d_hidden(self, shapes: triton_kernels.KernelShapes) -> None:
         lists = self.ids_E, self.coefficients_E, self.lists.rows_R, self.lists.offsets_R1

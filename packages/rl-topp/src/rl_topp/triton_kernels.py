@@ -137,6 +137,7 @@ def _row_statistics_kernel(scores, rows, offsets, statistics, num_rows, WIDE: tl
 @triton.jit
 def _entry_coefficients_kernel(
     scores,
+    ids,
     rows,
     offsets,
     upstream,
@@ -162,7 +163,8 @@ def _entry_coefficients_kernel(
         value = gradient * (tl.where(place == first, 1.0, 0.0) - p)
         if WITH_ENTROPY:
             value -= tl.load(upstream_entropy + row) * tl.where(p > 0, p * (log_p + tl.load(entropy + row)), 0.0)
-        tl.store(coefficients + place, tl.where(z == float("-inf"), 0.0, value), mask=inside)
+        here = tl.load(ids + place, mask=inside, other=-1) >= 0
+        tl.store(coefficients + place, tl.where(here, value, 0.0), mask=inside)
 
 
 @triton.jit
@@ -324,6 +326,7 @@ def row_statistics(scores_E: Tensor, rows_R: Tensor, offsets_R1: Tensor, statist
 
 def entry_coefficients(
     scores_E: Tensor,
+    ids_E: Tensor,
     rows_R: Tensor,
     offsets_R1: Tensor,
     upstream_T: Tensor,
@@ -336,6 +339,7 @@ def entry_coefficients(
     grid = (rows_R.numel(),)
     _entry_coefficients_kernel[grid](
         scores_E,
+        ids_E,
         rows_R,
         offsets_R1,
         upstream_T,

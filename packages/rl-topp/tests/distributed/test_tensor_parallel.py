@@ -116,3 +116,16 @@ def test_ranks_without_any_scored_row_still_meet_in_the_collectives(run_ranks: C
         assert not np.any(scores)
         assert not np.any(hidden_gradient)
         assert not np.any(weight_gradient)
+
+
+def test_a_support_of_minus_infinity_on_every_shard_scores_nan_on_every_rank(run_ranks: Callable[..., Any]) -> None:
+    rows = NucleusSet.from_lists([[1, 20], [1, 20], [1], None], vocab_size=VOCAB_SIZE).append(
+        NucleusSet.not_sampled(NUM_ROWS - 4, vocab_size=VOCAB_SIZE)
+    )
+    inputs = _inputs(rows)
+    inputs["hidden"][[0, 2, 3, 5]] = 3e38
+    inputs["weight"][:] = -10.0
+    for scores, _ in run_ranks(_logits_rank, 2, inputs):
+        for score in scores:
+            assert np.flatnonzero(np.isnan(score)).tolist() == [0, 2, 3]
+            assert (score[4:] == 0.0).all()

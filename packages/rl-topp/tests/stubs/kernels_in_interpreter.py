@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from rl_topp import NucleusSet, triton_block_kernels
 from rl_topp.lm_head import block_math, blocked, head, nucleus_lm_head_log_probs, sparse, sparse_cuda
@@ -28,7 +29,7 @@ def run(way: str, rows: NucleusSet, operands: tuple[Any, ...], **options: Any) -
     blocked._block_math = lambda device: math
     hidden, weight, targets, upstream = operands
     hidden, weight = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
-    scores = nucleus_lm_head_log_probs(hidden, weight, targets, rows, entropy=True, **options)
+    scores = nucleus_lm_head_log_probs(hidden, weight, targets, rows, entropy=True, hidden_gradient="partial", **options)
     found = [value for value in (scores.log_probs, scores.entropy, scores.full_log_probs) if value is not None]
     sum((value * weights).sum() for value, weights in zip(found, upstream, strict=False)).backward()
     return [*found, hidden.grad, weight.grad]
@@ -66,18 +67,39 @@ def check(
     operands = (hidden, weight, torch.tensor(rng.integers(0, vocab_size, num_rows)), torch.randn(3, num_rows, dtype=torch.float64))
     sparse_cuda._SHAPES = shapes
     plain, kernels, again = (run(way, rows, operands, block_bytes=600, **options) for way in ("torch", "triton", "triton"))
-    for number, (left, right) in enumerate(zip(plain, kernels, strict=True)):
-        finite = torch.isfinite(left)  # a target on another shard scores -inf here, on both ways
-        assert torch.equal(finite, torch.isfinite(right)), (seed, number)
-        torch.testing.assert_close(left[finite], right[finite], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
-    assert all(torch.equal(left, right) for left, right in zip(kernels, again, strict=True)), "two runs differ"
+    for left, right, repeated in zip(plain, kernels, again, strict=True):
+        # A target on another shard scores -inf here, a set on another shard NaN, on both ways.
+        torch.testing.assert_close(right, left, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype], equal_nan=True)
+        torch.testing.assert_close(repeated, right, atol=0, rtol=0, equal_nan=True)
+    for gradient in plain[-2:]:
+        assert gradient.isfinite().all()
+
+
+def check_overflow(method: str) -> None:
+    """A row whose support is nothing but -inf has no probability: NaN, never the 0 of a row without a score; its neighbours have theirs."""
+    hidden = torch.tensor([[3e38, 0.0], [1.0, 0.5], [0.0, 0.0], [3e38, 0.0], [3e38, 0.0]])
+    weight = torch.tensor([[-10.0, 0.1], [-10.0, 0.2], [-10.0, 0.3], [-10.0, 0.4]])
+    rows = NucleusSet.concat([NucleusSet.from_lists([[0, 1], [0, 1, 2], [1], None], vocab_size=4), NucleusSet.not_sampled(1, vocab_size=4)])
+    operands = (hidden, weight, torch.tensor([0, 2, 1, 3, 0]), torch.ones(3, len(rows)))
+    for way in WAYS:
+        log_probs, entropy, full, for_hidden, _ = run(way, rows, operands, method=method, full_log_probs=True)
+        diverged = torch.tensor([True, False, False, True, False])
+        for found in (log_probs, entropy, full, for_hidden[:, 0]):
+            assert torch.equal(found.isnan(), diverged), (method, way, found)
+        assert log_probs[4] == full[4] == 0.0
+        kept_only = run(way, rows, operands, method=method)
+        assert torch.equal(kept_only[0].isnan(), diverged), (method, way, kept_only[0])
 
 
 if __name__ == "__main__":
     double, single, half = torch.float64, torch.float32, torch.bfloat16
     check(0, num_rows=14, vocab_size=17, local=20, width=13, largest=17, dtype=double, method="sparse", temperature=0.7)
     check(1, num_rows=10, vocab_size=50, local=50, width=16, largest=20, dtype=single, method="sparse")
-    check(2, num_rows=10, vocab_size=90, local=32, width=12, largest=50, dtype=double, method="sparse", vocab_start=32)
+    # One shard of a vocabulary alone: a group of this process, which holds the ids [32, 64), stands for the ranks that hold the others.
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    shard: dict[str, Any] = {"vocab_start": 32, "tp_group": dist.group.WORLD}
+    check(2, num_rows=10, vocab_size=90, local=32, width=12, largest=50, dtype=double, method="sparse", **shard)
+    dist.destroy_process_group()
     check(3, num_rows=1, vocab_size=5, local=5, width=3, largest=1, dtype=double, method="sparse")
     check(
         4,
@@ -93,4 +115,7 @@ if __name__ == "__main__":
     )
     check(5, num_rows=12, vocab_size=40, local=44, width=9, largest=8, dtype=double, method="blocked", temperature=1.3)
     check(6, num_rows=12, vocab_size=40, local=44, width=9, largest=8, dtype=single, method="blocked", full_log_probs=True)
+    check(7, num_rows=12, vocab_size=40, local=40, width=9, largest=8, dtype=half, method="sparse", full_log_probs=True)
+    for method in ("sparse", "blocked"):
+        check_overflow(method)
     print("ok")

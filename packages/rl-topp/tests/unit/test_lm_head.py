@@ -132,6 +132,42 @@ def test_a_diverged_model_never_looks_like_a_row_without_a_score(method: Method)
     assert scores.log_probs[1].isfinite()
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("with_full", [False, True])
+def test_an_overflowed_model_scores_nan_and_not_probability_one(method: Method, with_full: bool) -> None:
+    hidden = torch.tensor([[3e38], [1.0], [3e38], [3e38]], requires_grad=True)
+    rows = NucleusSet.from_lists([[0, 1], [0, 1], None], vocab_size=3).append(NucleusSet.not_sampled(1, vocab_size=3))
+    scores = nucleus_lm_head_log_probs(
+        hidden, torch.full((3, 1), -10.0), torch.tensor([0, 1, 2, 0]), rows, method=method, entropy=True, full_log_probs=with_full
+    )
+    for score in (scores.log_probs, scores.entropy, scores.full_log_probs):
+        if score is not None:
+            assert score.isnan().tolist() == [True, False, True, False]
+            assert score[3] == 0.0
+    torch.autograd.backward(scores.log_probs.sum())
+    assert hidden.grad is not None
+    assert hidden.grad[:, 0].isnan().tolist() == [True, False, True, False]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_narrow_gradients_of_both_scores_together_keep_the_promise(method: Method) -> None:
+    """Set and vocabulary nearly cancel; 3e-3 of the norm is what `blocked` promises."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(count, 8, generator=generator).bfloat16() for count in (64, 50))
+    kept = (hidden.float() @ weight.float().t()).topk(40, dim=1).indices
+    rows = NucleusSet.from_lists(list(kept.numpy()), vocab_size=50)
+
+    def gradients(dtype: Any) -> tuple[Any, Any]:
+        operands = [operand.to(dtype, copy=True).requires_grad_() for operand in (hidden, weight)]
+        scores = nucleus_lm_head_log_probs(*operands, kept[:, 0], rows, method=method, full_log_probs=True)
+        assert scores.full_log_probs is not None
+        torch.autograd.backward((scores.log_probs - scores.full_log_probs).sum())
+        return operands[0].grad, operands[1].grad
+
+    for found, exact in zip(gradients(torch.bfloat16), gradients(torch.float64), strict=True):
+        assert torch.linalg.norm(found.double() - exact) < 3e-3 * torch.linalg.norm(exact)
+
+
 class _LargestTensor(TorchDispatchMode):
     """Records the largest tensor any operation returns."""
 
@@ -213,6 +249,7 @@ def test_main_grad_can_be_declined_and_needs_megatron_s_flag(case: _Case) -> Non
         ({"method": "dense"}, "'dense'"),
         ({"hidden_gradient": "sum"}, "'sum'"),
         ({"block_bytes": 0}, "block_bytes"),
+        ({"block_bytes": 1e6}, "block_bytes"),
         ({"rows": NucleusSet.unfiltered(2, vocab_size=6)}, "align"),
     ],
 )

@@ -121,7 +121,7 @@ def test_the_mask_is_the_reference_s_shard(on_truncated: Any, case: Any) -> None
     [
         ({"rows": NucleusSet.unfiltered(2, vocab_size=4)}, "sets of 2 rows for 3 rows"),
         ({"targets": torch.zeros(2, dtype=torch.long)}, "2 targets for 3 rows"),
-        ({"temperature": 0.0}, "temperature must be positive, got 0.0"),
+        ({"temperature": 0.0}, "temperature must be positive and finite.* got 0.0"),
         ({"temperature": float("nan")}, "temperature"),
         ({"on_truncated": "drop"}, "'drop'"),
         ({"logits": torch.zeros(3)}, "shape"),
@@ -143,3 +143,54 @@ def test_inputs_that_do_not_fit_are_refused(change: dict[str, Any], words: str) 
 def test_a_diverged_model_never_looks_like_a_row_without_a_score(rows: NucleusSet, bad: float) -> None:
     scores = nucleus_log_probs(torch.tensor([[0.5, bad, 0.0]]), torch.tensor([0]), rows)
     assert not np.isfinite(scores.log_probs.item())
+
+
+@pytest.mark.parametrize("kept", [[0, 1], [0], None])
+def test_a_support_of_nothing_but_minus_infinity_scores_nan(kept: list[int] | None) -> None:
+    """As in a softmax: such a row has no probability, while 0 would say probability 1."""
+    rows = NucleusSet.from_lists([kept, [1, 2]], vocab_size=3).append(NucleusSet.not_sampled(1, vocab_size=3))
+    support = [0, 1, 2] if kept is None else kept
+    values = torch.zeros(3, 3)
+    values[0, support] = -torch.inf
+    logits = values.requires_grad_()
+    scores = nucleus_log_probs(logits, torch.tensor([0, 2, 0]), rows, entropy=True)
+    for score in (scores.log_probs, scores.entropy):
+        assert score is not None
+        assert score.isnan().tolist() == [True, False, False]
+        assert score[2] == 0.0
+    torch.autograd.backward(scores.log_probs.sum())
+    assert logits.grad[0].isnan().tolist() == [token in support for token in range(3)]
+    assert logits.grad[1:].isfinite().all()
+    assert (logits.grad[2] == 0.0).all()
+
+
+def test_a_vocabulary_of_minus_infinity_scores_nan_in_full_as_well() -> None:
+    rows = NucleusSet.from_lists([[0], [0]], vocab_size=2)
+    scores = nucleus_log_probs(
+        torch.tensor([[-np.inf, -np.inf], [0.0, 0.0]]), torch.tensor([0, 0]), rows, full_log_probs=True, full_entropy=True
+    )
+    for score in (scores.full_log_probs, scores.full_entropy):
+        assert score is not None
+        assert score.isnan().tolist() == [True, False]
+
+
+@pytest.mark.parametrize("with_entropy", [False, True])
+def test_what_two_scores_add_to_one_element_is_rounded_once(with_entropy: bool) -> None:
+    """The gradients over set and vocabulary nearly cancel where the set has nearly all of the mass."""
+    rng = np.random.default_rng(0)
+    num_rows, vocab_size = 64, 50
+    narrow = torch.from_numpy(3.0 * rng.normal(size=(num_rows, vocab_size))).bfloat16()
+    kept = narrow.float().topk(40, dim=1).indices
+    rows = NucleusSet.from_lists(list(kept.numpy()), vocab_size=vocab_size)
+
+    def gradient(logits: Any) -> Any:
+        scores = nucleus_log_probs(logits, kept[:, 0], rows, full_log_probs=True, entropy=with_entropy, full_entropy=with_entropy)
+        assert scores.full_log_probs is not None
+        loss = (scores.log_probs - scores.full_log_probs).sum()
+        if scores.entropy is not None and scores.full_entropy is not None:
+            loss = loss + (scores.entropy - scores.full_entropy).sum()
+        torch.autograd.backward(loss)
+        return logits.grad
+
+    found, exact = (gradient(narrow.to(dtype, copy=True).requires_grad_()) for dtype in (torch.bfloat16, torch.float64))
+    torch.testing.assert_close(found.double(), exact, rtol=2.0**-8, atol=1e-6)

@@ -7,7 +7,8 @@ the entries of a kept set are read out of a block (and their gradients written i
 Rounding of a gradient in bfloat16: each element of the result is rounded once, by at most u = 2**-8 (3.9e-3) of itself, and on a GPU with more than
 `_FEW_ROWS` rows each coefficient before it as well. Roundings of many numbers are independent: relative to the norm either costs about 1.7e-3, both
 2.3e-3, under the 3e-3 that the head promises. Few rows do not average, and one that makes the whole gradient would cost up to 2 u; so coefficients of few
-rows keep 16 bits, and the result is that of float64 rounded once.
+rows keep 16 bits, and the result is that of float64 rounded once. A row of the weight whose id occurs among blocks and among dot products alike is
+rounded by both; scores over kept set and vocabulary of one row come out of the same block, where their sum is rounded once however much of it cancels.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def blocked_gradients(blocked: BlockedRows, operands: Operands, full: Upstream, 
         blocked: the rows.
         operands: of the call.
         full: what arrives at the scores over the vocabulary, [F].
-        coefficients_E: dL/dz of the entries, [E].
+        coefficients_E: dL/dz of the entries from all scores, [E].
         destinations: where they go.
     """
     math = _block_math(operands.device)
@@ -127,7 +128,8 @@ def blocked_gradients(blocked: BlockedRows, operands: Operands, full: Upstream, 
         gradient_DB = math.block_gradient(
             block.z_DB, blocked.full_F, targets_F, full, first_id=first_id, temperature=temperature, dtype=_coefficient_dtype(hidden_DH)
         )
-        gradient_DB[block.places, block.columns] += (coefficients_E[block.numbers] / temperature).to(gradient_DB.dtype)
+        # Not added: they hold what the full scores give there, and their sum is rounded once.
+        gradient_DB[block.places, block.columns] = (coefficients_E[block.numbers] / temperature).to(gradient_DB.dtype)
         if destinations.hidden is not None:
             for_hidden += wide_matmul(gradient_DB, weight_VH[block.first : block.first + gradient_DB.shape[1]])
         if destinations.weight is not None:

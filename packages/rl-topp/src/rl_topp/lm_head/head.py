@@ -17,7 +17,6 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from rl_topp.errors import NucleusError
 from rl_topp.lm_head import sparse
@@ -26,11 +25,21 @@ from rl_topp.lm_head.cost import choose_blocked
 from rl_topp.lm_head.operands import Operands
 from rl_topp.lm_head.weight_gradient import Destinations, WeightGradient
 from rl_topp.nucleus import NucleusSet, OnTruncated
+from rl_topp.torch.checks import check_rows, check_shard, check_targets, check_tensors
 from rl_topp.torch.dense_rows import dense_upstream, store_dense
 from rl_topp.torch.entries import build_entries, segment_statistics
-from rl_topp.torch.row_kinds import RowKinds, check_rows, sort_rows
-from rl_topp.torch.scores import NucleusScores, Upstream, combine, empty_statistics, entry_gradient, unpack_scores
+from rl_topp.torch.first_order import as_given, first_order
+from rl_topp.torch.row_kinds import RowKinds, sort_rows
+from rl_topp.torch.scores import (
+    NucleusScores,
+    combine,
+    summed_entry_gradient,
+    unpack_scores,
+    unscored_statistics,
+    upstream_of_kinds,
+)
 from rl_topp.torch.upload import upload
+from rl_topp.validation import is_integer
 
 __all__ = ["HiddenGradient", "Method", "nucleus_lm_head_log_probs"]
 
@@ -102,9 +111,10 @@ def nucleus_lm_head_log_probs(
             padding. With Megatron-Core's `main_grad` its gradient is added there, by Megatron's protocol (see `weight_gradient`).
         targets_T: integers [T], ids of the whole vocabulary; anything where the status is 2.
         rows: kept sets of the T rows: a `NucleusSet`, or what `align_rows` returns.
-        vocab_start: id of this shard's first row.
-        tp_group: ranks that hold the other shards; all call with the same hidden states, rows and targets. None = no other shards.
-        temperature: divisor of the logits, the rollout's; > 0.
+        vocab_start: id of this shard's first row, >= 0.
+        tp_group: ranks that hold the other shards; all call with the same hidden states, rows and targets, and their shards hold every id exactly once,
+            which is not checked. None = no other shards: this one must hold the whole vocabulary.
+        temperature: divisor of the logits, the rollout's; > 0 and finite, a plain number.
         on_truncated: what a row with an incomplete set is worth, see `NucleusSet.scored_mask`.
         full_log_probs: also return the log-probs over the vocabulary (every sampled row then runs in blocks).
         entropy: also return the entropy over the kept set.
@@ -112,17 +122,21 @@ def nucleus_lm_head_log_probs(
         hidden_gradient: `all_reduce` sums the hidden states' gradient over `tp_group`; `partial` leaves that to the caller, for whom an operation
             before this one does it (Megatron's copy to, or gather from, the tensor-parallel region).
         use_main_grad: False = return the weight's gradient even where `main_grad` exists.
-        method: how kept sets are scored; `auto` chooses by expected cost.
+        method: how kept sets are scored; `auto` chooses by expected cost. Where full scores are wanted, always blocks.
         block_bytes: bound on one block of logits, bytes.
 
     Returns:
-        `NucleusScores` of T rows. A target outside the vocabulary scores -inf.
+        `NucleusScores` of T rows. A target outside the vocabulary scores -inf. First derivatives only; autocast changes nothing.
 
     Raises:
-        NucleusError: shapes, dtypes or devices that do not fit, a temperature that is not positive, an unknown option.
+        NucleusError: shapes, dtypes, devices, targets or a shard that do not fit, a temperature that is none, an unknown option; from backward: with
+            `create_graph=True`.
     """
-    _check_operands(hidden_TH, weight_VH, targets_T)
-    check_rows(rows, num_rows=hidden_TH.shape[0], num_targets=targets_T.numel(), temperature=temperature, on_truncated=on_truncated)
+    check_tensors(hidden=hidden_TH, weight=weight_VH, targets=targets_T)
+    _check_operands(hidden_TH, weight_VH)
+    check_rows(rows, num_rows=hidden_TH.shape[0], temperature=temperature, on_truncated=on_truncated)
+    check_targets(targets_T, num_rows=len(rows))
+    check_shard(rows, vocab_start=vocab_start, num_local_ids=weight_VH.shape[0], tp_group=tp_group)
     _check_options(hidden_gradient, method, block_bytes)
     want_full = full_log_probs or full_entropy
     kinds = sort_rows(rows, on_truncated=on_truncated, want_full=want_full)
@@ -135,7 +149,7 @@ def nucleus_lm_head_log_probs(
         blocked=kinds.kept[in_blocks],
         vocab_start=vocab_start,
         held=held,
-        temperature=temperature,
+        temperature=float(temperature),
         want_full=want_full,
         want_entropy=entropy or full_entropy,
         tp_group=tp_group,
@@ -151,9 +165,10 @@ class _LmHeadScores(torch.autograd.Function):
     """(hidden, weight, targets, call) -> log-probs [K, T] and entropies [K, T] (None unless wanted)."""
 
     @staticmethod
+    @as_given
     def forward(ctx: Any, hidden_TH: Tensor, weight_VH: Tensor, targets_T: Tensor, call: _Call) -> tuple[Tensor, Tensor | None]:
         operands = call.operands(hidden_TH, weight_VH, targets_T)
-        statistics = empty_statistics(1 + call.want_full, len(call.rows), dtype=operands.dtype, device=operands.device)
+        statistics = unscored_statistics(1 + call.want_full, len(call.rows), dtype=operands.dtype, device=operands.device)
         scored = blocked = z_blocked = None
         if call.sparse.size:
             scored = _dot_products(operands.device).score_rows(operands, call.rows, call.sparse, statistics[0])
@@ -166,17 +181,13 @@ class _LmHeadScores(torch.autograd.Function):
         return combined.log_probs, combined.entropy if call.want_entropy else None
 
     @staticmethod
-    @once_differentiable
+    @first_order
+    @as_given
     def backward(ctx: Any, score_KT: Tensor, entropy_KT: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None]:
         hidden_TH, weight_VH, targets_T, log_normaliser_KT, entropy_value_KT = ctx.saved_tensors
         call, blocked = ctx.call, ctx.blocked
         operands = call.operands(hidden_TH, weight_VH, targets_T)
-        main = Upstream(
-            score=score_KT[0],
-            entropy=None if entropy_KT is None else entropy_KT[0],
-            log_normaliser=log_normaliser_KT[0],
-            entropy_value=entropy_value_KT[0],
-        )
+        kinds = upstream_of_kinds(score_KT, entropy_KT, log_normaliser_KT, entropy_value_KT)
         destinations = Destinations(
             hidden=torch.zeros_like(hidden_TH) if ctx.needs_input_grad[0] else None,
             weight=WeightGradient(ctx.weight, use_main_grad=call.use_main_grad) if ctx.needs_input_grad[1] else None,
@@ -184,10 +195,10 @@ class _LmHeadScores(torch.autograd.Function):
         if blocked is not None:
             entries = blocked.entries
             full = dense_upstream(call.kinds, score_KT, entropy_KT, log_normaliser_KT, entropy_value_KT)
-            coefficients_E = entry_gradient(ctx.z_blocked, entries.is_target_E, main.at(entries.call_rows_E))
+            coefficients_E = summed_entry_gradient(ctx.z_blocked, entries.is_target_E, entries.call_rows_E, kinds)
             blocked_gradients(blocked, operands, full, coefficients_E, destinations)
         if ctx.scored is not None:
-            _dot_products(operands.device).add_gradients(ctx.scored, operands, main, destinations)
+            _dot_products(operands.device).add_gradients(ctx.scored, operands, kinds[0], destinations)
         if destinations.hidden is not None and call.tp_group is not None and call.hidden_gradient == "all_reduce":
             dist.all_reduce(destinations.hidden, group=call.tp_group)
         return destinations.hidden, None if destinations.weight is None else destinations.weight.finish(), None, None
@@ -217,10 +228,10 @@ def _rows_in_blocks(
     rows: NucleusSet, kinds: RowKinds, held: int, weight_VH: Tensor, method: Method, *, want_full: bool
 ) -> npt.NDArray[np.bool_]:
     """Return for each row with a kept set whether blocks score it; where full scores are wanted, blocks pass over its logits anyway."""
+    if want_full:  # and so each element of a gradient is summed before it is rounded
+        return np.ones(kinds.kept.size, np.bool_)
     if method != "auto":
         return np.full(kinds.kept.size, method == "blocked")
-    if want_full:
-        return np.ones(kinds.kept.size, np.bool_)
     return choose_blocked(
         rows.set_sizes[kinds.kept],
         num_local_ids=held,
@@ -230,19 +241,16 @@ def _rows_in_blocks(
     )
 
 
-def _check_operands(hidden_TH: Tensor, weight_VH: Tensor, targets_T: Tensor) -> None:
+def _check_operands(hidden_TH: Tensor, weight_VH: Tensor) -> None:
     problems = []
     if hidden_TH.dim() != 2 or weight_VH.dim() != 2 or hidden_TH.shape[1] != weight_VH.shape[1]:
         problems.append(f"hidden states [T, H] and weight [V_local, H] do not fit: {list(hidden_TH.shape)} and {list(weight_VH.shape)}")
     if hidden_TH.dtype != weight_VH.dtype or hidden_TH.dtype not in _DTYPES:
         problems.append(
-            f"hidden states and weight must share one of float64, float32, bfloat16; got {hidden_TH.dtype} and {weight_VH.dtype}"
+            f"hidden states and weight must share one of float64, float32, bfloat16; got {hidden_TH.dtype} and {weight_VH.dtype} "
+            "(autocast casts neither: cast the weight, or keep the hidden states)"
         )
-    if not hidden_TH.device == weight_VH.device == targets_T.device:
-        problems.append(
-            f"hidden states, weight and targets lie on {hidden_TH.device}, {weight_VH.device} and {targets_T.device}; expected one device"
-        )
-    elif hidden_TH.is_cuda and hidden_TH.device.index != torch.cuda.current_device():
+    if hidden_TH.is_cuda and hidden_TH.device.index != torch.cuda.current_device():
         problems.append(
             f"tensors lie on {hidden_TH.device}, but the current device is {torch.cuda.current_device()}, where kernels would start"
         )
@@ -255,6 +263,6 @@ def _check_options(hidden_gradient: str, method: str, block_bytes: int) -> None:
         problems.append(f"hidden_gradient must be 'all_reduce' or 'partial', got {hidden_gradient!r}")
     if method not in ("auto", "sparse", "blocked"):
         problems.append(f"method must be 'auto', 'sparse' or 'blocked', got {method!r}")
-    if block_bytes < 1:
-        problems.append(f"block_bytes must be positive, got {block_bytes}")
+    if not is_integer(block_bytes) or block_bytes < 1:
+        problems.append(f"block_bytes must be a positive integer, got {block_bytes!r}")
     NucleusError.raise_if(problems)

@@ -1,6 +1,7 @@
 """Matrix products that accumulate and return at least float32, whatever the inputs.
 
-Layer: torch. Invariant: no operand is rounded and no product between product and sum, on any device.
+Layer: torch. Invariant: no operand is rounded and no product between product and sum, on any device. Before torch 2.8, whose `torch.mm` cannot return
+another dtype than its operands', they are widened first; that takes more memory and time.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from rl_topp.torch.scores import compute_dtype
 
 __all__ = ["wide_matmul"]
 
+_RETURNS_WIDE = torch.__version__ >= "2.8"  # a `TorchVersion`, which compares by number
+
 
 def wide_matmul(left: Tensor, right: Tensor) -> Tensor:
     """Return left @ right in float32 (float64 for float64 operands).
@@ -21,7 +24,7 @@ def wide_matmul(left: Tensor, right: Tensor) -> Tensor:
         right: [K, N].
     """
     wide = compute_dtype(right.dtype)
-    if right.dtype == wide or not right.is_cuda:
+    if right.dtype == wide or not right.is_cuda or not _RETURNS_WIDE:
         return left.to(wide) @ right.to(wide)
     if left.dtype == wide:  # two bfloat16 terms hold 16 bits of it; their products and sums are exact to float32
         high = left.to(right.dtype)

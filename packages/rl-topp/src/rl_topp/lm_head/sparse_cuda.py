@@ -58,6 +58,7 @@ def add_gradients(scored: SparseScores, operands: Operands, upstream: Upstream, 
     """Add the gradients of the listed rows' scores (arguments: see `sparse.add_gradients`)."""
     coefficients_E = kernels.entry_coefficients(
         scored.z_E,
+        scored.ids_E,
         scored.rows_R,
         scored.offsets_R1,
         _divided(upstream.score, operands.temperature),

@@ -2,7 +2,7 @@
 
 Layer: torch. Only the logits of kept ids are read; a tensor-parallel shard adds its part and two small all-reduces finish the sums. Invariants: no
 [T, V] mask, no masked or rescaled copy of the logits; the gradient of a row with a kept set touches its kept entries only; rows over the whole
-vocabulary pass through float32 in blocks of bounded size.
+vocabulary pass through float32 in blocks of bounded size; an element of the gradient is summed in float32 and rounded once.
 
 Gradient convention: every rank of the group computes the same loss from the same scores; each receives the gradient of its own shard of the logits, and
 backward needs no collective.
@@ -17,19 +17,30 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from rl_topp.errors import NucleusError
 from rl_topp.nucleus import NucleusSet, OnTruncated
+from rl_topp.torch.checks import check_rows, check_shard, check_targets, check_tensors
 from rl_topp.torch.dense_rows import block_statistics, dense_upstream, store_dense
 from rl_topp.torch.entries import Entries, build_entries, segment_statistics
-from rl_topp.torch.row_kinds import RowKinds, check_rows, sort_rows
-from rl_topp.torch.scores import NucleusScores, Upstream, combine, compute_dtype, empty_statistics, entry_gradient, unpack_scores
+from rl_topp.torch.first_order import as_given, first_order
+from rl_topp.torch.row_kinds import RowKinds, sort_rows
+from rl_topp.torch.scores import (
+    NucleusScores,
+    combine,
+    compute_dtype,
+    entry_gradient,
+    summed_entry_gradient,
+    unpack_scores,
+    unscored_statistics,
+    upstream_of_kinds,
+)
 
 __all__ = ["nucleus_log_probs"]
 
 _BLOCK_BYTES = 64 * 2**20
 """Bound on one block of float32 logits; a block of 64 MiB keeps a GPU busy and is small beside the logits themselves."""
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class _Call(NamedTuple):
@@ -67,30 +78,37 @@ def nucleus_log_probs(
         logits_TV: [T, V_local], float64, float32, bfloat16 or float16: this rank's shard. Columns beyond the vocabulary are padding, never counted.
         targets_T: integers [T], ids of the whole vocabulary; anything where the status is 2.
         rows: kept sets of the T rows: a `NucleusSet`, or what `align_rows` returns.
-        vocab_start: id of this shard's first column.
-        tp_group: ranks that hold the other shards; all call with the same rows and targets. None = no other shards.
-        temperature: divisor of the logits, the rollout's; > 0.
+        vocab_start: id of this shard's first column, >= 0.
+        tp_group: ranks that hold the other shards; all call with the same rows and targets, and their shards hold every id exactly once, which is not
+            checked. None = no other shards: this one must hold the whole vocabulary.
+        temperature: divisor of the logits, the rollout's; > 0 and finite, a plain number.
         on_truncated: what a row with an incomplete set is worth, see `NucleusSet.scored_mask`.
         full_log_probs: also return the log-probs over the vocabulary.
         entropy: also return the entropy over the kept set.
         full_entropy: also return the entropy over the vocabulary.
 
     Returns:
-        `NucleusScores` of T rows. A target outside the vocabulary scores -inf.
+        `NucleusScores` of T rows. A target outside the vocabulary scores -inf. First derivatives only; autocast changes nothing.
 
     Raises:
-        NucleusError: lengths that differ, a temperature that is not positive, or an unknown `on_truncated`.
+        NucleusError: tensors, targets, kept sets or a shard that do not fit, a temperature that is none, an unknown `on_truncated`; from backward: with
+            `create_graph=True`.
     """
-    if logits_TV.dim() != 2:
-        raise NucleusError(f"logits must have shape [T, V_local], got {list(logits_TV.shape)}")
-    check_rows(rows, num_rows=logits_TV.shape[0], num_targets=targets_T.numel(), temperature=temperature, on_truncated=on_truncated)
+    check_tensors(logits=logits_TV, targets=targets_T)
+    if logits_TV.dim() != 2 or logits_TV.dtype not in _DTYPES:
+        raise NucleusError(
+            f"logits must have shape [T, V_local] and be float64, float32, bfloat16 or float16; got {list(logits_TV.shape)}, {logits_TV.dtype}"
+        )
+    check_rows(rows, num_rows=logits_TV.shape[0], temperature=temperature, on_truncated=on_truncated)
+    check_targets(targets_T, num_rows=len(rows))
+    check_shard(rows, vocab_start=vocab_start, num_local_ids=logits_TV.shape[1], tp_group=tp_group)
     want_full = full_log_probs or full_entropy
     call = _Call(
         rows=rows,
         kinds=sort_rows(rows, on_truncated=on_truncated, want_full=want_full),
         vocab_start=vocab_start,
         held=int(np.clip(rows.vocab_size - vocab_start, 0, logits_TV.shape[1])),
-        temperature=temperature,
+        temperature=float(temperature),
         want_full=want_full,
         want_entropy=entropy or full_entropy,
         tp_group=tp_group,
@@ -103,11 +121,12 @@ class _GatheredScores(torch.autograd.Function):
     """(logits, targets, call) -> log-probs [K, T] and entropies [K, T] (None unless wanted)."""
 
     @staticmethod
+    @as_given
     def forward(ctx: Any, logits_TV: Tensor, targets_T: Tensor, call: _Call) -> tuple[Tensor, Tensor | None]:
         dtype = compute_dtype(logits_TV.dtype)
         entries = build_entries(call.rows, call.kinds.kept, targets_T, vocab_start=call.vocab_start, num_local_ids=call.held)
         z_E = _gather(logits_TV, entries, dtype).div_(call.temperature)
-        statistics = empty_statistics(1 + call.want_full, len(call.rows), dtype=dtype, device=logits_TV.device)
+        statistics = unscored_statistics(1 + call.want_full, len(call.rows), dtype=dtype, device=logits_TV.device)
         statistics[0][:, entries.rows_R] = segment_statistics(entries, z_E)
         parts: list[Tensor] = []
         for rows_D, z_DV in _dense_blocks(logits_TV, call, dtype):
@@ -120,7 +139,8 @@ class _GatheredScores(torch.autograd.Function):
         return combined.log_probs, combined.entropy if call.want_entropy else None
 
     @staticmethod
-    @once_differentiable
+    @first_order
+    @as_given
     def backward(ctx: Any, score_gradient_KT: Tensor, entropy_gradient_KT: Tensor | None) -> tuple[Tensor, None, None]:
         logits_TV, targets_T, z_E, log_normaliser_KT, entropy_KT = ctx.saved_tensors
         call, entries = ctx.call, ctx.entries
@@ -133,16 +153,12 @@ class _GatheredScores(torch.autograd.Function):
             block = entry_gradient(z_DV, columns == targets_T[rows_D, None], dense.at(here))
             gradient_TV[rows_D, : call.held] = (block / call.temperature).to(gradient_TV.dtype)
             done += rows_D.numel()
-        kept = Upstream(
-            score=score_gradient_KT[0],
-            entropy=None if entropy_gradient_KT is None else entropy_gradient_KT[0],
-            log_normaliser=log_normaliser_KT[0],
-            entropy_value=entropy_KT[0],
-        )
+        # Written over what the blocks left there, and with it: so each element is rounded once.
+        kinds = upstream_of_kinds(score_gradient_KT, entropy_gradient_KT, log_normaliser_KT, entropy_KT)
         valid = entries.ids_E >= 0
         rows_N, ids_N = entries.call_rows_E[valid], entries.ids_E[valid]
-        coefficients = entry_gradient(z_E[valid], entries.is_target_E[valid], kept.at(rows_N))
-        gradient_TV[rows_N, ids_N] += (coefficients / call.temperature).to(gradient_TV.dtype)
+        coefficients = summed_entry_gradient(z_E[valid], entries.is_target_E[valid], rows_N, kinds)
+        gradient_TV[rows_N, ids_N] = (coefficients / call.temperature).to(gradient_TV.dtype)
         return gradient_TV, None, None
 
 

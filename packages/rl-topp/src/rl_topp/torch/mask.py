@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from rl_topp.nucleus import NucleusSet, OnTruncated
+from rl_topp.torch.checks import check_rows, check_targets, check_tensors
 from rl_topp.torch.entries import build_entries
-from rl_topp.torch.row_kinds import check_rows, sort_rows
+from rl_topp.torch.row_kinds import sort_rows
+from rl_topp.validation import check_count
 
 __all__ = ["build_keep_mask"]
 
@@ -32,10 +34,14 @@ def build_keep_mask(
         on_truncated: see `NucleusSet.scored_mask`.
 
     Raises:
-        NucleusError: lengths that differ.
+        NucleusError: lengths that differ, targets that are no integers [T], a shard that begins or ends below 0, an unknown `on_truncated`.
     """
-    check_rows(rows, num_rows=targets_T.numel(), num_targets=targets_T.numel(), temperature=1.0, on_truncated=on_truncated)
+    check_tensors(targets=targets_T)
+    check_rows(rows, num_rows=targets_T.numel(), temperature=1.0, on_truncated=on_truncated)
+    check_targets(targets_T, num_rows=len(rows))
     width = rows.vocab_size if num_local_ids is None else num_local_ids
+    check_count(width, "num_local_ids")
+    check_count(vocab_start, "vocab_start")
     held = int(np.clip(rows.vocab_size - vocab_start, 0, width))
     kinds = sort_rows(rows, on_truncated=on_truncated, want_full=False)
     entries = build_entries(rows, kinds.kept, targets_T, vocab_start=vocab_start, num_local_ids=held)

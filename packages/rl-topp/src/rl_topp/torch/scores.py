@@ -11,13 +11,15 @@ A shard describes each row by four numbers over the ids it holds, with z = logit
 
     log_normaliser = M + log S,    log p = z[y] - log_normaliser,    H = log S - W / S.
 
-Invariants: rows that no shard describes score 0; a target that no shard holds scores -inf, so it cannot pass unseen; entropies count ids of
-probability 0 as 0; NaN or +inf among a row's logits gives NaN, never a number. Nothing waits for the device: constants enter by `masked_fill`, since
+Invariants: a row without a score is marked as such from the start (mass -1) and scores 0; whatever the logits are, no other row does unless its
+log-prob is 0. A target that no shard holds scores -inf, so it cannot pass unseen; entropies count ids of probability 0 as 0; NaN or +inf among the logits
+of a row's support gives NaN, and so does a support of nothing but -inf, as in a softmax. Nothing waits for the device: constants enter by `masked_fill`, since
 `torch.where` would copy each of them there and wait.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,27 +38,33 @@ __all__ = [
     "compute_dtype",
     "empty_statistics",
     "entry_gradient",
+    "summed_entry_gradient",
     "unpack_scores",
+    "unscored_statistics",
+    "upstream_of_kinds",
 ]
 
 HIGHEST, TARGET, MASS, SPREAD = range(4)
+_NO_SCORE = -1.0
+"""Mass of a row without a score; a sum of exponentials is never negative."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NucleusScores:
-    """Scores of T rows, nats; 0 without gradient where a row has none (status 2; status 3 unless `on_truncated="full"`).
+    """Scores of T rows, nats; 0 without gradient where a row has no score.
 
-    float32 [T] each, float64 for float64 inputs. The last three are None unless asked for.
+    float32 [T] each, float64 for float64 inputs. The last three are None unless asked for. A row of status 2 has none of the four; one of status 3 has those
+    over the vocabulary, and the other two only under `on_truncated="full"`, where they are the same numbers.
     """
 
     log_probs: Tensor
     """log p of the target over its kept set; over the vocabulary where no filter applied."""
     full_log_probs: Tensor | None = None
-    """log p of the target over the vocabulary, for every sampled row."""
+    """log p of the target over the vocabulary, for every row but those of status 2."""
     entropy: Tensor | None = None
     """Entropy over the kept set; over the vocabulary where no filter applied."""
     full_entropy: Tensor | None = None
-    """Entropy over the vocabulary, for every sampled row."""
+    """Entropy over the vocabulary, for every row but those of status 2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +113,16 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def empty_statistics(num_kinds: int, num_rows: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return statistics [K, 4, T] that describe no id at all."""
+    """Return statistics [K, 4, T] over no id at all, to merge others into."""
     statistics = torch.zeros(num_kinds, 4, num_rows, dtype=dtype, device=device)
     statistics[:, HIGHEST : TARGET + 1].fill_(-torch.inf)
+    return statistics
+
+
+def unscored_statistics(num_kinds: int, num_rows: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return statistics [K, 4, T] of rows without a score; those of the rows that have one are written over them."""
+    statistics = empty_statistics(num_kinds, num_rows, dtype=dtype, device=device)
+    statistics[:, MASS].fill_(_NO_SCORE)
     return statistics
 
 
@@ -115,19 +130,19 @@ def combine(statistics: Tensor, tp_group: dist.ProcessGroup | None) -> Combined:
     """Reduce per-shard statistics over the group and finish the scores.
 
     Args:
-        statistics: [K, 4, T], this shard's; not changed.
+        statistics: [K, 4, T], this shard's, `unscored_statistics` where a row has no score; not changed.
         tp_group: ranks that hold the other shards; None = this shard is the whole vocabulary.
     """
     peak, target, mass, spread = statistics.unbind(1)
+    unscored = mass < 0  # on every rank alike; the mass of a scored row may be 0 (nothing but -inf) or NaN, and then its scores are NaN
     if tp_group is not None and dist.get_world_size(tp_group) > 1:
         peak, target, mass, spread = _reduced(statistics, tp_group)
-    nothing = mass == 0  # not `<= 0` of a sum: NaN must come through as NaN, never as a row without a score
-    divisor = mass.masked_fill(nothing, 1.0)
+    divisor = mass.masked_fill(unscored, 1.0)
     log_mass = torch.log(divisor)
-    log_normaliser = (peak + log_mass).masked_fill_(nothing, 0.0)
+    log_normaliser = (peak + log_mass).masked_fill_(unscored, 0.0)
     return Combined(
-        log_probs=(target - log_normaliser).masked_fill_(nothing, 0.0),
-        entropy=log_mass - spread / divisor,  # 0 where there is no mass, hence no spread
+        log_probs=(target - log_normaliser).masked_fill_(unscored, 0.0),
+        entropy=log_mass - spread / divisor,  # 0 where there is no score, hence no spread
         log_normaliser=log_normaliser,
     )
 
@@ -138,7 +153,7 @@ def _reduced(statistics: Tensor, tp_group: dist.ProcessGroup) -> tuple[Tensor, .
     dist.all_reduce(peaks, op=dist.ReduceOp.MAX, group=tp_group)
     peak, target = peaks.unbind(1)
     mass = statistics[:, MASS]
-    nothing = mass == 0
+    nothing = mass <= 0
     shift = (statistics[:, HIGHEST] - peak).masked_fill_(nothing, 0.0)  # -inf - -inf is what a shard without ids would give
     scale = torch.exp(shift).masked_fill_(nothing, 0.0)
     sums = torch.stack([mass * scale, (statistics[:, SPREAD] + shift * mass) * scale])
@@ -162,6 +177,36 @@ def entry_gradient(z: Tensor, is_target: Tensor, upstream: Upstream) -> Tensor:
     if upstream.entropy is not None:
         gradient = gradient - upstream.entropy * (p * (log_p + upstream.entropy_value)).masked_fill_(p == 0, 0.0)
     return gradient
+
+
+def upstream_of_kinds(
+    score_KT: Tensor, entropy_KT: Tensor | None, log_normaliser_KT: Tensor, entropy_value_KT: Tensor
+) -> tuple[Upstream, ...]:
+    """Return what arrives at each kind of score, [T] each; arguments [K, T]."""
+    return tuple(
+        Upstream(
+            score=score_KT[kind],
+            entropy=None if entropy_KT is None else entropy_KT[kind],
+            log_normaliser=log_normaliser_KT[kind],
+            entropy_value=entropy_value_KT[kind],
+        )
+        for kind in range(score_KT.shape[0])
+    )
+
+
+def summed_entry_gradient(z_E: Tensor, is_target_E: Tensor, rows_E: Tensor, kinds: Sequence[Upstream]) -> Tensor:
+    """Return dL/dz [E] of entries of kept sets from all kinds of score together.
+
+    The sum of `entry_gradient` over `kinds`, whose supports all hold the entries; so it takes the place of what one kind alone gives there.
+
+    Args:
+        z_E: logit / temperature per entry.
+        is_target_E: whether each is its row's target.
+        rows_E: int64 [E], the row of the call of each.
+        kinds: see `upstream_of_kinds`.
+    """
+    first, *others = (entry_gradient(z_E, is_target_E, kind.at(rows_E)) for kind in kinds)
+    return sum(others, start=first)
 
 
 def unpack_scores(
