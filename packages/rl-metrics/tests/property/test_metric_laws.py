@@ -127,3 +127,15 @@ def test_a_document_gives_the_same_records_back(kind: Kind, values: list[float])
         assert parsed.sketch is not None
         np.testing.assert_array_equal(metric.sketch.positive_indices, parsed.sketch.positive_indices)
         np.testing.assert_array_equal(metric.sketch.negative_counts, parsed.sketch.negative_counts)
+
+
+@given(st.lists(st.lists(st.sampled_from([1.0, -2.0, math.inf, -math.inf, math.nan, 1e300]), max_size=3), min_size=1, max_size=4))
+def test_infinities_travel_as_they_merge(per_rank: list[list[float]]) -> None:
+    ranks = [[Metric.of_moments("x", values)] for values in per_rank]
+    agreed = np.max([wire.extrema(records) for records in ranks], axis=0)
+    with np.errstate(invalid="ignore"):
+        summed = np.sum([wire.sums(records, agreed) for records in ranks], axis=0)
+    (merged,) = wire.unpack(ranks[0], agreed, summed)
+    whole = merge_moments(Moments.of(values) for values in per_rank)
+    assert merged.moments.mean == pytest.approx(whole.mean, rel=1e-12, nan_ok=True)
+    assert merged.m2 == pytest.approx(whole.m2, rel=1e-12, nan_ok=True)

@@ -1,6 +1,7 @@
 """The self-test's random step holds what it promises."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,3 +52,9 @@ def test_a_step_counts_its_trained_tokens_and_needs_some() -> None:
     masked = replace(step, loss_masks=tuple(np.zeros_like(mask) for mask in step.loss_masks))
     with pytest.raises(MetricsError, match="no trained token"):
         masked.expected_value("token_mean")
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "0"])
+def test_a_seed_is_an_integer_of_at_least_0(seed: Any) -> None:
+    with pytest.raises(MetricsError, match="seed is"):
+        make_scenario(seed)

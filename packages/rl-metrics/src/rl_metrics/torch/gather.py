@@ -114,21 +114,7 @@ def gather_responses(
         total_lengths, response_lengths, cp, pad_multiple=pad_multiple, stream_offsets=stream_offsets, stream_length=stream_length
     )
     lengths = int_array(response_lengths).tolist()
-    pieces = listed(pieces, "pieces, one per sample")
-    if len(pieces) != len(lengths):
-        raise MetricsError(
-            f"{len(pieces)} pieces for {len(lengths)} samples; give one per sample, an empty one where this rank owns no token"
-        )
-    for i, (piece, count) in enumerate(zip(pieces, owned.counts.tolist(), strict=True)):
-        if not isinstance(piece, torch.Tensor):
-            raise MetricsError(f"sample {i}: the piece is {type(piece).__name__}; give a tensor")
-        if piece.dim() < 1 or piece.shape[0] != count:
-            raise MetricsError(
-                f"sample {i}: the piece has shape {tuple(piece.shape)}, but rank {cp.rank} of {cp.size} owns {count} of its "
-                f"{lengths[i]} response tokens"
-            )
-        if _kind(piece) != _kind(pieces[0]):
-            raise MetricsError(f"sample {i}: the piece is {_kind(piece)}, that of sample 0 {_kind(pieces[0])}; give all alike")
+    pieces = _checked_pieces(pieces, owned.counts.tolist(), lengths, cp)
     if not pieces:
         return []
     local = torch.cat(pieces)
@@ -149,6 +135,26 @@ def gather_responses(
     )
     full: torch.Tensor = _Gather.apply(local, plan)  # type: ignore[no-untyped-call]
     return list(torch.split(full, lengths))
+
+
+def _checked_pieces(pieces: Any, counts: list[int], lengths: list[int], cp: ContextParallel) -> list[torch.Tensor]:
+    """Return the pieces as a list, after checking that they are what this rank owns of each sample, and alike."""
+    given: list[torch.Tensor] = listed(pieces, "pieces, one per sample")
+    if len(given) != len(lengths):
+        raise MetricsError(
+            f"{len(given)} pieces for {len(lengths)} samples; give one per sample, an empty one where this rank owns no token"
+        )
+    for i, (piece, count) in enumerate(zip(given, counts, strict=True)):
+        if not isinstance(piece, torch.Tensor):
+            raise MetricsError(f"sample {i}: the piece is {type(piece).__name__}; give a tensor")
+        if piece.dim() < 1 or piece.shape[0] != count:
+            raise MetricsError(
+                f"sample {i}: the piece has shape {tuple(piece.shape)}, but rank {cp.rank} of {cp.size} owns {count} of its "
+                f"{lengths[i]} response tokens"
+            )
+        if _kind(piece) != _kind(given[0]):
+            raise MetricsError(f"sample {i}: the piece is {_kind(piece)}, that of sample 0 {_kind(given[0])}; give all alike")
+    return given
 
 
 def _kind(piece: torch.Tensor) -> str:
