@@ -38,18 +38,19 @@ def trained_tokens(dump: Dump) -> NDArray[np.bool_] | None:
 
 
 def log_prob_gap(dump: Dump) -> RaggedArray | None:
-    """Return |trainer's log-prob - engine's log-prob| of every response token: float32 [R] per sample, None without both.
+    """Return |trainer's log-prob - engine's log-prob| of every response token: float32 [R] per sample (float64 if one of them is), None without both.
 
     Zero where a token was not trained on: the engine gave it no log-prob.
     """
     ours, theirs = ragged_field(dump, "log_probs"), ragged_field(dump, "rollout_log_probs")
     if ours is None or theirs is None or not np.array_equal(ours.offsets, theirs.offsets):
         return None
-    with np.errstate(invalid="ignore"):
-        gap = np.abs(ours.values.astype(np.float32) - theirs.values.astype(np.float32))
+    dtype = np.result_type(ours.dtype, theirs.dtype, np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        gap = np.abs(ours.values.astype(dtype) - theirs.values.astype(dtype))
     trained = trained_tokens(dump)
     if trained is not None and len(trained) == len(gap):
-        gap = np.where(trained, gap, np.float32(0))
+        gap = np.where(trained, gap, dtype.type(0))
     return RaggedArray(gap, ours.offsets)
 
 

@@ -100,7 +100,7 @@ def _gap(dump: Dump, thresholds: Thresholds) -> Alarm | None:
     mean, large = float(values.mean(dtype=np.float64)), float((values > thresholds.large_log_prob_gap).mean())
     if mean <= thresholds.mean_log_prob_gap and large <= thresholds.large_gap_fraction:
         return None
-    worst = int(np.argmax([float(np.nanmax(item)) if len(item) else 0.0 for item in gap]))
+    worst = int(np.argmax([float(np.fmax.reduce(item)) if len(item) else 0.0 for item in gap]))
     text = (
         f"|trainer - engine| log-prob is {mean:.4g} nats on average, {large:.2%} of the trained tokens are above "
         f"{thresholds.large_log_prob_gap:g}; were the weights synchronised, and the kept sets recorded?"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,6 @@ def test_text_of_a_dump_never_becomes_markup(tmp_path: Path) -> None:
 
 def test_samples_beyond_the_size_are_listed_without_tokens(tmp_path: Path, pair: Pair) -> None:
     text = page(tmp_path, pair[1], max_token_bytes=2000).read_text()
-    import json
-
     found = re.search(r'id="document">(.*?)</script>', text)
     assert found is not None
     document = json.loads(found.group(1))
@@ -142,3 +141,76 @@ def test_markup_in_a_response_is_shown_and_not_run(tmp_path: Path) -> None:
         web.run("await new Promise((done) => setTimeout(done, 300))")
         assert web.run("return window.hacked === undefined")
         assert "<img src=x" in web.run("return document.getElementById('detail').textContent")
+
+
+def document_of(file: Path) -> dict[str, Any]:
+    found = re.search(r'id="document">(.*?)</script>', file.read_text())
+    assert found is not None
+    loaded: dict[str, Any] = json.loads(found.group(1))
+    return loaded
+
+
+def awkward(count: int = 40) -> Columns:
+    """Samples with NaN, infinity, numbers that float32, int32 or JavaScript's numbers cannot hold, and names the page uses itself."""
+    columns = batch(count, seed=5)
+    lengths = columns["response_lengths"]
+    wrong = np.arange(count) % 4 == 1
+    log_probs = [np.array(item) for item in columns["log_probs"]]
+    for row in np.flatnonzero(wrong & (lengths > 0)):
+        log_probs[row][-1] = np.nan
+    tokens = [np.array(item, np.int64) for item in columns["tokens"]]
+    tokens[0][-1], tokens[1][-1] = 2**40 + 1, 2**60 + 1
+    return {
+        **columns,
+        "tokens": ragged(tokens, np.int64),
+        "log_probs": ragged(log_probs, np.float32),
+        "loss_masks": ragged([np.ones(length) for length in lengths], np.int32),
+        "rewards": np.where(wrong, np.nan, np.arange(count) % 7 - 3.0),
+        "sample_index": 2**63 - 1 - np.arange(count),
+        "row": np.full(count, 5),
+        "mean_advantage": np.arange(count),
+        "huge": ragged([np.full(length, 1e300) for length in lengths], np.float64),
+        "long": ragged([np.full(length, 2**40 + 3) for length in lengths], np.int64),
+        "longest": ragged([np.full(length, 2**62 + 1) for length in lengths], np.int64),
+    }
+
+
+def test_samples_whose_gap_is_not_a_number_are_the_last_to_lose_their_tokens(tmp_path: Path) -> None:
+    path = write_dump(tmp_path / "t.parquet", contract="train-dump.v2", batch_id=0, columns=awkward())
+    document = document_of(page(tmp_path, path, max_token_bytes=20_000))
+    gaps = document["facts"]["max_log_prob_gap"]
+    kept = {row for row, span in enumerate(document["spans"]) if span}
+    assert {row for row, gap in enumerate(gaps) if gap == "nan"} <= kept
+    assert len(kept) < len(gaps)
+    others = [row for row in range(len(gaps)) if gaps[row] != "nan"]
+    assert min(gaps[row] or 0 for row in kept & {*others}) >= max(gaps[row] or 0 for row in others if row not in kept)
+
+
+@needs_browser
+def test_numbers_are_exact_or_marked_and_nan_sorts_last(tmp_path: Path) -> None:
+    columns = awkward()
+    path = write_dump(tmp_path / "t.parquet", contract="train-dump.v2", batch_id=0, columns=columns)
+    head = "[...document.querySelectorAll('#head button')].find((b) => b.title === 'rewards').click(); return [table.descending, ...table.order]"
+    rewards = columns["rewards"]
+    numbers = int(np.isfinite(rewards).sum())
+    with browser(tmp_path) as web:
+        web.open(page(tmp_path, path))
+        for _ in range(2):
+            descending, *order = web.run(head)
+            shown = rewards[order]
+            assert np.isfinite(shown[:numbers]).all(), "numbers first, whatever the direction"
+            assert (np.diff(shown[:numbers]) * (-1 if descending else 1) >= 0).all()
+        assert web.run("return show(dump.facts.sample_index[3])") == str(2**63 - 4)
+        assert web.run("return [table.order.length, dump.facts.row[7], dump.facts.row_field[7], dump.facts.mean_advantage_field[7]]") == [
+            40,
+            7,
+            5,
+            7,
+        ]
+        token = "const s = await tokensOf(args[0]); return [show(s.ids.at(-1)), show(s.strips.huge[0]), show(s.strips.long[0]), show(s.strips.longest[0]), s.prompt]"
+        row = int(np.argmax(columns["response_lengths"]))
+        _, huge, long, longest, prompt = web.run(token, row)
+        assert (huge, long, longest) == ("≈ 1.000000e+300", f"{2**40 + 3:,}", "≈ 4.611686e+18")
+        assert prompt == columns["total_lengths"][row] - columns["response_lengths"][row]
+        assert web.run("const s = await tokensOf(0); return s.ids.at(-1)") == 2**40 + 1
+        assert web.run("const s = await tokensOf(1); return show(s.ids.at(-1))") == "≈ 1.152922e+18"

@@ -42,7 +42,7 @@ function tokenSpans(sample, texts, from, to, rule, values) {
   return Array.from({ length: to - from }, (_, offset) => {
     const index = from + offset;
     const text = texts[index];
-    const span = element("span", { textContent: text ?? sample.ids[index], className: text === null ? "id" : "" });
+    const span = element("span", { textContent: text ?? (Number.isSafeInteger(sample.ids[index]) ? sample.ids[index] : show(sample.ids[index])), className: text === null ? "id" : "" });
     span.dataset.token = index;
     if (values) {
       span.style.background = paint(rule, values[index - sample.prompt]);

@@ -3,11 +3,11 @@ function places() {
   const { step, data_parallel_rank: rank, micro_batch: slot, total_lengths: lengths } = dump.facts;
   if (!step || !rank || !slot) return null;
   const found = new Map();
-  dump.facts.row.forEach((row) => {
+  allRows.forEach((row) => {
     const key = `${step[row]} ${rank[row]} ${slot[row]}`;
     const block = found.get(key) ?? { samples: 0, tokens: 0 };
     block.samples += 1;
-    block.tokens += lengths ? lengths[row] : 1;
+    block.tokens += lengths ? Number(lengths[row]) : 1;
     found.set(key, block);
   });
   return found;
@@ -29,7 +29,7 @@ function drawLayout() {
 
 function drawStep(step, ranks, found) {
   const noted = dump.shards.map((shard) => shard.num_microbatches?.[step] ?? 0);
-  const used = dump.facts.row.filter((row) => dump.facts.step[row] === step).map((row) => dump.facts.micro_batch[row] + 1);
+  const used = allRows.filter((row) => dump.facts.step[row] === step).map((row) => Number(dump.facts.micro_batch[row]) + 1);
   const slots = Array.from({ length: Math.max(0, ...noted, ...used) }, (_, slot) => slot);
   const widest = slots.map((slot) => Math.max(1, ...ranks.map((rank) => found.get(`${step} ${rank} ${slot}`)?.tokens ?? 0)));
   const pixels = Math.max(300, innerWidth - 140) / widest.reduce((sum, tokens) => sum + tokens, 0);

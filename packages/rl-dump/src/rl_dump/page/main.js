@@ -8,7 +8,7 @@ function selectTab(chosen) {
 }
 
 function drawTitle() {
-  const tokens = dump.facts.response_lengths?.reduce((sum, length) => sum + length, 0);
+  const tokens = dump.facts.response_lengths?.reduce((sum, length) => sum + Number(length), 0);
   document.title = `${dump.file} · rl-dump`;
   $("title").append(dump.file, element("small", {
     textContent: `${dump.contract} · batch ${dump.batch} · ${show(dump.samples)} samples` + (tokens === undefined ? "" : ` · ${show(tokens)} response tokens`)
@@ -69,6 +69,6 @@ function start() {
   document.onkeydown = onKey;
   onresize = () => { draw(); if (!$("view-layout").hidden) drawLayout(); };
   const asked = Number(new URLSearchParams(location.hash.slice(1)).get("row") ?? table.order[0]);
-  if (asked in dump.facts.row) choose(asked);
+  if (asked in allRows) choose(asked);
 }
 start();

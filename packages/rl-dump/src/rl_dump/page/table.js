@@ -5,7 +5,9 @@ const FIRST = ["rollout_position", "group_ids", "rollout_ids", "raw_reward", "re
 const LABELS = { rollout_position: "position", group_ids: "group", rollout_ids: "rollout", raw_reward: "raw reward", rewards: "reward",
   response_lengths: "tokens", mean_log_prob_gap: "mean gap", max_log_prob_gap: "max gap", mean_advantage: "advantage", mean_kept_set: "kept ids",
   trained_fraction: "trained", finish_reason: "finish", data_parallel_rank: "rank", micro_batch: "micro-batch" };
-const label = (name) => LABELS[name] ?? name.replaceAll("_", " ");
+const label = (name) => (Object.hasOwn(LABELS, name) ? LABELS[name] : name.replaceAll("_", " "));
+// Neither a missing value nor NaN is large or small: both stand last, in either direction.
+const absent = (value) => value === null || Number.isNaN(value);
 // What people type is the column's heading as well as the field's name.
 const NAMES = Object.fromEntries(Object.keys(dump.facts).flatMap((name) => [[name, name], [label(name).replaceAll(" ", "_"), name]]));
 
@@ -18,8 +20,8 @@ const table = {
 };
 
 const widths = Object.fromEntries(Object.entries(dump.facts).map(([name, values]) => {
-  const present = values.filter((value) => value !== null);
-  const kind = present.some((value) => typeof value === "string") ? 110 : present.every((value) => Number.isInteger(value) || typeof value === "boolean") ? 64 : 84;
+  const present = values.filter((value) => !absent(value));
+  const kind = present.some((value) => typeof value === "string") ? 110 : present.every((value) => Number.isInteger(value) || typeof value !== "number") ? 64 : 84;
   return [name, Math.max(kind, 18 + 7 * label(name).length)];
 }));
 const width = (name) => widths[name];
@@ -55,13 +57,13 @@ function arrange() {
     $("filter").classList.add("wrong");
     $("filter").title = error.message;
   }
-  const rows = dump.facts.row.filter((row) => conditions.every((holds) => holds(row)));
+  const rows = allRows.filter((row) => conditions.every((holds) => holds(row)));
   const values = dump.facts[table.sortBy];
   const sign = table.descending ? -1 : 1;
   rows.sort((a, b) => {
     const [x, y] = [values[a], values[b]];
     if (x === y) return a - b;
-    if (x === null || y === null) return x === null ? 1 : -1;
+    if (absent(x) || absent(y)) return absent(x) - absent(y) || (x === null) - (y === null) || a - b;
     return (x < y ? -1 : 1) * sign;
   });
   table.order = rows;
@@ -101,7 +103,7 @@ function drawHead() {
     button.setAttribute("aria-sort", sorted ? (table.descending ? "descending" : "ascending") : "none");
     button.style.width = `${width(name)}px`;
     button.onclick = () => {
-      table.descending = sorted ? !table.descending : typeof dump.facts[name][0] === "number" && name !== "rollout_position";
+      table.descending = sorted ? !table.descending : dump.numbers.includes(name) && name !== "rollout_position";
       table.sortBy = name;
       drawHead();
       arrange();
