@@ -5,15 +5,19 @@ Layer: algorithms (standard library only).
 Invariants, each matched by a test in `tests/unit/test_background.py`:
 
 - at most `max_pending` jobs are held; one more waits, with a deadline;
-- a job that failed raises from the next `submit`, `check` or `close`, once, with its path;
-- jobs run in the order they were given, one at a time.
+- jobs that failed raise from the next `submit`, `check` or `close`, once, all of them, with their paths; the jobs behind them still run;
+- jobs run in the order they were given, one at a time;
+- a job that is stuck holds neither `close` nor the end of the process beyond the deadline.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
-import time
+import atexit
+import logging
+import threading
+import weakref
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from typing_extensions import Self
@@ -27,31 +31,47 @@ if TYPE_CHECKING:
 
 __all__ = ["BackgroundWriter"]
 
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    path: str
+    run: Callable[[], object]
+
 
 class BackgroundWriter:
     """Run writing jobs in one background thread; use as a context manager, or call `close`.
+
+    A process that ends without `close` waits for its jobs as `close` does, and logs what was not written.
 
     Args:
         max_pending: how many jobs may wait or run at once; each holds one batch in memory.
         deadline_seconds: longest wait for a free place in `submit`, and for the last job in `close`.
 
     Raises:
-        WriteError: a deadline is not positive, or there is no room for a job.
+        WriteError: an option is not positive.
     """
 
     def __init__(self, *, max_pending: int = 1, deadline_seconds: float = 600.0) -> None:
-        if max_pending < 1 or deadline_seconds <= 0:
+        if max_pending < 1 or not deadline_seconds > 0:
             msg = f"BackgroundWriter needs max_pending >= 1 and deadline_seconds > 0, got {max_pending} and {deadline_seconds}"
             raise WriteError(msg)
         self._max_pending = max_pending
-        self._deadline_seconds = deadline_seconds
-        self._executor = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="rl-dump-writer")
-        self._pending: deque[tuple[str, concurrent.futures.Future[object]]] = deque()
+        self._deadline_seconds = min(deadline_seconds, threading.TIMEOUT_MAX)
+        self._changed = threading.Condition()
+        self._waiting: deque[_Job] = deque()
+        self._running: _Job | None = None
+        self._working = False
+        self._closed = False
+        self._failed: list[tuple[str, BaseException]] = []
+        _open_writers.add(self)
 
     @property
     def num_pending(self) -> int:
         """Jobs that wait or run now."""
-        return sum(not future.done() for _, future in self._pending)
+        with self._changed:
+            return self._count()
 
     def submit(self, job: Callable[[], object], *, path: str | os.PathLike[str]) -> None:
         """Queue a job; returns as soon as there is a free place.
@@ -61,57 +81,112 @@ class BackgroundWriter:
             path: the file, for errors.
 
         Raises:
-            WriteError: an earlier job failed (its path and cause), or no place became free before the deadline. `job` is not queued then.
+            WriteError: earlier jobs failed (their paths and causes), no place became free before the deadline, or the writer is closed.
+                `job` is not queued then.
         """
-        self._reap(keep=self._max_pending - 1)
-        self._pending.append((str(path), self._executor.submit(job)))
+        with self._changed:
+            if self._closed:
+                msg = f"dump {path} was not written: this BackgroundWriter is closed; submit before `close`, or make another one"
+                raise WriteError(msg)
+            free = self._changed.wait_for(lambda: self._count() < self._max_pending, self._deadline_seconds)
+            self._raise_failures([] if free else self._stuck())
+            self._waiting.append(_Job(path=str(path), run=job))
+            if not self._working:
+                self._start()
 
     def check(self) -> None:
-        """Raise the failure of a finished job, if there is one; never waits.
+        """Raise the failures of finished jobs, if there are any; never waits for a job.
 
         Raises:
-            WriteError: names the path and the cause.
+            WriteError: names every path and cause.
         """
-        while self._pending and self._pending[0][1].done():
-            self._finish(0.0)
+        with self._changed:
+            self._raise_failures([])
 
     def close(self) -> None:
-        """Wait for every job and end the thread.
+        """Wait for every job, then take no more.
 
         Raises:
-            WriteError: a job failed or is not done before the deadline.
+            WriteError: jobs failed, or are not done before the deadline; names every file that was not written. A job that runs on is left
+                to itself, those behind it are given up.
         """
-        try:
-            self._reap(keep=0)
-        finally:
-            self._executor.shutdown(wait=False, cancel_futures=True)
+        with self._changed:
+            self._closed = True
+            done = self._changed.wait_for(lambda: self._count() == 0, self._deadline_seconds)
+            lost = (
+                [] if done else [*self._stuck(), *(f"dump {job.path} was not written: it waited behind that one" for job in self._waiting)]
+            )
+            self._waiting.clear()
+            _open_writers.discard(self)
+            self._raise_failures(lost)
 
     def __enter__(self) -> Self:
         """Return the writer."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Close; after an exception in the block, a failed job is not raised on top of it."""
+        """Close; after an exception in the block, a failed job is logged, not raised on top of it."""
         try:
             self.close()
-        except WriteError:
+        except WriteError as failure:
             if kind is None:
                 raise
+            _logger.warning("%s", failure)
 
-    def _reap(self, *, keep: int) -> None:
-        self.check()
-        limit = time.monotonic() + self._deadline_seconds
-        while len(self._pending) > keep:
-            self._finish(max(limit - time.monotonic(), 0.0))
+    def _count(self) -> int:
+        return len(self._waiting) + (self._running is not None)
 
-    def _finish(self, timeout: float) -> None:
-        path, future = self._pending[0]
+    def _start(self) -> None:
+        # A daemon: the interpreter does not wait for it, `close` does, with a deadline.
+        thread = threading.Thread(target=self._work, name="rl-dump-writer", daemon=True)
         try:
-            error = future.exception(timeout)
-        except concurrent.futures.TimeoutError:
-            msg = f"dump {path} is not written after {self._deadline_seconds:g} s; is the disk stuck?"
-            raise WriteError(msg) from None
-        self._pending.popleft()
-        if error is not None:
-            msg = f"dump {path} was not written: {error}"
+            thread.start()
+        except RuntimeError as error:
+            msg = f"dump {self._waiting.pop().path} was not written: {error}"
             raise WriteError(msg) from error
+        self._working = True
+
+    def _work(self) -> None:
+        """Run jobs until none waits; `submit` starts another thread then."""
+        while True:
+            with self._changed:
+                if not self._waiting:
+                    self._working = False
+                    return
+                job = self._running = self._waiting.popleft()
+            failure = _run(job)
+            with self._changed:
+                if failure is not None:
+                    self._failed.append((job.path, failure))
+                self._running = None
+                self._changed.notify_all()
+
+    def _stuck(self) -> list[str]:
+        job = self._running or self._waiting[0]
+        return [f"dump {job.path} is not written after {self._deadline_seconds:g} s; is the disk stuck?"]
+
+    def _raise_failures(self, stuck: list[str]) -> None:
+        failed, self._failed = self._failed, []
+        told = [f"dump {path} was not written: {str(error) or type(error).__name__}" for path, error in failed] + stuck
+        if told:
+            raise WriteError("; ".join(told)) from (failed[0][1] if failed else None)
+
+
+def _run(job: _Job) -> BaseException | None:
+    try:
+        job.run()
+    except BaseException as error:
+        return error
+    return None
+
+
+_open_writers: weakref.WeakSet[BackgroundWriter] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_open_writers() -> None:
+    for writer in list(_open_writers):
+        try:
+            writer.close()
+        except WriteError as failure:
+            _logger.error("at exit: %s", failure)  # noqa: TRY400 - the file and the cause say all

@@ -5,7 +5,9 @@ Layer: records (standard library only). A template is a path with `{batch_id}`; 
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 from pathlib import Path
 from string import Formatter
 
@@ -14,6 +16,9 @@ from rl_dump.errors import DumpError
 __all__ = ["check_templates", "resolve_template"]
 
 _ALIASES = frozenset({"batch_id", "rollout_id"})
+_WIDTH = re.compile(r"(0?[1-9][0-9]*)?d?")
+_PROBES = (*range(12), 99, 100, 101, 110, 111, 999, 1000, 10**6, "eval_0", "eval_1", "eval_10")
+"""Batch ids whose paths are compared: those of few and many digits, and words."""
 _SUFFIXES = (".parquet", ".pt")
 
 
@@ -21,11 +26,11 @@ def resolve_template(template: str | os.PathLike[str], *, batch_id: int | str) -
     """Return the path of one batch's dump.
 
     Args:
-        template: a path with `{batch_id}` (or its alias `{rollout_id}`), format specs allowed: `train_{batch_id:06d}.parquet`.
+        template: a path with `{batch_id}` (or its alias `{rollout_id}`), with a width if wanted: `train_{batch_id:06d}.parquet`.
         batch_id: the batch counter, or a word such as `"eval_3"`.
 
     Raises:
-        DumpError: the template has no such placeholder, another placeholder, an unknown suffix, or cannot take this `batch_id`.
+        DumpError: the template has no such placeholder, another placeholder or format, an unknown suffix, or cannot take this `batch_id`.
     """
     text = os.fspath(template)
     _check_placeholders(text)
@@ -47,35 +52,48 @@ def check_templates(*, rollout: str | os.PathLike[str] | None, train: str | os.P
         train: template of the train dump; None if it is off.
 
     Raises:
-        DumpError: a template is not one (see `resolve_template`), gives two batches one path, or both give one batch the same path.
+        DumpError: a template is not one (see `resolve_template`), or two batches, of one template or of both, get the same path.
     """
     named = {name: template for name, template in (("dump.rollout", rollout), ("dump.train", train)) if template is not None}
-    for name, template in named.items():
-        first, second = (_resolved(template, batch_id) for batch_id in (0, 1))
-        if first == second:
-            msg = f"{name}: template {os.fspath(template)!r} gives batches 0 and 1 the same path {first}"
+    owners: dict[str, tuple[str, int | str]] = {}
+    for (name, template), batch_id in itertools.product(named.items(), _PROBES):
+        path = _resolved(template, batch_id)
+        if path is None:
+            continue
+        other, other_id = owners.setdefault(path, (name, batch_id))
+        if other != name:
+            msg = f"{other} for batch {other_id} and {name} for batch {batch_id} both write to {path}; give them different paths"
             raise DumpError(msg)
-    paths = {_resolved(template, 0) for template in named.values()}
-    if len(paths) < len(named):
-        msg = f"dump.rollout and dump.train both write to {paths.pop()}; give them different paths"
-        raise DumpError(msg)
+        if other_id != batch_id:
+            msg = f"{name}: template {os.fspath(template)!r} gives batches {other_id} and {batch_id} the same path {path}"
+            raise DumpError(msg)
 
 
-def _resolved(template: str | os.PathLike[str], batch_id: int) -> str:
-    return os.path.realpath(resolve_template(template, batch_id=batch_id))
+def _resolved(template: str | os.PathLike[str], batch_id: int | str) -> str | None:
+    """Return where a batch goes; None for a word under a format of numbers."""
+    try:
+        return os.path.realpath(resolve_template(template, batch_id=batch_id))
+    except DumpError:
+        if isinstance(batch_id, str):
+            return None
+        raise
 
 
 def _check_placeholders(text: str) -> None:
     try:
-        names = [name for _, name, _, _ in Formatter().parse(text) if name is not None]
+        parts = [(name, spec or "", conversion) for _, name, spec, conversion in Formatter().parse(text) if name is not None]
     except ValueError as error:
         msg = f"dump template {text!r} is not a format string: {error}"
         raise DumpError(msg) from error
-    unknown = [name for name in names if name not in _ALIASES]
+    unknown = [name for name, _, _ in parts if name not in _ALIASES]
     if unknown:
         msg = f"dump template {text!r} has the unknown placeholder {{{unknown[0]}}}; use {{batch_id}}"
         raise DumpError(msg)
-    if not names:
+    cut = [spec for _, spec, conversion in parts if conversion is not None or not _WIDTH.fullmatch(spec)]
+    if cut:
+        msg = f"dump template {text!r} has the format {cut[0]!r}; only a width is allowed, because others can give two batches one path: {{batch_id:06d}}"
+        raise DumpError(msg)
+    if not parts:
         msg = f"dump template {text!r} has no {{batch_id}}: every batch would overwrite the one before; add {{batch_id}} to the file name"
         raise DumpError(msg)
     if not text.endswith(_SUFFIXES):

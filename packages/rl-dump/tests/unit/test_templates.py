@@ -60,11 +60,30 @@ def test_links_to_one_folder_are_the_same_path(tmp_path: Path) -> None:
         check_templates(rollout=tmp_path / "real" / "{batch_id}.pt", train=tmp_path / "link" / "{batch_id}.pt")
 
 
-def test_a_format_that_gives_two_batches_one_path_is_refused() -> None:
-    with pytest.raises(DumpError, match="gives batches 0 and 1 the same path"):
-        check_templates(rollout="{batch_id!s:.0}.pt", train=None)
+@pytest.mark.parametrize(
+    "template", ["{batch_id!s:.0}.pt", "{batch_id!r}.pt", "{batch_id:.1}.pt", "{batch_id:.0e}.pt", "{batch_id:{batch_id}d}.pt"]
+)
+def test_formats_that_can_give_two_batches_one_path_are_refused(template: str) -> None:
+    with pytest.raises(DumpError, match="only a width is allowed"):
+        check_templates(rollout=template, train=None)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "train"),
+    [("d/{batch_id}.pt", "d/1{batch_id}.pt"), ("d/{batch_id:03d}.pt", "d/{batch_id}.pt"), ("d/{batch_id}.pt", "d/eval_{batch_id}.pt")],
+)
+def test_a_path_that_two_different_batches_share_is_refused(rollout: str, train: str) -> None:
+    with pytest.raises(DumpError, match="both write to"):
+        check_templates(rollout=rollout, train=train)
+
+
+def test_two_batches_of_one_template_with_one_path_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "10").symlink_to(tmp_path / "11")
+    with pytest.raises(DumpError, match="gives batches 10 and 11 the same path"):
+        check_templates(rollout=tmp_path / "{batch_id}" / "x.pt", train=None)
 
 
 def test_good_templates_pass() -> None:
     check_templates(rollout="r_{batch_id}.parquet", train="t_{batch_id}.parquet")
+    check_templates(rollout="r_{batch_id:06d}.parquet", train="t_{batch_id:3}.parquet")
     check_templates(rollout=None, train=None)
