@@ -1,6 +1,6 @@
 """The command line `rl-topp`: `stats` and `sglang-check`.
 
-Layer: the top; the only module that imports typer and rich. Exit codes: 0 fine, 1 the check found something, 2 bad input (one line, no traceback).
+Layer: the top; the only module that imports typer and rich. Names, paths and messages are text, never markup. Exit codes: 0 fine, 1 the check found something, 2 bad input (one line, no traceback).
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from rl_topp.errors import NucleusError
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
-    help="Kept sets of top-p sampling: look into a dump, check the SGLang plugin.", no_args_is_help=True, add_completion=False
+    help="Kept sets of top-p sampling: look into a dump, check the SGLang plugin.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # `rl-topp[parquet]` in a help text is a name, no markup
 )
 
 _LABELS = {
@@ -55,9 +59,9 @@ def stats(
     except NucleusError as error:
         _fail(str(error))
     if as_json:
-        typer.echo(json.dumps(figures))
+        typer.echo(json.dumps(figures, allow_nan=False))
         return
-    table = Table(title=str(dump), show_header=False)
+    table = Table(title=Text(str(dump)), show_header=False)
     for name, label in _LABELS.items():
         table.add_row(label, _shown(figures[name]))
     Console().print(table)
@@ -83,5 +87,5 @@ def _shown(value: Any) -> str:
 
 
 def _fail(message: str) -> NoReturn:
-    Console(stderr=True, soft_wrap=True).print(f"rl-topp: {message}", markup=False, highlight=False)
+    Console(stderr=True, soft_wrap=True).print(f"rl-topp: {' '.join(message.split())}", markup=False, highlight=False)
     raise typer.Exit(2)

@@ -1,13 +1,15 @@
 """The columns that `rl-topp stats` needs, out of a dump in Parquet form.
 
 Layer: pyarrow (extra `[parquet]`), above `stats`. Reads `train-dump.v2` and `rollout-dump.v1` by column name; everything else in the file is ignored.
-Invariant: a sample without kept sets (null) is left out of every column alike.
+Invariants: a sample without kept sets (null) is left out of every column alike; a column whose values cannot be what its name says (another type, null
+entries, unknown status, offsets that fall) is refused by file, column and sample, so that no figure comes out of it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rl_topp.errors import NucleusError, UnsupportedContractError
+from rl_topp.nucleus import NucleusStatus
 from rl_topp.stats import KeptSetStats, kept_set_stats
 
 __all__ = ["READABLE_CONTRACTS", "stats_of_dump"]
@@ -26,6 +29,29 @@ READABLE_CONTRACTS: Final = ("train-dump.v2", "rollout-dump.v1")
 _METADATA_KEY: Final = b"rl_dump"
 _REQUIRED: Final = ("nucleus_offsets", "nucleus_status", "loss_masks")
 _OPTIONAL: Final = ("rollout_log_probs", "rollout_full_log_probs", "log_probs")
+# What pyarrow raises on damaged files: besides its own errors, names that are not UTF-8 and counts that fit nothing.
+_DAMAGE: Final = (OSError, pa.ArrowException, ValueError, KeyError, OverflowError, MemoryError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Column:
+    """One list column of the samples that have kept sets."""
+
+    path: Path
+    name: str
+    values: npt.NDArray[Any]
+    """All lists end to end."""
+    lengths: npt.NDArray[np.int64]
+    """[N]: length of each list, 0 where it is null."""
+    present: npt.NDArray[np.bool_]
+    """[N]: whether there is a list."""
+
+    def fail_where(self, wrong: npt.NDArray[np.bool_], expected: str) -> None:
+        """Raise a `NucleusError` that names the first value in `wrong`, [values], and its sample."""
+        places = np.flatnonzero(wrong)
+        if places.size:
+            sample = int(np.searchsorted(np.cumsum(self.lengths), places[0], side="right"))
+            raise NucleusError(f"{self.path}: sample {sample} has {self.values[places[0]]} in {self.name}, expected {expected}")
 
 
 def stats_of_dump(path: Path) -> KeptSetStats:
@@ -35,30 +61,48 @@ def stats_of_dump(path: Path) -> KeptSetStats:
         path: a `.parquet` dump.
 
     Raises:
-        NucleusError: the file cannot be read as Parquet, lacks a column, or its columns do not fit together; names file and column.
+        NucleusError: the file cannot be read as Parquet, lacks a column or has it twice, or its columns hold what they cannot or do not fit together;
+            names file and column, and the sample among those with kept sets.
         UnsupportedContractError: it is a dump of another contract.
     """
+    table = _read(path)
+    table = table.filter(table.column("nucleus_status").is_valid())
+    offsets = _column(path, table, "nucleus_offsets", pa.types.is_integer)
+    status = _column(path, table, "nucleus_status", pa.types.is_integer)
+    masks = _column(path, table, "loss_masks", pa.types.is_integer)
+    status.fail_where((status.values < 0) | (status.values >= len(NucleusStatus)), f"0 to {len(NucleusStatus) - 1}")
+    masks.fail_where((masks.values != 0) & (masks.values != 1), "0 or 1")
+    _check_lengths(offsets, status.lengths + 1)
+    _check_lengths(masks, status.lengths)
+    optional = {
+        name: _aligned(_column(path, table, name, pa.types.is_floating), status.lengths) for name in _OPTIONAL if name in table.column_names
+    }
+    sizes = _sizes(offsets)
+    status.fail_where((status.values == NucleusStatus.KEPT) & (sizes == 0), "another status, since the token has no ids")
+    without = (status.values == NucleusStatus.NO_FILTER) | (status.values == NucleusStatus.NOT_SAMPLED)
+    status.fail_where(without & (sizes != 0), "0 or 3, since the token has ids")
+    return kept_set_stats(set_sizes=sizes, status=status.values.astype(np.uint8), loss_masks=masks.values.astype(np.int32), **optional)
+
+
+def _read(path: Path) -> pa.Table:
+    """Return the columns that exist of those that count."""
     try:
         file = pq.ParquetFile(path)
-        _check_contract(path, file.metadata.metadata)
-        names = set(file.schema_arrow.names)
-        missing = [name for name in _REQUIRED if name not in names]
-        if missing:
-            raise NucleusError(f"{path}: no column {', '.join(missing)}; was the run recorded with kept sets (rollout.replay = true)?")
-        table = file.read(columns=[name for name in (*_REQUIRED, *_OPTIONAL) if name in names])
-    except (OSError, pa.ArrowException) as error:
+        metadata, names = file.metadata.metadata, list(file.schema_arrow.names)
+    except _DAMAGE as error:
         raise NucleusError(f"{path}: cannot be read as Parquet: {error}") from error
-    table = table.filter(table.column("nucleus_status").is_valid())
-    offsets, offset_counts = _flat(path, table, "nucleus_offsets")
-    status, counts = _flat(path, table, "nucleus_status")
-    columns = {"loss_masks": _aligned(path, table, "loss_masks", counts)}
-    columns |= {name: _aligned(path, table, name, counts) for name in _OPTIONAL if name in table.column_names}
-    if not np.array_equal(offset_counts, counts + 1):
-        sample = int(np.flatnonzero(offset_counts != counts + 1)[0])
-        raise NucleusError(
-            f"{path}: sample {sample} has {offset_counts[sample]} nucleus_offsets for {counts[sample]} tokens, expected {counts[sample] + 1}"
-        )
-    return kept_set_stats(set_sizes=_sizes(offsets, offset_counts), status=status.astype(np.uint8), **columns)
+    _check_contract(path, metadata)
+    missing = [name for name in _REQUIRED if name not in names]
+    if missing:
+        raise NucleusError(f"{path}: no column {', '.join(missing)}; was the run recorded with kept sets (rollout.replay = true)?")
+    wanted = [name for name in (*_REQUIRED, *_OPTIONAL) if name in names]
+    twice = [name for name in wanted if names.count(name) > 1]
+    if twice:
+        raise NucleusError(f"{path}: more than one column {', '.join(twice)}")
+    try:
+        return file.read(columns=wanted)
+    except _DAMAGE as error:
+        raise NucleusError(f"{path}: cannot be read as Parquet: {error}") from error
 
 
 def _check_contract(path: Path, metadata: Mapping[bytes, bytes] | None) -> None:
@@ -68,7 +112,7 @@ def _check_contract(path: Path, metadata: Mapping[bytes, bytes] | None) -> None:
         raise NucleusError(f"{path}: not a dump: the Parquet metadata has no key {_METADATA_KEY.decode()!r}")
     try:
         contract = json.loads(raw).get("contract")
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise NucleusError(f"{path}: the metadata under {_METADATA_KEY.decode()!r} is not a JSON object: {error}") from error
     if contract not in READABLE_CONTRACTS:
         raise UnsupportedContractError(
@@ -76,34 +120,48 @@ def _check_contract(path: Path, metadata: Mapping[bytes, bytes] | None) -> None:
         )
 
 
-def _flat(path: Path, table: pa.Table, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """Return a list column's values end to end, and its list lengths."""
+def _column(path: Path, table: pa.Table, name: str, is_wanted: Callable[[pa.DataType], bool]) -> _Column:
+    """Return a column of lists of numbers, refusing other types and null entries."""
     column = table.column(name).combine_chunks()
-    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
-        raise NucleusError(f"{path}: column {name} has type {column.type}, expected a list per sample")
-    lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return column.flatten().to_numpy(zero_copy_only=False), lengths
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)) or not is_wanted(column.type.value_type):
+        wanted = "integers" if is_wanted is pa.types.is_integer else "floating-point numbers"
+        raise NucleusError(f"{path}: column {name} has type {column.type}, expected a list per sample, of {wanted}")
+    flat = column.flatten()
+    if flat.null_count:
+        raise NucleusError(f"{path}: column {name} has {flat.null_count} null entries inside its lists, expected a number each")
+    return _Column(
+        path=path,
+        name=name,
+        values=flat.to_numpy(zero_copy_only=False),
+        lengths=column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64),
+        present=column.is_valid().to_numpy(zero_copy_only=False).astype(bool),
+    )
 
 
-def _aligned(path: Path, table: pa.Table, name: str, counts: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """Return a response-aligned column, NaN for samples where it is null."""
-    values, lengths = _flat(path, table, name)
-    absent = table.column(name).is_null().to_numpy(zero_copy_only=False).astype(bool)
-    wrong = np.flatnonzero((lengths != counts) & ~absent)
+def _check_lengths(column: _Column, expected: npt.NDArray[np.int64]) -> None:
+    wrong = np.flatnonzero(column.lengths != expected)
     if wrong.size:
         sample = int(wrong[0])
-        raise NucleusError(f"{path}: sample {sample} has {lengths[sample]} {name} for {counts[sample]} tokens")
-    if not absent.any():
-        return values
+        raise NucleusError(f"{column.path}: sample {sample} has {column.lengths[sample]} {column.name}, expected {expected[sample]}")
+
+
+def _aligned(column: _Column, counts: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """Return a response-aligned column, NaN for samples where it is null."""
+    _check_lengths(column, np.where(column.present, counts, 0))
+    if column.present.all():
+        return column.values
     full = np.full(int(counts.sum()), np.nan, np.float32)
-    full[np.repeat(~absent, counts)] = values
+    full[np.repeat(column.present, counts)] = column.values
     return full
 
 
-def _sizes(offsets: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _sizes(offsets: _Column) -> npt.NDArray[np.int64]:
     """Return ids per token: differences of the offsets inside each sample, none across the seam of two."""
-    if offsets.size == 0:
-        return np.zeros(0, np.int64)
-    within = np.ones(offsets.size - 1, np.bool_)
-    within[np.cumsum(lengths)[:-1] - 1] = False
-    return np.diff(offsets.astype(np.int64))[within]
+    values = offsets.values
+    first = np.zeros(values.size, np.bool_)
+    first[np.cumsum(offsets.lengths) - offsets.lengths] = True
+    offsets.fail_where(first & (values != 0), "each sample's first offset to be 0")
+    falls = np.zeros(values.size, np.bool_)
+    falls[1:] = (values[1:] < values[:-1]) & ~first[1:]  # compared: differences could wrap around
+    offsets.fail_where(falls, "offsets that do not decrease")
+    return np.diff(values.astype(np.int64))[~first[1:]]

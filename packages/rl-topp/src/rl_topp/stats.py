@@ -5,6 +5,7 @@ Layer: numpy, above the record. Invariant: only trained tokens count (loss mask 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptSetStats:
-    """Figures over the trained tokens of a dump. A figure without data is None, which differs from 0."""
+    """Figures over the trained tokens of a dump. A figure without data, or one that is not finite, is None, which differs from 0."""
 
     num_tokens: int
     """Trained tokens."""
@@ -104,12 +105,22 @@ def kept_set_stats(
         p99_size=float(np.percentile(sizes, 99)) if sizes.size else None,
         singleton_fraction=float((sizes == 1).mean()) if sizes.size else None,
         wire_bytes_per_token=float((4 * set_sizes[trained].sum() + 5 * num_tokens) * 4 / 3 / num_tokens) if num_tokens else None,
-        mean_kept_mass=float(np.exp(without).mean()) if without.size else None,
-        mean_log_ratio_without_replay=float(without.mean()) if without.size else None,
+        mean_kept_mass=_mean(_exp(without)),
+        mean_log_ratio_without_replay=_mean(without),
         max_log_ratio_without_replay=float(np.abs(without).max()) if without.size else None,
-        mean_log_ratio_with_replay=float(with_replay.mean()) if with_replay.size else None,
+        mean_log_ratio_with_replay=_mean(with_replay),
         max_log_ratio_with_replay=float(np.abs(with_replay).max()) if with_replay.size else None,
     )
+
+
+def _exp(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    with np.errstate(over="ignore"):  # log-probs that are none give an infinite mass, which is no figure
+        return np.exp(values)
+
+
+def _mean(values: npt.NDArray[np.float64]) -> float | None:
+    mean = float(values.mean()) if values.size else math.inf
+    return mean if math.isfinite(mean) else None
 
 
 def _difference(left: Floats | None, right: Floats | None, trained: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:

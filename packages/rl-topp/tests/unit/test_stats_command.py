@@ -86,6 +86,91 @@ def test_a_dump_that_does_not_fit_is_one_line_and_exit_2(columns: dict[str, Any]
     assert "Traceback" not in result.output
 
 
+INT, UINT8, FLOAT, TEXT = (pa.list_(kind) for kind in (pa.int64(), pa.uint8(), pa.float32(), pa.string()))
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "words"),
+    [
+        ("nucleus_offsets", pa.array([[0, 5, 3, 3], None, [0, 2]], INT), "sample 0 has 3 in nucleus_offsets"),
+        ("nucleus_offsets", pa.array([[7, 8, 10, 10], None, [0, 2]], INT), "sample 0 has 7 in nucleus_offsets"),
+        ("nucleus_offsets", pa.array([[0, 1, 3, 3], None, [0, -2]], INT), "sample 1 has -2 in nucleus_offsets"),
+        ("nucleus_offsets", pa.array([[0, None, 3, 3], None, [0, 2]], INT), "1 null entries"),
+        ("nucleus_offsets", pa.array([None, None, [0, 2]], INT), "sample 0 has 0 nucleus_offsets"),
+        ("nucleus_offsets", pa.array([[0, 1, 1, 1], None, [0, 2]], INT), "sample 0 has 0 in nucleus_status"),
+        ("nucleus_offsets", pa.array([[0, 1, 3, 4], None, [0, 2]], INT), "sample 0 has 2 in nucleus_status"),
+        ("nucleus_status", pa.array([[0, 9, 2], None, [0]], UINT8), "sample 0 has 9 in nucleus_status"),
+        ("nucleus_status", pa.array([[0, 0, 2], None, [256]], INT), "sample 1 has 256 in nucleus_status"),
+        ("nucleus_status", pa.array([[0, None, 2], None, [0]], UINT8), "1 null entries"),
+        ("nucleus_status", pa.array([["a", "b", "c"], None, ["d"]], TEXT), "of integers"),
+        ("nucleus_status", pa.array([[[0], [0], [2]], None, [[0]]], pa.list_(INT)), "of integers"),
+        ("loss_masks", pa.array([None, [1], [1]], INT), "sample 0 has 0 loss_masks"),
+        ("loss_masks", pa.array([[1, 2, 0], [1], [1]], INT), "sample 0 has 2 in loss_masks"),
+        ("loss_masks", pa.array([["a", "b", "c"], ["d"], ["e"]], TEXT), "of integers"),
+        ("log_probs", pa.array([["a", "b", "c"], ["d"], ["e"]], TEXT), "of floating-point numbers"),
+        ("log_probs", pa.array([[None, -0.5, 0.0], [-1.0], [-0.2]], FLOAT), "1 null entries"),
+    ],
+)
+def test_a_column_that_cannot_be_what_it_is_called_gives_no_figure(name: str, column: Any, words: str, tmp_path: Path) -> None:
+    result = _run("stats", str(_dump(tmp_path / "d.parquet", {**COLUMNS, name: column})), "--json")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    table = pa.table(COLUMNS).append_column("loss_masks", pa.array(COLUMNS["loss_masks"]))
+    path = tmp_path / "d.parquet"
+    pq.write_table(table.replace_schema_metadata({"rl_dump": json.dumps({"contract": "train-dump.v2"})}), path)
+    result = _run("stats", str(path))
+    assert result.exit_code == 2
+    assert "more than one column loss_masks" in result.stderr
+
+
+def test_a_footer_with_a_name_that_is_no_text_is_one_line_and_exit_2(tmp_path: Path) -> None:
+    path = _dump(tmp_path / "d.parquet", COLUMNS)
+    path.write_bytes(path.read_bytes().replace(b"rollout_full_log_probs", b"\xff\xferollout_log_probs_\xff"))
+    result = _run("stats", str(path))
+    assert result.exit_code == 2
+    assert "cannot be read as Parquet" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_file_damaged_anywhere_is_read_or_refused(tmp_path: Path) -> None:
+    path = _dump(tmp_path / "d.parquet", COLUMNS)
+    whole, rng = path.read_bytes(), np.random.default_rng(0)
+    for _ in range(150):
+        damaged = bytearray(whole)
+        for place in rng.integers(0, len(whole), 3):
+            damaged[place] = rng.integers(0, 256)
+        path.write_bytes(damaged)
+        result = _run("stats", str(path), "--json")
+        assert result.exit_code in (0, 2), result.exception
+
+
+def test_log_probs_that_are_none_leave_json_json(tmp_path: Path) -> None:
+    """A full log-prob of 1e4 makes the kept mass infinite: no figure, and no `Infinity`, which JSON does not have."""
+    columns = {**COLUMNS, "rollout_full_log_probs": [[1e4, -0.6, 0.0], [-1.5], [-0.35]]}
+    result = _run("stats", str(_dump(tmp_path / "d.parquet", columns)), "--json")
+    assert result.exit_code == 0, result.output
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    assert json.loads(result.stdout, parse_constant=refuse)["mean_kept_mass"] is None
+
+
+def test_brackets_are_text_in_help_titles_and_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "rl-topp[parquet]" in _run("stats", "--help").stdout
+    folder = tmp_path / "[red]x"
+    folder.mkdir()
+    _dump(folder / "[bold]d.parquet", COLUMNS)
+    monkeypatch.chdir(folder)
+    assert "[bold]d.parquet" in _run("stats", "[bold]d.parquet").stdout
+    assert "[bold]e.parquet" in _run("stats", "[bold]e.parquet").stderr
+
+
 def test_a_field_that_some_samples_lack_counts_where_it_is(tmp_path: Path) -> None:
     """Sample 2's engine gave no log-prob over the vocabulary; the first two tokens alone say what the kept mass is."""
     columns = {**COLUMNS, "rollout_full_log_probs": [[-0.1, -0.7, 0.0], [-1.5], None]}
