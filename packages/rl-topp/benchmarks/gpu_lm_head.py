@@ -12,6 +12,7 @@ import json
 import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -267,17 +268,18 @@ def shards() -> None:
     rows = zipf_rows(rng, num_rows, 5.0)
     targets = targets_in(rows, rng)
     # One process stands for the rank of that shard; its group has no one to reduce with, so what the others would send is not in the times.
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    alone: dict[str, Any] = {"method": "sparse", "tp_group": dist.group.WORLD, "hidden_gradient": "partial"}
-    for count in (1, 2, 8):
-        hidden, weight = operands(num_rows, vocab_size // count, width)
-        middle = (count // 2) * (vocab_size // count)
-        busy = milliseconds(head_call(hidden, weight, targets, rows, vocab_start=0, **alone))
-        quiet = milliseconds(head_call(hidden, weight, targets, rows, vocab_start=middle, **alone))
-        memory = peak_gib(head_call(hidden, weight, targets, rows, **alone), hidden, weight)
-        say(f"1 of {count} shards: first (common ids) {busy:.2f} ms, middle {quiet:.2f} ms, {memory:.2f} GiB", short=True)
-        FIGURES[f"shards {count}"] = [busy, quiet, memory]
-    dist.destroy_process_group()
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+        alone: dict[str, Any] = {"method": "sparse", "tp_group": dist.group.WORLD, "hidden_gradient": "partial"}
+        for count in (1, 2, 8):
+            hidden, weight = operands(num_rows, vocab_size // count, width)
+            middle = (count // 2) * (vocab_size // count)
+            busy = milliseconds(head_call(hidden, weight, targets, rows, vocab_start=0, **alone))
+            quiet = milliseconds(head_call(hidden, weight, targets, rows, vocab_start=middle, **alone))
+            memory = peak_gib(head_call(hidden, weight, targets, rows, **alone), hidden, weight)
+            say(f"1 of {count} shards: first (common ids) {busy:.2f} ms, middle {quiet:.2f} ms, {memory:.2f} GiB", short=True)
+            FIGURES[f"shards {count}"] = [busy, quiet, memory]
+        dist.destroy_process_group()
 
 
 class Stages:

@@ -7,6 +7,7 @@ import os
 
 os.environ["TRITON_INTERPRET"] = "1"
 
+import tempfile
 from typing import Any
 
 import numpy as np
@@ -96,10 +97,11 @@ if __name__ == "__main__":
     check(0, num_rows=14, vocab_size=17, local=20, width=13, largest=17, dtype=double, method="sparse", temperature=0.7)
     check(1, num_rows=10, vocab_size=50, local=50, width=16, largest=20, dtype=single, method="sparse")
     # One shard of a vocabulary alone: a group of this process, which holds the ids [32, 64), stands for the ranks that hold the others.
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    shard: dict[str, Any] = {"vocab_start": 32, "tp_group": dist.group.WORLD}
-    check(2, num_rows=10, vocab_size=90, local=32, width=12, largest=50, dtype=double, method="sparse", **shard)
-    dist.destroy_process_group()
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+        shard: dict[str, Any] = {"vocab_start": 32, "tp_group": dist.group.WORLD}
+        check(2, num_rows=10, vocab_size=90, local=32, width=12, largest=50, dtype=double, method="sparse", **shard)
+        dist.destroy_process_group()
     check(3, num_rows=1, vocab_size=5, local=5, width=3, largest=1, dtype=double, method="sparse")
     check(
         4,

@@ -158,11 +158,11 @@ def test_narrow_gradients_of_both_scores_together_keep_the_promise(method: Metho
     rows = NucleusSet.from_lists(list(kept.numpy()), vocab_size=50)
 
     def gradients(dtype: Any) -> tuple[Any, Any]:
-        operands = [operand.to(dtype, copy=True).requires_grad_() for operand in (hidden, weight)]
-        scores = nucleus_lm_head_log_probs(*operands, kept[:, 0], rows, method=method, full_log_probs=True)
+        left, right = (operand.to(dtype, copy=True).requires_grad_() for operand in (hidden, weight))
+        scores = nucleus_lm_head_log_probs(left, right, kept[:, 0], rows, method=method, full_log_probs=True)
         assert scores.full_log_probs is not None
         torch.autograd.backward((scores.log_probs - scores.full_log_probs).sum())
-        return operands[0].grad, operands[1].grad
+        return left.grad, right.grad
 
     for found, exact in zip(gradients(torch.bfloat16), gradients(torch.float64), strict=True):
         assert torch.linalg.norm(found.double() - exact) < 3e-3 * torch.linalg.norm(exact)
