@@ -15,8 +15,8 @@ __all__ = ["skipped_though_present"]
 
 def skipped_though_present(report: dict[str, list[dict[str, Any]]], present: list[str]) -> list[str]:
     """Name the sessions of a nox report that were skipped although their interpreter is present."""
-    skipped = [", ".join(session["signatures"]) for session in report["sessions"] if session["result"] == "skipped"]
-    return [name for name in skipped if any(f"-{version}" in name for version in present)]
+    skipped = [(", ".join(session["signatures"]), session["reason"]) for session in report["sessions"] if session["result"] == "skipped"]
+    return [name for name, reason in skipped if any(f" {version} " in reason for version in present)]
 
 
 if __name__ == "__main__":
