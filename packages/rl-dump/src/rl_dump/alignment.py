@@ -35,8 +35,15 @@ def count_problems(columns: Mapping[str, Column]) -> list[str]:
 
 def alignment_problems(columns: Mapping[str, Column]) -> list[str]:
     """List every field whose lengths contradict `total_lengths`, `response_lengths` or its own kept-set offsets, one sentence each."""
-    problems = []
-    expected = {name: columns[name].values for name in ("total_lengths", "response_lengths") if name in columns}
+    problems: list[str] = []
+    expected = {}
+    for name in ("total_lengths", "response_lengths"):
+        if name in columns:
+            values = columns[name].values
+            if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
+                expected[name] = values
+            else:
+                problems.append(f"{name}: must hold one whole number per sample")
     for name, column in columns.items():
         rule = FIELD_RULES.get(name)
         shape = "[R]" if column.field.response_aligned else (rule.shape if rule else "[]")
@@ -48,7 +55,7 @@ def alignment_problems(columns: Mapping[str, Column]) -> list[str]:
             shape, ("", 0)
         )
         if lengths_name in expected:
-            problems += _misaligned(column, np.asarray(expected[lengths_name]) + extra, f"{lengths_name}{' + 1' if extra else ''}")
+            problems += _misaligned(column, expected[lengths_name] + extra, f"{lengths_name}{' + 1' if extra else ''}")
     return problems + _kept_set_problems(columns)
 
 

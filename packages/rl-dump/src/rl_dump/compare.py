@@ -10,7 +10,8 @@ Invariants, each matched by a test in `tests/property/test_compare_laws.py`:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,7 +60,9 @@ class _Place:
 def compare(first: Dump, second: Dump, *, atol: float = 0.0, rtol: float = 0.0) -> Difference | None:
     """Compare two dumps sample by sample, matched by rollout position.
 
-    Numbers differ if `|a - b| > atol + rtol * |b|`; NaN equals NaN. Fields that say where a sample ran and the headers are not compared.
+    Floats differ if `|a - b| > atol + rtol * max(|a|, |b|)`, whole numbers (also one against a float) if they are not the same number; NaN
+    equals NaN. With rtol 0.1, 1.0 and 1.1 are equal from either side. Fields that say where a sample ran and the headers are not compared.
+    Dumps that hold different samples or fields differ; what both hold is compared as well, and the message says what came of it.
 
     Args:
         first: a dump.
@@ -71,24 +74,51 @@ def compare(first: Dump, second: Dump, *, atol: float = 0.0, rtol: float = 0.0) 
         The first difference - lowest position, then lowest token, then field name - or None.
 
     Raises:
-        DumpError: the dumps are of different contracts, damaged, or a tolerance is negative.
+        DumpError: the dumps are of different contracts, damaged, or a tolerance is negative, infinite or NaN.
     """
     if first.contract != second.contract:
         msg = f"{first.path} is a {first.contract}, {second.path} a {second.contract}; compare two of one kind"
         raise DumpError(msg)
-    if atol < 0 or rtol < 0:
-        msg = f"tolerances must not be negative, got atol {atol} and rtol {rtol}"
+    if not (0 <= atol < math.inf and 0 <= rtol < math.inf):
+        msg = f"tolerances must be finite and not negative, got atol {atol} and rtol {rtol}"
         raise DumpError(msg)
+    rows = _common_rows(first, second)
+    found = _first_difference(first, second, rows, atol, rtol)
     whole = _different_samples(first, second) or _different_fields(first, second)
-    if whole is not None:
-        return whole
-    orders = [np.argsort(dump.positions(), kind="stable") for dump in (first, second)]
-    positions = first.positions()[orders[0]]
+    if whole is None:
+        return found
+    common = len(rows[0])
+    if not common:
+        told = "no sample is in both"
+    elif found is None:
+        told = f"what both hold of the {common} samples in both is equal"
+    else:
+        told = f"of the {common} samples in both: {found.message}"
+    largest = {**whole.largest, **(found.largest if found is not None else {})}
+    return replace(whole, largest=largest, message=f"{whole.message}; {told}")
+
+
+def _common_rows(first: Dump, second: Dump) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the rows of the samples in both, by position; positions that stand several times pair up only if they do so on both sides."""
+    left, right = first.positions(), second.positions()
+    orders = np.argsort(left, kind="stable"), np.argsort(right, kind="stable")
+    if np.array_equal(left[orders[0]], right[orders[1]]):
+        return orders
+    once = [np.unique(positions, return_index=True, return_counts=True) for positions in (left, right)]
+    single = [(values[counts == 1], rows[counts == 1]) for values, rows, counts in once]
+    _, mine, theirs = np.intersect1d(single[0][0], single[1][0], assume_unique=True, return_indices=True)
+    return single[0][1][mine], single[1][1][theirs]
+
+
+def _first_difference(
+    first: Dump, second: Dump, rows: tuple[NDArray[np.int64], NDArray[np.int64]], atol: float, rtol: float
+) -> Difference | None:
+    positions = first.positions()[rows[0]]
     largest: dict[str, float] = {}
     places: list[tuple[_Place, Any, Any]] = []
     left, right = first.columns(), second.columns()
     for name in _compared(first):
-        found = _compare_columns(name, left[name].take(orders[0]), right[name].take(orders[1]), atol, rtol)
+        found = None if name not in right else _compare_columns(name, left[name].take(rows[0]), right[name].take(rows[1]), atol, rtol)
         if found is not None:
             largest[name] = found[1]
             places.append(found[0])
@@ -111,9 +141,9 @@ def _compared(dump: Dump) -> list[str]:
 
 
 def _different_samples(first: Dump, second: Dump) -> Difference | None:
-    left, right = set(first.positions().tolist()), set(second.positions().tolist())
-    if left == right and first.num_samples == second.num_samples:
+    if np.array_equal(np.sort(first.positions()), np.sort(second.positions())):
         return None
+    left, right = set(first.positions().tolist()), set(second.positions().tolist())
     only = sorted(left ^ right)
     message = f"{first.num_samples} samples in the first dump, {second.num_samples} in the second"
     if only:
@@ -172,7 +202,8 @@ def _compare_ragged(name: str, first: Column, second: Column, atol: float, rtol:
     lengths_differ = np.flatnonzero((left.lengths != right.lengths) | (_valid(first) != _valid(second)))
     same = np.flatnonzero(left.lengths == right.lengths)
     a, b = left.take(same), right.take(same)
-    wrong, distance = _unequal(a.values.reshape(len(a.values), -1), b.values.reshape(len(b.values), -1), atol, rtol)
+    shape = (len(a.values), math.prod(a.values.shape[1:]))
+    wrong, distance = _unequal(a.values.reshape(shape), b.values.reshape(shape), atol, rtol)
     tokens = np.flatnonzero(wrong.any(axis=1)) if wrong.size else np.zeros(0, np.int64)
     largest = float(distance.max()) if tokens.size else 0.0
     candidates: list[tuple[_Place, Any, Any]] = []
@@ -192,19 +223,41 @@ def _compare_ragged(name: str, first: Column, second: Column, atol: float, rtol:
 
 def _unequal(left: NDArray[Any], right: NDArray[Any], atol: float, rtol: float) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     """Return where two arrays of one shape differ beyond the tolerances, and by how much; NaN against a number is inf."""
-    exact = (left == right) | ((left != left) & (right != right))  # noqa: PLR0124 - NaN is the only value unequal to itself
+    exact = _equal(left, right)
     if bool(exact.all()):
         return ~exact, np.zeros(left.shape)
     a, b = left.astype(np.float64), right.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         distance = np.abs(a - b)
-        limit = atol + rtol * np.abs(b)
+        limit = atol + rtol * np.maximum(np.abs(a), np.abs(b))
+    if left.dtype == right.dtype and left.dtype.kind in "iu":
+        # Modulo 2**64 the difference of the larger and the smaller is exact.
+        distance = (np.maximum(left, right).astype(np.uint64) - np.minimum(left, right).astype(np.uint64)).astype(np.float64)
     distance = np.where(exact, 0.0, np.where(np.isnan(distance), np.inf, distance))
     close = exact | (distance <= np.where(np.isfinite(limit), limit, 0.0))
     if left.dtype.kind != "f" or right.dtype.kind != "f":
         close = exact
-    # Whole numbers beyond 2**53 may have distance 0 in float64 and still differ.
+    # Whole numbers of two types beyond 2**53 may have distance 0 in float64 and still differ.
     return ~close, np.where(~close & (distance == 0), 1.0, distance)
+
+
+def _equal(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.bool_]:
+    """Say where two arrays hold the same number, or NaN: as numbers, not as what one type makes of the other's.
+
+    Int64 2**53 + 1 and float64 2.0**53 differ, though a cast to float64 makes them one.
+    """
+    if left.dtype.kind == "f" and right.dtype.kind == "f":
+        return np.asarray((left == right) | (np.isnan(left) & np.isnan(right)))
+    if left.dtype.kind in "biu" and right.dtype.kind in "biu":
+        # Bits alone would take 2**64 - 1 for -1.
+        signs = [values.dtype.kind == "i" and values < 0 for values in (left, right)]
+        return np.asarray((left.astype(np.uint64) == right.astype(np.uint64)) & (np.asarray(signs[0]) == np.asarray(signs[1])))
+    whole, real = (left, right) if right.dtype.kind == "f" else (right, left)
+    if whole.dtype.kind == "b":
+        return np.asarray(left == right)
+    limits = np.iinfo(whole.dtype)
+    inside = (real >= float(limits.min)) & (real < float(int(limits.max) + 1)) & (real == np.trunc(real))
+    return np.asarray(inside & (np.where(inside, real, 0).astype(whole.dtype) == whole))
 
 
 def _valid(column: Column) -> NDArray[np.bool_]:

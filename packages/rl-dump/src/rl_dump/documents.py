@@ -21,7 +21,7 @@ from rl_dump.errors import DumpError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MAX_DEPTH", "Tensor", "dumps", "loads"]
+__all__ = ["MAX_DEPTH", "Tensor", "check_text", "dumps", "loads"]
 
 MAX_DEPTH = 64
 """Deepest nesting written or read: deeper is a cycle or an attack, not data."""
@@ -61,9 +61,26 @@ def dumps(value: object, *, what: str = "value") -> str:
         what: what to name in an error.
 
     Raises:
-        DumpError: a value of another type, or nested too deeply.
+        DumpError: a value of another type, nested too deeply, or text with a lone surrogate.
     """
-    return json.dumps(_pack(value, what, 0), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(_pack(value, what, 0), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    check_text(text, what=what)
+    return text
+
+
+def check_text(text: str, *, what: str) -> None:
+    """Refuse text that UTF-8 cannot hold.
+
+    Raises:
+        DumpError: `text` has a lone surrogate, half of a character; names `what`.
+    """
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        msg = f"{what}: holds the lone surrogate U+{ord(text[error.start]):04X}, half of a character, which UTF-8 cannot hold; replace it"
+        raise DumpError(msg) from error
 
 
 def loads(text: str | bytes, *, what: str = "value") -> Any:

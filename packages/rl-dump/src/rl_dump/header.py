@@ -23,6 +23,7 @@ from rl_dump.contract import (
 )
 from rl_dump.errors import DumpError
 from rl_dump.fields import Field, Form, Kind
+from rl_dump.header_content import content_problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -134,7 +135,7 @@ def header_of(found: object, *, where: str) -> DumpHeader:
     """Check a header that was read, from wherever; keys that a newer minor added are dropped, keys it may lack get their default.
 
     Raises:
-        DumpError: a key is missing or of the wrong type.
+        DumpError: a key, or what stands in it, is missing or of the wrong type.
         UnsupportedContractError: another contract.
     """
     if not isinstance(found, dict):
@@ -145,6 +146,10 @@ def header_of(found: object, *, where: str) -> DumpHeader:
     wrong = [key for key, value in header.items() if not isinstance(value, _TYPES[key]) or value is _MISSING]
     if wrong:
         msg = f"{where}: header key {wrong[0]!r} is missing or of the wrong type"
+        raise DumpError(msg)
+    inside = content_problem(header)
+    if inside is not None:
+        msg = f"{where}: header key {inside} is of the wrong type"
         raise DumpError(msg)
     return cast("DumpHeader", header)
 

@@ -83,8 +83,8 @@ def column_of(name: str, values: ColumnInput, *, dtype: str | None = None, form:
     Raises:
         DumpError: the name cannot be a column, or (strict) the values cannot have the contract's dtype exactly.
     """
-    if not name or "." in name or "\0" in name:
-        msg = f"field name {name!r} cannot be a column: it must not be empty nor contain a dot"
+    if not name or "." in name or "\0" in name or any("\ud800" <= mark <= "\udfff" for mark in name):
+        msg = f"field name {name!r} cannot be a column: it must not be empty nor contain a dot or a lone surrogate"
         raise DumpError(msg)
     rule = FIELD_RULES.get(name)
     if isinstance(values, np.ndarray):

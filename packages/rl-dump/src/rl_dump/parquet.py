@@ -52,17 +52,24 @@ def arrow_schema(fields: Sequence[Field]) -> pa.Schema:
     return pa.schema([pa.field(field.name, _arrow_type(field), nullable=field.nullable) for field in fields])
 
 
-def encode(column: Column) -> pa.Array:
+def encode(column: Column, *, first_row: int = 0) -> pa.Array:
     """Turn a column into the arrow array that is written.
 
+    Args:
+        column: samples of one field.
+        first_row: row of the first one in the file, for errors.
+
     Raises:
-        DumpError: an object value that cannot be written as JSON.
+        DumpError: an object value that cannot be written as JSON, or text that UTF-8 cannot hold; names field and sample.
     """
     field, values = column.field, column.values
     if field.kind == "text":
+        for row, text in enumerate(values, first_row):
+            if text is not None:
+                documents.check_text(text, what=f"{field.name} of sample {row}")
         return pa.array(values, pa.string())
     if field.kind == "object":
-        return pa.array([_dump_object(field, row, value) for row, value in enumerate(values)], pa.string())
+        return pa.array([_dump_object(field, row, value) for row, value in enumerate(values, first_row)], pa.string())
     missing = None if column.valid is None else ~column.valid
     if not isinstance(values, RaggedArray):
         return pa.array(np.asarray(values).astype(field.stored, copy=False), _value_type(field), mask=missing)

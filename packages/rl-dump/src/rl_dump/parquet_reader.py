@@ -158,6 +158,8 @@ class ParquetSource:
             raise DumpError(msg)
 
     def _damaged(self, where: str, error: BaseException) -> DumpError:
+        if isinstance(error, MemoryError):
+            return DumpError(f"{self._path}: {where}: does not fit into memory ({_one_line(error)}); read it where there is more")
         return DumpError(f"{self._path}: {where}: damaged ({_one_line(error)})")
 
     def _check_layout(self) -> list[int]:

@@ -46,7 +46,7 @@ def plan_columns(document: Mapping[str, Any], num_samples: int) -> dict[str, NDA
             for name in ("micro_batch_offsets", "sample_positions", "num_microbatches")
         }
         ranks = int(document["dp_size"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DumpError(f"schedule-plan.v1: cannot read {error}; write the plan again with rl-schedule") from error
     per_step, positions = arrays["num_microbatches"], arrays["sample_positions"]
     if positions.size and not 0 <= int(positions.min()) <= int(positions.max()) < num_samples:
@@ -78,19 +78,19 @@ def plan_dropped(document: Mapping[str, Any]) -> list[int]:
         DumpError: a key is missing or not numeric.
     """
     _check(document, "schedule-plan.v1")
-    return _plan_array(document, "dropped_samples").reshape(-1).tolist()
+    return _plan_array(document, "dropped_samples", -1).tolist()
 
 
 def plan_fillers(document: Mapping[str, Any]) -> list[tuple[int, int]]:
     """Return the micro-batches without samples as (data-parallel rank, micro-batch counted over all steps); raises as `plan_dropped`."""
     _check(document, "schedule-plan.v1")
-    return [(int(rank), int(slot)) for rank, slot in _plan_array(document, "filler_micro_batches").reshape(-1, 2).tolist()]
+    return [(int(rank), int(slot)) for rank, slot in _plan_array(document, "filler_micro_batches", -1, 2).tolist()]
 
 
-def _plan_array(document: Mapping[str, Any], name: str) -> NDArray[np.int64]:
+def _plan_array(document: Mapping[str, Any], name: str, *shape: int) -> NDArray[np.int64]:
     try:
-        return np.array(document["arrays"][name]["data"], np.int64)
-    except (KeyError, TypeError, ValueError) as error:
+        return np.array(document["arrays"][name]["data"], np.int64).reshape(shape)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DumpError(f"schedule-plan.v1: cannot read {name} ({error}); write the plan again with rl-schedule") from error
 
 

@@ -133,13 +133,15 @@ class DumpWriter:
             columns: exactly the writer's fields, all with the same number of samples.
 
         Raises:
-            DumpError: other fields, or different numbers of samples.
+            DumpError: other fields, different numbers of samples, or a value that cannot be written, with its field and sample.
             WriteError: the file system refused.
         """
         if set(columns) != set(self._fields):
             msg = f"{self._path}: row group has fields {sorted(columns)}, the dump has {sorted(self._fields)}"
             raise DumpError(msg)
-        self.write_arrays({name: encode(replace(columns[name], field=field)) for name, field in self._fields.items()})
+        self.write_arrays(
+            {name: encode(replace(columns[name], field=field), first_row=sum(self._rows)) for name, field in self._fields.items()}
+        )
 
     def write_arrays(self, arrays: Mapping[str, pa.Array]) -> None:
         """Append one row group of arrow arrays, already in the types of `parquet.arrow_schema`; otherwise as `write`."""

@@ -6,6 +6,7 @@ import json
 import zlib
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from rl_dump import DumpError, UnsupportedContractError
@@ -82,3 +83,38 @@ def test_a_field_outside_of_the_contract_is_refused_by_name(changed: dict[str, A
         del document["nullable"]
     with pytest.raises(DumpError, match="f: field 'x' is described by"):
         field_of("x", cast(Any, document), where="f")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "place"),
+    [
+        ("fields", {"x": 1}, r"fields\['x'\]"),
+        ("dp_shards", [1], r"dp_shards\[0\]"),
+        ("dp_shards", [{"partition": "ab"}], r"dp_shards\[0\]\.partition"),
+        ("dp_shards", [{}, {"partition": [[1], [2]]}], r"dp_shards\[1\]\.partition"),
+        ("dp_shards", [{"partition": [None]}], r"dp_shards\[0\]\.partition"),
+        ("dp_shards", [{"partition": np.zeros((2, 2), np.int64)}], r"dp_shards\[0\]\.partition"),
+        ("dp_shards", [{"data_parallel_rank": "a"}], r"dp_shards\[0\]\.data_parallel_rank"),
+        ("dp_shards", [{"num_microbatches": "x"}], r"dp_shards\[0\]\.num_microbatches"),
+        ("dropped", [1], r"dropped\[0\]"),
+        ("dropped", [{"rollout_position": [1]}], r"dropped\[0\]\.rollout_position"),
+        ("dropped", [{"reason": ["x"]}], r"dropped\[0\]\.reason"),
+        ("raw_reward", [1.0, "a"], r"raw_reward\[1\]"),
+        ("raw_reward", [10**400], r"raw_reward\[0\]"),
+    ],
+)
+def test_what_stands_inside_a_key_is_checked_and_named(key: str, value: object, place: str) -> None:
+    with pytest.raises(DumpError, match=f"f: header key {place} is of the wrong type"):
+        header_of(header(**{key: value}), where="f")
+
+
+def test_what_producers_write_passes() -> None:
+    shard = {"rank": 0, "data_parallel_rank": None, "partition": [1, 2], "num_microbatches": [2, None], "micro_batch_indices": [[0], [1]]}
+    arrays = {**shard, "partition": np.array([1, 2]), "global_batch_sizes": (2,)}
+    dropped = [{"rollout_position": None, "sample_index": 2**80, "reason": "x"}, {}]
+    assert header_of(header(dp_shards=[shard, arrays, {}], dropped=dropped, raw_reward=[1, 0.5, float("nan")]), where="f")
+
+
+def test_a_lone_surrogate_in_a_header_is_refused() -> None:
+    with pytest.raises(DumpError, match=r"header: holds the lone surrogate U\+D800"):
+        seal_header(cast(DumpHeader, header(batch_id="\ud800")))

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from stubs.dump_batches import Columns, ragged
 
-from rl_dump import DumpError, write_dump
+from rl_dump import DumpError, open_dump, write_dump
 from rl_dump.encoding import DELTA, DICTIONARY, PLAIN, SPLIT, Encoding, choose_encodings
 from rl_dump.fields import ColumnInput
 from rl_dump.inference import column_of
@@ -90,3 +90,15 @@ def test_a_file_that_another_program_rewrote_is_refused_not_believed(tmp_path: P
     changed = table.set_column(table.schema.get_field_index("rewards"), table.schema.field("rewards"), pa.array(np.ones(24)))
     with open_dump(rewritten(changed)) as dump, pytest.raises(DumpError, match="field rewards, row group 0: the checksum does not match"):
         dump.column("rewards")
+
+
+def test_short_memory_is_told_as_such_and_never_as_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_dump(tmp_path / "x.parquet", contract="rollout-dump.v1", batch_id=0, columns={"x": np.arange(3)})
+
+    def short(*_: object, **__: object) -> None:
+        raise MemoryError("malloc of size 9 failed")
+
+    with open_dump(path) as dump:
+        monkeypatch.setattr(pq.ParquetFile, "read", short)
+        with pytest.raises(DumpError, match=r"x\.parquet: field x: does not fit into memory \(malloc of size 9 failed\)"):
+            dump.column("x")

@@ -127,3 +127,13 @@ def _swapped(name: str) -> Any:
 def test_what_is_not_plain_numbers_is_refused(call: Any) -> None:
     with pytest.raises(DumpError, match="refused"):
         call()
+
+
+@pytest.mark.parametrize(("shape", "strides"), [((0, 1 << 61), (1, 1)), ((1 << 61, 0), (1, 1)), ((1 << 40, 0), (1, 1)), ((1 << 61,), (0,))])
+def test_a_shape_that_no_file_can_hold_is_refused_even_if_it_is_empty(shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    with pytest.raises(DumpError, match="expands a storage of 6 elements; refused"):
+        tensor_array(TensorRef(STORAGE, "float32", 0, shape, strides), elements)
+
+
+def test_the_stride_of_a_single_element_may_be_any_number() -> None:
+    assert tensor_array(TensorRef(STORAGE, "float32", 2, (1, 2, 1), (1 << 61, 1, 1 << 61)), elements).tolist() == [[[2.0], [3.0]]]

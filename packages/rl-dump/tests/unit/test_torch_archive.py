@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
@@ -13,10 +14,12 @@ import numpy as np
 import pytest
 import torch
 from stubs.dump_batches import Columns, batch, equal, items_of, numbers_of, rollout_columns
+from typer.testing import CliRunner
 
-from rl_dump import DumpError, RaggedArray, convert, open_dump, write_dump
+from rl_dump import DumpError, RaggedArray, convert, doctor, open_dump, write_dump
 from rl_dump.archive.pickle_machine import run_pickle
 from rl_dump.archive.tensors import archive_globals, storage_of
+from rl_dump.cli.app import app
 from rl_dump.documents import Tensor
 from rl_dump.torch import write_torch_archive
 
@@ -338,3 +341,27 @@ def test_reading_whole_tensors_by_pattern_changes_nothing(tmp_path: Path) -> Non
         data = file.read("archive/data.pkl")
     options: dict[str, Any] = {"known": archive_globals(), "persistent_load": storage_of, "where": "f"}
     assert run_pickle(data, **options) == run_pickle(data, patterns=False, **options)
+
+
+def test_text_that_parquet_cannot_hold_is_shown_and_not_converted(tmp_path: Path) -> None:
+    path = tmp_path / "r.pt"
+    torch.save({"samples": [slime_sample(), slime_sample(prompt="a\ud800")], "rollout_id": 1}, path)
+    found = CliRunner().invoke(app, ["show", str(path), "--sample", "1"])
+    assert (found.exit_code, "a\\ud800" in found.output) == (0, True)
+    assert json.loads(CliRunner().invoke(app, ["show", str(path), "--sample", "1", "--json"]).output)["prompt"] == "a\ud800"
+    with pytest.raises(DumpError, match="prompt of sample 1: holds the lone surrogate"):
+        convert(path, tmp_path / "r.parquet")
+
+
+def test_response_lengths_that_are_no_numbers_are_a_problem_of_verify(tmp_path: Path) -> None:
+    path = tmp_path / "r.pt"
+    torch.save({"samples": [slime_sample(response_length="two")], "rollout_id": 1}, path)
+    with open_dump(path) as dump:
+        assert any("response_lengths: must hold one whole number" in problem.message for problem in dump.verify())
+
+
+def test_positions_in_a_tensor_are_positions(tmp_path: Path) -> None:
+    samples = [{"tokens": torch.tensor([1, 2]), "total_lengths": 2, "response_lengths": 1, "rollout_position": 4}]
+    path = train_file(tmp_path, samples, dp_shards=[{"data_parallel_rank": 0, "partition": torch.tensor([4, 5])}])
+    with open_dump(path) as dump:
+        assert [alarm.code for alarm in doctor(dump)] == ["incomplete"]

@@ -224,3 +224,21 @@ def test_a_keyword_that_no_header_has_is_refused_not_dropped(tmp_path: Path) -> 
     with pytest.raises(TypeError, match="raw_rewards"):
         write_dump(tmp_path / "x.parquet", **keywords)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lone_surrogate_is_refused_naming_field_and_sample(tmp_path: Path) -> None:
+    for values, where in (
+        (["ok", "\u00e9", "a\ud800"], "prompt of sample 2: holds"),
+        ([{"a": 1}, {"a": "x"}, {"a": "\udfff"}], "prompt of sample 2"),
+    ):
+        with pytest.raises(DumpError, match=rf"{where}.* lone surrogate U\+D"):
+            write_dump(tmp_path / "x.parquet", contract="rollout-dump.v1", batch_id=0, columns={"prompt": values})
+    with pytest.raises(DumpError, match="nor contain a dot or a lone surrogate"):
+        write_dump(tmp_path / "x.parquet", contract="rollout-dump.v1", batch_id=0, columns={"\ud800": [1]})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_sample_named_is_the_files_row_not_the_row_groups(tmp_path: Path) -> None:
+    columns = {"prompt": ["x" * 1_500_000] * 3 + ["\ud800"]}
+    with pytest.raises(DumpError, match="prompt of sample 3"):
+        write_dump(tmp_path / "x.parquet", contract="rollout-dump.v1", batch_id=0, columns=columns)

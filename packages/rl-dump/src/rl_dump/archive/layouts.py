@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from rl_dump.contract import RESPONSE_FIELDS, ROLLOUT_DUMP, TRAIN_DUMP, DumpHeader
+from rl_dump.documents import Tensor
 from rl_dump.errors import DumpError
 from rl_dump.header import header_of
+from rl_dump.header_content import content_problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -102,11 +104,17 @@ def _slime_train(root: dict[str, Any], samples: list[dict[str, Any]], where: str
     header = _foreign_header(root, TRAIN_DUMP, renamed, where)
     shards = root.get("dp_shards") or []
     rewards = root.get("raw_reward")
-    if not isinstance(shards, list) or not all(isinstance(shard, dict) for shard in shards):
-        msg = f"{where}: dp_shards is not a list of mappings"
+    if not isinstance(shards, list) or not isinstance(rewards, (list, type(None))):
+        msg = f"{where}: dp_shards or raw_reward is not a list"
         raise DumpError(msg)
-    if rewards is not None and not (isinstance(rewards, list) and all(isinstance(reward, (int, float)) for reward in rewards)):
-        msg = f"{where}: raw_reward is not a list of numbers"
+    # Torch's users keep positions in tensors as well; here they are arrays.
+    shards = [
+        {key: value.array if isinstance(value, Tensor) else value for key, value in shard.items()} if isinstance(shard, dict) else shard
+        for shard in shards
+    ]
+    inside = content_problem({"dp_shards": shards, "raw_reward": rewards})
+    if inside is not None:
+        msg = f"{where}: {inside} is of the wrong type"
         raise DumpError(msg)
     header["dp_shards"] = shards
     header["raw_reward"] = rewards

@@ -194,7 +194,7 @@ class ArchiveSource:
         return RaggedArray(values, offsets)
 
     def _check_expansion(self, tensors: list[TensorRef]) -> None:
-        size = sum(tensor.num_elements for tensor in tensors) * 8
+        size = sum(tensor.extent for tensor in tensors) * 8
         if size > max(_EXPANSION * len(self._map), _EXPANSION_BYTES):
             msg = f"its tensors expand a file of {len(self._map)} bytes to {size}; refused"
             raise DumpError(msg)

@@ -89,6 +89,14 @@ class TensorRef:
             count *= size
         return count
 
+    @property
+    def extent(self) -> int:
+        """Count the elements there were if no dimension were empty: what its shape costs a reader, whatever it holds."""
+        count = 1
+        for size in self.shape:
+            count *= max(size, 1)
+        return count
+
 
 @dataclass(slots=True)
 class NumpyArray:
@@ -187,13 +195,14 @@ def tensor_array(tensor: TensorRef, read_storage: Callable[[StorageRef], NDArray
     if count and reach >= len(elements):
         msg = f"a tensor of shape {tensor.shape} reaches element {reach} of a storage of {len(elements)}"
         raise DumpError(msg)
-    if count > max(len(elements), _MAX_EXPANDED):
+    if tensor.extent > max(len(elements), _MAX_EXPANDED):
         msg = f"a tensor of shape {tensor.shape} expands a storage of {len(elements)} elements; refused"
         raise DumpError(msg)
     if not count:
         array: NDArray[Any] = np.zeros(tensor.shape, dtype)
     else:
-        strides = [stride * dtype.itemsize for stride in tensor.strides]
+        # Where a dimension has one element, its stride leads nowhere and may be any number.
+        strides = [stride * dtype.itemsize if size > 1 else 0 for size, stride in zip(tensor.shape, tensor.strides, strict=True)]
         array = np.lib.stride_tricks.as_strided(elements[tensor.offset :], tensor.shape, strides, writeable=False)
     if swapped:
         array = array.byteswap()

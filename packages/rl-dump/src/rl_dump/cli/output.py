@@ -115,9 +115,14 @@ def print_warnings(logger: logging.Logger) -> Iterator[None]:
 
 @contextlib.contextmanager
 def error_line() -> Iterator[None]:
-    """End with exit code 2 and one line on standard error when the block raises a `DumpError`."""
+    """End with exit code 2 and one line on standard error when the block raises a `DumpError`, or needs more memory than there is."""
     try:
         yield
     except DumpError as error:
         typer.echo(f"rl-dump: {visible(' '.join(str(error).split()))}", err=True)
+        raise typer.Exit(2) from None
+    except MemoryError as error:
+        typer.echo(
+            f"rl-dump: not enough memory: {visible(' '.join(str(error).split())) or 'the dump is too large for this machine'}", err=True
+        )
         raise typer.Exit(2) from None
