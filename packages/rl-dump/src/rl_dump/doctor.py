@@ -13,6 +13,7 @@ import numpy as np
 
 from rl_dump.contract import TRAIN_DUMP
 from rl_dump.derived import kept_set_sizes, log_prob_gap, ragged_field, scalar_field, trained_tokens
+from rl_dump.replay import REPLAY_KEY
 from rl_dump.summary import summary
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ def doctor(dump: Dump, thresholds: Thresholds = THRESHOLDS) -> list[Alarm]:
     """Run every check on a dump.
 
     Args:
-        dump: a train or rollout dump; checks whose fields it lacks are skipped.
+        dump: a train or rollout dump; checks whose fields it lacks are skipped, and in an export of one micro-batch those that
+            need the whole batch.
         thresholds: from where on a check raises an alarm.
 
     Returns:
@@ -69,7 +71,8 @@ def doctor(dump: Dump, thresholds: Thresholds = THRESHOLDS) -> list[Alarm]:
     Raises:
         DumpError: a column is damaged.
     """
-    found = [check(dump, thresholds) for check in _CHECKS]
+    partial = REPLAY_KEY in dump.metadata
+    found = [check(dump, thresholds) for check in _CHECKS if not (partial and check in _OF_WHOLE_BATCHES)]
     return [alarm for alarm in found if alarm is not None]
 
 
@@ -232,3 +235,6 @@ _CHECKS: tuple[Callable[[Dump, Thresholds], Alarm | None], ...] = (
     _missing_shards,
     _outside_kept_set,
 )
+
+_OF_WHOLE_BATCHES = frozenset({_zero_std, _truncated, _untrained, _no_signal})
+"""Checks of parts of a batch, of groups and of rollouts: a micro-batch may hold any part of these."""

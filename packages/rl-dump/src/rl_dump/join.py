@@ -19,6 +19,7 @@ import numpy as np
 from rl_dump.contract import ROLLOUT_DUMP, TRAIN_DUMP
 from rl_dump.errors import DumpError
 from rl_dump.ragged import RaggedArray
+from rl_dump.replay import REPLAY_KEY
 from rl_dump.views import plan_dropped
 
 if TYPE_CHECKING:
@@ -136,6 +137,7 @@ class _Matcher:
         self.free = set(rollout.rows)
         self.noted = _Noted(train.dump, {position for position in train.positions if position is not None})
         self.conflicts: dict[int, str] = {}
+        self.ambiguous: dict[tuple[str, int], str] = {}
 
     def run(self) -> Join:
         self._match("position", lambda side, row: side.positions[row])
@@ -149,6 +151,7 @@ class _Matcher:
         for value, rows in _by_key(self.train, waiting, key).items():
             candidates = theirs.get(value, [])
             if len(rows) * len(candidates) > _CROWD:
+                self._note_ambiguous(method, candidates, rows)
                 continue
             for row in rows:
                 agreeing = [other for other in candidates if other in self.free and self._agrees(other, row, method)]
@@ -157,6 +160,18 @@ class _Matcher:
                 if len(agreeing) == 1 and len(rivals) == 1:
                     self.matched[row] = (agreeing[0], method)
                     self.free.discard(agreeing[0])
+                elif agreeing:
+                    self._note_ambiguous(method, agreeing, rivals)
+
+    def _note_ambiguous(self, method: Method, rollout_rows: list[int], train_rows: list[int]) -> None:
+        there, here = len(rollout_rows), len(train_rows)
+        what = "the same tokens" if method == "tokens" else f"this {method}"
+        for side, rows, counts in (
+            ("rollout", rollout_rows, f"{here} there, {there} here"),
+            ("train", train_rows, f"{there} there, {here} here"),
+        ):
+            for row in rows:
+                self.ambiguous.setdefault((side, row), f"ambiguous: {counts} have {what}, and nothing else tells them apart")
 
     def _agrees(self, rollout_row: int, train_row: int, method: Method) -> bool:
         mine, theirs = self.train, self.rollout
@@ -204,7 +219,7 @@ class _Matcher:
 
     def _missing_in_rollout(self, row: int) -> Missing:
         position, index = self.train.positions[row], self.train.indices[row]
-        reason = self.conflicts.get(row)
+        reason = self.conflicts.get(row) or self.ambiguous.get(("train", row))
         if reason is None:
             reason = f"the rollout dump holds no sample {_named(position, index)}; was it removed, or is the file of another run?"
         return Missing(row=row, rollout_position=position, sample_index=index, reason=reason)
@@ -212,6 +227,9 @@ class _Matcher:
     def _missing_in_train(self, row: int) -> Missing:
         position, index = self.rollout.positions[row], self.rollout.indices[row]
         reason = self.noted.reason(position, index) or ("removed by the producer (remove_sample)" if self.rollout.removed[row] else None)
+        reason = reason or self.ambiguous.get(("rollout", row))
+        if reason is None and REPLAY_KEY in self.train.dump.metadata:
+            reason = "the train dump is an export of one micro-batch, and this sample is not in that"
         if reason is None:
             reason = f"the train dump holds no sample {_named(position, index)} and does not list it as dropped"
         return Missing(row=row, rollout_position=position, sample_index=index, reason=reason)

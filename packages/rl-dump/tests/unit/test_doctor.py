@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from stubs.dump_batches import placed, ragged
+from stubs.dump_batches import batch, placed, ragged
 
-from rl_dump import Alarm, Thresholds, doctor, open_dump, write_dump
+from rl_dump import Alarm, Thresholds, doctor, export_micro_batch, open_dump, write_dump
 
 Columns = dict[str, Any]
 
@@ -137,3 +137,22 @@ def test_a_sampled_id_outside_of_its_kept_set(tmp_path: Path, healthy: Columns) 
 
     found = alarms(tmp_path, changed(healthy, "nucleus_ids", change))["outside-kept-set"]
     assert found.row == row
+
+
+def test_a_micro_batch_on_its_own_raises_no_alarm_about_the_batch(tmp_path: Path) -> None:
+    columns = batch(12, seed=1)
+    lengths = columns["response_lengths"]
+    columns |= {
+        "truncated": np.ones(12, bool),
+        "raw_reward": np.ones(12),
+        "group_ids": np.zeros(12, np.int64),
+        "advantages": ragged([np.zeros(length) for length in lengths], np.float32),
+        "log_probs": columns["rollout_log_probs"],
+    }
+    columns, shards = placed(columns)
+    whole = write_dump(tmp_path / "t.parquet", contract="train-dump.v2", batch_id=0, columns=columns, dp_shards=shards)
+    with open_dump(whole) as dump:
+        assert {alarm.code for alarm in doctor(dump)} >= {"truncated", "zero-std-groups", "no-signal"}
+        path = export_micro_batch(dump, tmp_path / "one.parquet", step=0, data_parallel_rank=1, micro_batch=0)
+    with open_dump(path) as one:
+        assert doctor(one) == []

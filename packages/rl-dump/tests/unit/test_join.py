@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from stubs.dump_batches import Columns, Pair, batch, placed, ragged, rollout_columns, taken
 
-from rl_dump import DumpError, Join, join, open_dump, write_dump
+from rl_dump import DumpError, Join, export_micro_batch, join, open_dump, write_dump
 
 
 def joined(folder: Path, rollout: Columns, train: Columns, **header: Any) -> Join:
@@ -114,3 +114,29 @@ def test_swapped_or_unrelated_dumps_are_refused(tmp_path: Path, pair: Pair, colu
         other = write_dump(tmp_path / "o.parquet", contract="train-dump.v2", batch_id=9, columns=columns)
         with open_dump(other) as second, pytest.raises(DumpError, match=r"is batch 0, .* is batch 9"):
             join(rollout, second)
+
+
+def test_samples_that_cannot_be_told_apart_are_called_ambiguous_on_both_sides(tmp_path: Path) -> None:
+    same: Columns = {"rollout_position": np.array([0, 0, 1]), "tokens": ragged([[1], [1], [2]], np.int64)}
+    rollout = write_dump(tmp_path / "r.parquet", contract="rollout-dump.v1", batch_id=0, columns=same)
+    train = write_dump(tmp_path / "t.parquet", contract="train-dump.v2", batch_id=0, columns=same)
+    single = write_dump(tmp_path / "s.parquet", contract="train-dump.v2", batch_id=0, columns=taken(same, [0, 2]))
+    with open_dump(rollout) as first, open_dump(train) as second, open_dump(single) as third:
+        found = join(first, second)
+        assert [(pair.rollout_row, pair.train_row) for pair in found.pairs] == [(2, 2)]
+        for missing in (*found.missing_in_rollout, *found.missing_in_train):
+            assert missing.reason == "ambiguous: 2 there, 2 here have this position, and nothing else tells them apart"
+        found = join(first, third)
+        assert [missing.reason[:27] for missing in found.missing_in_rollout] == ["ambiguous: 2 there, 1 here "]
+        assert [missing.reason[:27] for missing in found.missing_in_train] == ["ambiguous: 1 there, 2 here "] * 2
+
+
+def test_samples_outside_of_an_exported_micro_batch_are_not_said_to_be_unaccounted_for(tmp_path: Path, pair: Pair) -> None:
+    with open_dump(pair[1]) as dump:
+        path = export_micro_batch(dump, tmp_path / "one.parquet", step=0, data_parallel_rank=1, micro_batch=2)
+    with open_dump(pair[0]) as rollout, open_dump(path) as one:
+        found = join(rollout, one)
+        assert len(found.pairs) == one.num_samples
+        assert {missing.reason for missing in found.missing_in_train} == {
+            "the train dump is an export of one micro-batch, and this sample is not in that"
+        }
