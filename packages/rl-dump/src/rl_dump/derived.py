@@ -38,12 +38,12 @@ def trained_tokens(dump: Dump) -> NDArray[np.bool_] | None:
 
 
 def log_prob_gap(dump: Dump) -> RaggedArray | None:
-    """Return |trainer's log-prob - engine's log-prob| of every response token: float32 [R] per sample (float64 if one of them is), None without both.
+    """Return |trainer's log-prob - engine's log-prob| of every response token: float32 [R] per sample (float64 if one of them is), None without a number per token of both.
 
     Zero where a token was not trained on: the engine gave it no log-prob.
     """
     ours, theirs = ragged_field(dump, "log_probs"), ragged_field(dump, "rollout_log_probs")
-    if ours is None or theirs is None or not np.array_equal(ours.offsets, theirs.offsets):
+    if ours is None or theirs is None or ours.values.ndim + theirs.values.ndim > 2 or not np.array_equal(ours.offsets, theirs.offsets):
         return None
     dtype = np.result_type(ours.dtype, theirs.dtype, np.float32)
     with np.errstate(invalid="ignore", over="ignore"):

@@ -214,3 +214,82 @@ def test_numbers_are_exact_or_marked_and_nan_sorts_last(tmp_path: Path) -> None:
         assert prompt == columns["total_lengths"][row] - columns["response_lengths"][row]
         assert web.run("const s = await tokensOf(0); return s.ids.at(-1)") == 2**40 + 1
         assert web.run("const s = await tokensOf(1); return show(s.ids.at(-1))") == "≈ 1.152922e+18"
+
+
+FILTER = (
+    "const f = document.getElementById('filter'); f.value = args[0]; f.dispatchEvent(new Event('input'));"
+    "await new Promise((done) => setTimeout(done, 300)); return document.getElementById('count').textContent"
+)
+CHOOSE = "choose(args[0]); await new Promise((done) => setTimeout(done, 300));"
+KEY = "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: args[0], bubbles: true})); await new Promise((done) => setTimeout(done, 300));"
+
+
+@pytest.fixture
+def placed_page(tmp_path: Path) -> Path:
+    columns, shards = placed(batch(60, seed=3))
+    columns |= {"log_probs": columns["rollout_log_probs"], "constructor": np.arange(60)}
+    train = write_dump(tmp_path / "t.parquet", contract="train-dump.v2", batch_id=0, columns=columns, dp_shards=shards)
+    return page(tmp_path, train)
+
+
+@needs_browser
+def test_filters_take_headings_spaces_and_quotes_and_say_what_is_wrong(tmp_path: Path, placed_page: Path) -> None:
+    with browser(tmp_path) as web:
+        web.open(placed_page)
+        rows = "return allRows.filter((row) => dump.facts.micro_batch[row] === 0).length"
+        expected = f"{web.run(rows)} of 60"
+        for text in ("micro-batch=0", "micro batch = 0", "micro_batch=0", "Micro-Batch  =  0", "micro-batch < 1", "step = 0 micro-batch=0"):
+            assert web.run(FILTER, text) == expected, text
+        assert web.run(FILTER, "mean gap > 0") == "0 of 60"
+        assert web.run(FILTER, "mean gap >= 0") != "0 of 60"
+        assert web.run(FILTER, "constructor < 3") == "3 of 60"
+        assert web.run(FILTER, 'finish = "stop"') == web.run(FILTER, "finish_reason=stop")
+        assert web.run(FILTER, "finish = nothing") == "0 of 60"
+        assert web.run(FILTER, "toString") == "0 of 60"
+        assert web.run(FILTER, "nosuch > 3") == "60 samples"
+        problem = web.run("const p = document.getElementById('problem'); return p.hidden ? '' : p.innerText")
+        assert problem.startswith("No column “nosuch”. Columns: row, position, ")
+        assert web.run(FILTER, "") == "60 samples"
+        assert web.run("return document.getElementById('problem').hidden")
+
+
+@needs_browser
+def test_tokens_are_walked_by_keys_and_their_values_pinned(tmp_path: Path, placed_page: Path) -> None:
+    hidden = "return document.getElementById('tip').hidden"
+    with browser(tmp_path) as web:
+        web.open(placed_page)
+        heads = web.run("return [...document.querySelectorAll('#head button')].map((button) => button.title)")
+        assert heads[:6] == ["rollout_position", "group_ids", "rollout_ids", "step", "data_parallel_rank", "micro_batch"]
+        web.run(CHOOSE, 5)
+        assert re.fullmatch(r"Row 5 · position 5 · group \d+", web.run("return document.querySelector('#detail h2').textContent"))
+        assert web.run("return document.querySelector('.legend').textContent") == "all below 1e-4"
+        assert web.run("return document.querySelectorAll('[data-token][tabindex=\"0\"]').length") == 1
+        web.run("document.querySelector('[data-token]').focus()")
+        web.run(KEY, "ArrowRight")
+        assert web.run("return document.activeElement.dataset.token") == "1"
+        assert not web.run(hidden)
+        web.run(KEY, "Enter")
+        move = "document.querySelector('[data-token=\"0\"]').dispatchEvent(new MouseEvent('mousemove', {bubbles: true}));"
+        assert web.run(move + "return document.querySelector('#tip td:nth-child(2)').textContent") == "1", "pinned"
+        web.run(KEY, "Escape")
+        assert web.run(hidden)
+        web.run("document.querySelector('[data-token=\"0\"]').click()")
+        assert not web.run(hidden)
+        web.run(KEY, "j")
+        assert web.run("return document.querySelector('#detail h2').textContent").startswith("Row 6 ")
+        assert web.run(hidden), "the values of another sample's token never stay"
+        web.run("document.querySelector('[data-token]').click(); document.getElementById('tab-layout').click()")
+        assert web.run(hidden)
+        assert re.search(
+            r"[\d,]+ tokens per rank, the fullest has \d\.\d\d times that",
+            web.run("return document.getElementById('view-layout').textContent"),
+        )
+
+
+@needs_browser
+@pytest.mark.parametrize(("width", "unfolded"), [(1400, True), (600, False)])
+def test_the_values_of_a_sample_are_folded_where_there_is_no_room(tmp_path: Path, placed_page: Path, width: int, unfolded: bool) -> None:
+    with browser(tmp_path, width=width) as web:
+        web.open(placed_page)
+        web.run(CHOOSE, 5)
+        assert web.run("return document.querySelector('#detail details').open") is unfolded

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from stubs.dump_batches import Columns, Pair, ragged, write_pair
 
-from rl_dump import Dump, DumpError, FieldSummary, open_dump, summary, trend, write_dump
+from rl_dump import Dump, DumpError, FieldSummary, doctor, open_dump, summary, trend, write_dump
 from rl_dump.derived import kept_set_sizes, log_prob_gap
 
 
@@ -45,6 +45,13 @@ def test_missing_values_are_counted(small: Dump) -> None:
     assert field(small, "sample_index").num_missing == 1
     found = field(small, "teacher_log_probs")
     assert (found.num_missing, found.mean) == (1, 1.5)
+
+
+def test_log_probs_that_are_not_one_number_per_token_have_no_gap(tmp_path: Path) -> None:
+    columns = {"response_lengths": [2], "log_probs": [np.zeros((2, 1), np.float32)], "rollout_log_probs": [np.zeros((2, 1), np.float32)]}
+    with open_dump(write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns)) as dump:
+        assert log_prob_gap(dump) is None
+        assert doctor(dump) == []
 
 
 def test_the_gap_and_the_kept_sets_are_derived(small: Dump) -> None:

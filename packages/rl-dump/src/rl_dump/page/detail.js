@@ -6,7 +6,7 @@ let shown = 0;
 function scale(strip) {
   if (strip.name === "loss_masks") return { at: (value) => (value ? 0 : 1), hue: () => "120, 125, 130", ends: ["trained", "not trained"] };
   if (strip.name === "log_prob_gap") {
-    return { at: (value) => (value > 0 ? Math.min(1, Math.max(0, (Math.log10(value) + 4) / 4)) : 0), hue: () => "214, 40, 40", ends: ["1e-4", "1 nat"] };
+    return { floor: "all below 1e-4", at: (value) => (value > 0 ? Math.min(1, Math.max(0, (Math.log10(value) + 4) / 4)) : 0), hue: () => "214, 40, 40", ends: ["1e-4", "1 nat"] };
   }
   if (strip.low < 0 && strip.high > 0) {
     const most = Math.max(-strip.low, strip.high);
@@ -29,8 +29,16 @@ function paint(rule, value) {
 
 function factList(row) {
   const names = [...table.columns, ...Object.keys(dump.facts).filter((name) => !table.columns.includes(name))];
-  return element("dl", { className: "facts" }, ...names.map((name) => element("div", {},
+  const list = element("dl", { className: "facts" }, ...names.map((name) => element("div", {},
     element("dt", { textContent: label(name), title: name }), element("span", { textContent: show(dump.facts[name][row]) }))));
+  // On a narrow screen the texts come first: the list holds most of these already.
+  return element("details", { className: "folded", open: innerWidth > 820 }, element("summary", { textContent: `${names.length} values` }), list);
+}
+
+function heading(row) {
+  const parts = [`Row ${row}`, `position ${dump.facts.rollout_position[row]}`];
+  if (dump.facts.group_ids) parts.push(`group ${show(dump.facts.group_ids[row])}`);
+  return element("h2", { textContent: parts.join(" · ") });
 }
 
 function textBlock(title, ...content) {
@@ -75,7 +83,9 @@ function overview(sample, rule, values) {
   return canvas;
 }
 
-function legend(rule) {
+function legend(rule, values) {
+  const finite = Array.from(values).filter(Number.isFinite);
+  if (rule.floor && finite.length && finite.every((value) => rule.at(value) === 0)) return element("div", { className: "legend", textContent: rule.floor });
   const bar = element("i");
   bar.style.background = rule.two
     ? "linear-gradient(90deg, rgba(33, 102, 200, .85), rgba(33, 102, 200, 0), rgba(224, 122, 20, .85))"
@@ -97,10 +107,11 @@ function colourButtons(row) {
 
 async function drawDetail(row) {
   const ticket = (shown += 1);
+  unpin();
   const sample = await tokensOf(row);
   // A later choice has overtaken this one.
   if (ticket !== shown) return;
-  const parts = [element("h2", { textContent: `Row ${row}` }), factList(row)];
+  const parts = [heading(row), factList(row)];
   for (const [name, values] of Object.entries(dump.texts)) {
     const whole = sample && Object.keys(dump.vocabulary).length && name !== "label";
     if (values[row] !== null && !whole) parts.push(...textBlock(`${name} (text)`, values[row]));
@@ -108,8 +119,51 @@ async function drawDetail(row) {
   if (sample) parts.push(...tokenParts(row, sample));
   else parts.push(element("p", { className: "hint", textContent: "The tokens of this sample were left out to keep the page small." }));
   $("detail").replaceChildren(...parts);
-  $("detail").onmousemove = (event) => tip(event, sample);
-  $("detail").onmouseleave = () => { $("tip").hidden = true; };
+  const first = $("detail").querySelector("[data-token]");
+  if (first) first.tabIndex = 0;
+  focused = sample;
+  const at = (event) => event.target.closest?.("[data-token]");
+  $("detail").onmousemove = (event) => { if (!pinned) tip(at(event), sample, event.clientX, event.clientY); };
+  $("detail").onmouseleave = () => { if (!pinned) $("tip").hidden = true; };
+  $("detail").onclick = (event) => {
+    const span = at(event);
+    const again = span === pinned;
+    unpin();
+    if (!span || again) return;
+    pinned = span;
+    span.classList.add("pinned");
+    tipBelow(span, sample);
+  };
+}
+
+// The sample whose tokens can have the focus.
+let focused = null;
+$("detail").addEventListener("focusin", (event) => { if (!pinned) tipBelow(event.target.closest("[data-token]"), focused); });
+
+// The token whose values stay on the screen, after a click or a tap.
+let pinned = null;
+
+function unpin() {
+  pinned?.classList.remove("pinned");
+  pinned = null;
+  $("tip").hidden = true;
+}
+
+// Arrow keys walk from token to token once one has the focus; Enter pins its values, Escape lets them go.
+function moveToken(event) {
+  if (event.key === "Escape" && !$("tip").hidden) return unpin() ?? true;
+  const from = event.target.closest?.("[data-token]");
+  if (!from) return false;
+  if (event.key === "Enter" || event.key === " ") return from.click() ?? true;
+  const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  const next = by && $("detail").querySelector(`[data-token="${Number(from.dataset.token) + by}"]`);
+  if (!next) return false;
+  unpin();
+  from.removeAttribute("tabindex");
+  next.tabIndex = 0;
+  next.focus();
+  tipBelow(next, focused);
+  return true;
 }
 
 function tokenParts(row, sample) {
@@ -120,13 +174,17 @@ function tokenParts(row, sample) {
   const strip = dump.strips.find(({ name }) => name === colour);
   const values = strip && sample.strips[colour];
   const rule = strip && scale(strip);
-  if (values) parts.push(colourButtons(row), legend(rule), overview(sample, rule, values));
+  if (values) parts.push(colourButtons(row), legend(rule, values), overview(sample, rule, values));
   parts.push(element("div", { className: "text" }, ...tokenSpans(sample, texts, sample.prompt, sample.ids.length, rule, values)));
   return parts;
 }
 
-function tip(event, sample) {
-  const span = event.target.closest?.("[data-token]");
+function tipBelow(span, sample) {
+  const box = span?.getBoundingClientRect();
+  tip(span, sample, box?.left ?? 0, box?.bottom ?? 0);
+}
+
+function tip(span, sample, x, y) {
   $("tip").hidden = !span || !sample;
   if (!span || !sample) return;
   const index = Number(span.dataset.token);
@@ -134,6 +192,6 @@ function tip(event, sample) {
   if (index >= sample.prompt) for (const [name, values] of Object.entries(sample.strips)) rows.push([name.replaceAll("_", " "), values[index - sample.prompt]]);
   $("tip").replaceChildren(element("b", { textContent: JSON.stringify(span.textContent) }),
     element("table", {}, ...rows.map(([name, value]) => element("tr", {}, element("td", { textContent: name }), element("td", { textContent: show(value) })))));
-  $("tip").style.left = `${Math.min(event.clientX + 14, innerWidth - 350)}px`;
-  $("tip").style.top = `${event.clientY + 24 + $("tip").offsetHeight > innerHeight ? event.clientY - $("tip").offsetHeight - 10 : event.clientY + 18}px`;
+  $("tip").style.left = `${Math.max(4, Math.min(x + 14, innerWidth - 350))}px`;
+  $("tip").style.top = `${y + 24 + $("tip").offsetHeight > innerHeight ? Math.max(4, y - $("tip").offsetHeight - 30) : y + 18}px`;
 }

@@ -36,7 +36,7 @@ function drawStep(step, ranks, found) {
   const totals = ranks.map((rank) => slots.reduce((sum, slot) => sum + (found.get(`${step} ${rank} ${slot}`)?.tokens ?? 0), 0));
   const mean = totals.reduce((sum, tokens) => sum + tokens, 0) / totals.length;
   const title = element("h2", { textContent: `Step ${step}` });
-  title.append(element("small", { className: "hint", textContent: `  ${show(mean)} tokens per rank, the fullest has ${show(Math.max(...totals) / mean)} times that` }));
+  title.append(element("small", { className: "hint", textContent: mean ? `  ${show(Math.round(mean))} tokens per rank, the fullest has ${(Math.max(...totals) / mean).toFixed(2)} times that` : "" }));
   const lanes = ranks.map((rank) => element("div", { className: "lane" }, element("b", { textContent: `rank ${rank}` }),
     ...slots.map((slot) => drawSlot(step, rank, slot, found.get(`${step} ${rank} ${slot}`), widest[slot] * pixels, pixels))));
   return [title, ...lanes];
@@ -48,7 +48,7 @@ function drawSlot(step, rank, slot, block, room, pixels) {
   button.title = block ? `step ${step}, rank ${rank}, micro-batch ${slot}: ${block.samples} samples, ${show(block.tokens)} tokens` : "filler: no samples";
   button.disabled = !block;
   button.onclick = () => {
-    $("filter").value = `step=${step} data_parallel_rank=${rank} micro_batch=${slot}`;
+    $("filter").value = `step=${step} rank=${rank} micro-batch=${slot}`;
     selectTab("samples");
     arrange();
     if (table.order.length) choose(table.order[0]);

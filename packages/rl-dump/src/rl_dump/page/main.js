@@ -1,5 +1,6 @@
 // Putting it together: title, alarms, tabs, keys.
 function selectTab(chosen) {
+  unpin();
   for (const name of ["samples", "layout", "summary"]) {
     $(`view-${name}`).hidden = name !== chosen;
     $(`tab-${name}`).setAttribute("aria-selected", name === chosen);
@@ -39,6 +40,10 @@ function drawSummary() {
 function onKey(event) {
   if (event.target === $("filter")) {
     if (event.key === "Escape") $("filter").blur();
+    return;
+  }
+  if (moveToken(event)) {
+    event.preventDefault();
     return;
   }
   const moves = { ArrowDown: 1, j: 1, ArrowUp: -1, k: -1, PageDown: 20, PageUp: -20 };

@@ -1,15 +1,16 @@
 // The list of samples: filtered, sorted, and drawn only where it is visible.
 const ROW_HEIGHT = 26;
-const FIRST = ["rollout_position", "group_ids", "rollout_ids", "raw_reward", "rewards", "response_lengths", "mean_log_prob_gap", "max_log_prob_gap",
-  "mean_advantage", "mean_kept_set", "trained_fraction", "truncated", "finish_reason", "dataset", "step", "data_parallel_rank", "micro_batch"];
+const FIRST = ["rollout_position", "group_ids", "rollout_ids", "step", "data_parallel_rank", "micro_batch", "raw_reward", "rewards", "response_lengths", "mean_log_prob_gap", "max_log_prob_gap",
+  "mean_advantage", "mean_kept_set", "trained_fraction", "truncated", "finish_reason", "dataset"];
 const LABELS = { rollout_position: "position", group_ids: "group", rollout_ids: "rollout", raw_reward: "raw reward", rewards: "reward",
   response_lengths: "tokens", mean_log_prob_gap: "mean gap", max_log_prob_gap: "max gap", mean_advantage: "advantage", mean_kept_set: "kept ids",
   trained_fraction: "trained", finish_reason: "finish", data_parallel_rank: "rank", micro_batch: "micro-batch" };
 const label = (name) => (Object.hasOwn(LABELS, name) ? LABELS[name] : name.replaceAll("_", " "));
 // Neither a missing value nor NaN is large or small: both stand last, in either direction.
 const absent = (value) => value === null || Number.isNaN(value);
-// What people type is the column's heading as well as the field's name.
-const NAMES = Object.fromEntries(Object.keys(dump.facts).flatMap((name) => [[name, name], [label(name).replaceAll(" ", "_"), name]]));
+// What people type is the column's heading as well as the field's name; spaces, hyphens and underscores are one.
+const plain = (name) => name.toLowerCase().replace(/[\s_-]+/g, "_");
+const NAMES = new Map([...Object.keys(dump.facts).map((name) => [plain(label(name)), name]), ...Object.keys(dump.facts).map((name) => [plain(name), name])]);
 
 const table = {
   columns: FIRST.filter((name) => name in dump.facts),
@@ -26,38 +27,50 @@ const widths = Object.fromEntries(Object.entries(dump.facts).map(([name, values]
 }));
 const width = (name) => widths[name];
 
-// "reward>0 truncated group=3 words": every part must hold; a part that is no condition is searched in the texts.
-function condition(part) {
-  const match = part.match(/^([\w]+)(>=|<=|!=|=|>|<)(.+)$/);
-  const name = NAMES[match ? match[1] : part.replace(/^!/, "")];
-  if (!match) {
-    if (name) return (row) => Boolean(dump.facts[name][row]) !== part.startsWith("!");
-    const needle = part.toLowerCase();
-    const texts = [...Object.values(dump.texts), ...Object.values(dump.facts).filter((values) => typeof values[0] === "string")];
-    return (row) => texts.some((values) => values[row] !== null && String(values[row]).toLowerCase().includes(needle));
-  }
-  if (!name) throw new Error(`no column ${match[1]}`);
-  const values = dump.facts[name];
-  const wanted = { yes: 1, no: 0, true: 1, false: 0 }[match[3]] ?? (Number.isNaN(Number(match[3])) ? match[3] : Number(match[3]));
+// A filter is parts that must all hold: `mean gap > 0`, `truncated`, `!truncated`, a word or "several words" of the texts.
+const KNOWN = [...NAMES.keys()].sort((a, b) => b.length - a.length).map((name) => name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&").replaceAll("_", "[\\s_-]+")).join("|");
+const COMPARED = "\\s*(>=|<=|!=|=|>|<)\\s*(\"[^\"]*\"|\\S+)";
+const PART = new RegExp(`"([^"]+)"|(!?)(${KNOWN})(?:${COMPARED}|(?=\\s|$))|([^\\s<>=!]+)${COMPARED}|(\\S+)`, "gi");
+
+function conditions(text) {
+  return [...text.matchAll(PART)].map(([, quoted, not, known, operator, value, unknown, , , word]) => {
+    if (unknown !== undefined) throw new Error(`No column “${unknown}”. Columns: ${Object.keys(dump.facts).map(label).join(", ")}.`);
+    if (known === undefined) return contains((quoted ?? word).toLowerCase());
+    const values = dump.facts[NAMES.get(plain(known))];
+    return operator === undefined ? (row) => Boolean(values[row]) !== (not === "!") : compared(values, operator, value.replace(/^"(.*)"$/, "$1"));
+  });
+}
+
+function contains(needle) {
+  const texts = [...Object.values(dump.texts), ...Object.values(dump.facts).filter((values) => values.some((value) => typeof value === "string"))];
+  return (row) => texts.some((values) => values[row] !== null && String(values[row]).toLowerCase().includes(needle));
+}
+
+function compared(values, operator, text) {
+  const words = { yes: 1, no: 0, true: 1, false: 0, ...WORDS };
+  const number = Object.hasOwn(words, text) ? words[text] : Number(text);
+  const wanted = Number.isNaN(number) && text !== "nan" ? text : Number.isInteger(number) && !Number.isSafeInteger(number) && /^-?\d+$/.test(text) ? BigInt(text) : number;
   const value = (row) => (typeof values[row] === "boolean" ? Number(values[row]) : values[row]);
+  const same = (x) => String(x) === text || (typeof x !== "string" && x == wanted) || (Number.isNaN(x) && Number.isNaN(wanted));
   return {
-    "=": (row) => value(row) === wanted, "!=": (row) => value(row) !== wanted,
+    "=": (row) => same(value(row)), "!=": (row) => !same(value(row)),
     ">": (row) => value(row) !== null && value(row) > wanted, "<": (row) => value(row) !== null && value(row) < wanted,
     ">=": (row) => value(row) !== null && value(row) >= wanted, "<=": (row) => value(row) !== null && value(row) <= wanted,
-  }[match[2]];
+  }[operator];
 }
 
 function arrange() {
-  let conditions = [];
-  $("filter").classList.remove("wrong");
-  $("filter").title = "";
+  let parts = [];
+  let problem = "";
   try {
-    conditions = $("filter").value.trim().split(/\s+/).filter(Boolean).map(condition);
+    parts = conditions($("filter").value);
   } catch (error) {
-    $("filter").classList.add("wrong");
-    $("filter").title = error.message;
+    problem = error.message;
   }
-  const rows = allRows.filter((row) => conditions.every((holds) => holds(row)));
+  $("filter").classList.toggle("wrong", problem !== "");
+  $("problem").hidden = problem === "";
+  $("problem").textContent = problem;
+  const rows = allRows.filter((row) => parts.every((holds) => holds(row)));
   const values = dump.facts[table.sortBy];
   const sign = table.descending ? -1 : 1;
   rows.sort((a, b) => {
