@@ -11,6 +11,7 @@ Invariants, each matched by a test in `tests/unit/test_reader.py`:
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -212,14 +213,27 @@ def open_dump(path: str | os.PathLike[str], *, check_sums: bool = True) -> Dump:
         UnsupportedContractError: the file is a document of another contract or major.
     """
     target = Path(path)
-    if target.is_dir():
-        raise DumpError(_folder_message(target))
+    _check_kind(target)
     if target.suffix == ".parquet":
         return Dump(target, ParquetSource(target))
     if target.suffix == ".pt":
         return Dump(target, ArchiveSource(target, check_sums=check_sums))
     msg = f"{target}: cannot tell the container from the suffix {target.suffix!r}; dumps end in .parquet or .pt"
     raise DumpError(msg)
+
+
+def _check_kind(path: Path) -> None:
+    """Refuse what is no regular file before it is opened: a pipe would wait for a writer, a device may never end."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:
+        msg = f"{path}: cannot be opened: {getattr(error, 'strerror', None) or error}"
+        raise DumpError(msg) from error
+    if stat.S_ISDIR(mode):
+        raise DumpError(_folder_message(path))
+    if not stat.S_ISREG(mode):
+        msg = f"{path}: a pipe, device or socket; a dump is a regular file: copy it into one first"
+        raise DumpError(msg)
 
 
 def _folder_message(folder: Path) -> str:

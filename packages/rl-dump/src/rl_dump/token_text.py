@@ -32,6 +32,9 @@ def token_bytes(path: str | os.PathLike[str]) -> dict[int, bytes]:
     """
     target = Path(path)
     target = target / "tokenizer.json" if target.is_dir() else target
+    if target.exists() and not target.is_file():
+        msg = f"{target}: no regular file; give a tokenizer.json or its folder"
+        raise DumpError(msg)
     try:
         document = json.loads(target.read_text(encoding="utf-8"))
         vocabulary = _vocabulary(document["model"])

@@ -214,6 +214,12 @@ def test_warnings_are_one_line_on_standard_error(tmp_path: Path, pair: Pair) -> 
     assert "minor 7" in line
 
 
+def test_trend_refuses_a_field_that_no_dump_has(pair: Pair) -> None:
+    result = run("trend", pair[1], "--field", "entropyy")
+    assert result.exit_code == 2
+    assert "rl-dump: no dump has the field of numbers 'entropyy'; they have " in result.stderr
+
+
 def test_no_command_writes_over_what_it_reads(tmp_path: Path, pair: Pair) -> None:
     rollout, train = pair
     before = {path: path.read_bytes() for path in pair}

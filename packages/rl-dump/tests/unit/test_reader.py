@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +90,15 @@ def test_a_folder_is_answered_with_the_dumps_in_it(tmp_path: Path) -> None:
         with pytest.raises(DumpError) as refused:
             open_dump(folder)
         assert str(refused.value) == f"{folder}: a folder; give one of its files: {listed} and 1 more"
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".pt"])
+def test_a_pipe_or_device_is_refused_before_it_is_opened(tmp_path: Path, suffix: str) -> None:
+    os.mkfifo(tmp_path / f"pipe{suffix}")
+    (tmp_path / f"null{suffix}").symlink_to("/dev/null")
+    for name in ("pipe", "null"):
+        with pytest.raises(DumpError, match="a pipe, device or socket; a dump is a regular file"):
+            open_dump(tmp_path / f"{name}{suffix}")
+    for name in ("x" * 300, "a\0b", "missing"):
+        with pytest.raises(DumpError, match="cannot be opened"):
+            open_dump(tmp_path / f"{name}{suffix}")

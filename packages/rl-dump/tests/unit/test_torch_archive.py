@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from stubs.dump_batches import Columns, batch, equal, items_of, numbers_of, rollout_columns
 from typer.testing import CliRunner
 
-from rl_dump import DumpError, RaggedArray, convert, doctor, open_dump, write_dump
+from rl_dump import DumpError, RaggedArray, WriteError, convert, doctor, open_dump, write_dump
 from rl_dump.archive.pickle_machine import run_pickle
 from rl_dump.archive.tensors import archive_globals, storage_of
 from rl_dump.cli.app import app
@@ -365,3 +366,21 @@ def test_positions_in_a_tensor_are_positions(tmp_path: Path) -> None:
     path = train_file(tmp_path, samples, dp_shards=[{"data_parallel_rank": 0, "partition": torch.tensor([4, 5])}])
     with open_dump(path) as dump:
         assert [alarm.code for alarm in doctor(dump)] == ["incomplete"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_told_with_the_systems_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: Columns) -> None:
+    import rl_dump.torch.archive as module
+
+    real = module.atomic_path
+
+    @contextlib.contextmanager
+    def full(target: Path) -> Iterator[Path]:
+        with real(target) as temporary:
+            temporary.symlink_to("/dev/full")
+            yield temporary
+
+    monkeypatch.setattr(module, "atomic_path", full)
+    with pytest.raises(WriteError, match=r"cannot write .*x\.pt: No space left on device"):
+        write_torch_archive(tmp_path / "x.pt", contract="train-dump.v2", batch_id=0, columns=columns)
+    assert list(tmp_path.iterdir()) == []

@@ -16,6 +16,7 @@ from rl_dump.cli.output import counted, error_line, print_json, print_line, prin
 from rl_dump.compare import compare
 from rl_dump.convert import convert
 from rl_dump.doctor import Thresholds, doctor
+from rl_dump.errors import DumpError
 from rl_dump.html import write_html
 from rl_dump.join import join
 from rl_dump.reader import Dump, open_dump
@@ -98,6 +99,11 @@ def trend_command(
     """Show the means of fields over batches."""
     with error_line():
         batches = trend(paths)
+        known = dict.fromkeys(entry.name for batch in batches for entry in batch.fields)
+        unknown = [name for name in field or [] if name not in known]
+        if unknown:
+            msg = f"no dump has the field of numbers {unknown[0]!r}; they have {', '.join(known) or 'none'}"
+            raise DumpError(msg)
     if as_json:
         print_json(batches)
         return

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,7 @@ from rl_dump.parquet import arrow_schema, decode
 from rl_dump.ragged import RaggedArray
 
 if TYPE_CHECKING:
+    import io
     import os
     from types import TracebackType
 
@@ -113,8 +114,8 @@ def save_archive(path: str | os.PathLike[str], header: DumpHeader, columns: Mapp
     skipped = {"batch_id", "writer_rank", "num_samples", "row_groups", "checksums", *root}
     root |= {key: _torch_value(value) for key, value in header.items() if key not in skipped}
     # Through a file object: torch would name the archive's folder after the temporary path.
-    with atomic_path(target) as temporary, _storage_errors(), temporary.open("wb") as file:
-        torch.save(root, file)
+    with atomic_path(target) as temporary, temporary.open("wb", buffering=0) as file, _storage_errors(file) as telling:
+        torch.save(root, cast("IO[bytes]", telling))
     return target
 
 
@@ -163,10 +164,34 @@ def _torch_value(value: Any) -> Any:
     return value
 
 
+class _TellingFile:
+    """Keep the cause of a failed write: torch reports only that one failed."""
+
+    def __init__(self, file: io.FileIO) -> None:
+        self._file = file
+        self.cause: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        """Write all of `data`; returns its size."""
+        view = memoryview(data).cast("B")
+        done = 0
+        try:
+            while done < len(view):
+                done += self._file.write(view[done:])
+        except OSError as error:
+            self.cause = error
+            raise
+        return done
+
+    def flush(self) -> None:
+        """Do nothing: nothing is held back."""
+
+
 @contextmanager
-def _storage_errors() -> Iterator[None]:
-    """Turn what torch raises for a full disk into the error of every other failed write."""
+def _storage_errors(file: io.FileIO) -> Iterator[_TellingFile]:
+    """Turn what torch raises for a full disk into the error of every other failed write, with the system's reason."""
+    telling = _TellingFile(file)
     try:
-        yield
+        yield telling
     except RuntimeError as error:
-        raise OSError(str(error).splitlines()[0]) from error
+        raise telling.cause or OSError(str(error).splitlines()[0]) from error
