@@ -78,7 +78,8 @@ def plan_dropped(document: Mapping[str, Any]) -> list[int]:
         DumpError: a key is missing or not numeric.
     """
     _check(document, "schedule-plan.v1")
-    return _plan_array(document, "dropped_samples", -1).tolist()
+    positions: list[int] = _plan_array(document, "dropped_samples", -1).tolist()
+    return positions
 
 
 def plan_fillers(document: Mapping[str, Any]) -> list[tuple[int, int]]:

@@ -48,7 +48,10 @@ def test_missing_values_are_counted(small: Dump) -> None:
 
 
 def test_log_probs_that_are_not_one_number_per_token_have_no_gap(tmp_path: Path) -> None:
-    columns = {"response_lengths": [2], "log_probs": [np.zeros((2, 1), np.float32)], "rollout_log_probs": [np.zeros((2, 1), np.float32)]}
+    columns: Columns = {
+        "response_lengths": np.array([2]),
+        **dict.fromkeys(("log_probs", "rollout_log_probs"), ragged([np.zeros((2, 1))], np.float32)),
+    }
     with open_dump(write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns)) as dump:
         assert log_prob_gap(dump) is None
         assert doctor(dump) == []

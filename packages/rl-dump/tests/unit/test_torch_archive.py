@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from rl_dump import DumpError, RaggedArray, WriteError, convert, doctor, open_dump, write_dump
 from rl_dump.archive.pickle_machine import run_pickle
 from rl_dump.archive.tensors import archive_globals, storage_of
+from rl_dump.atomic import atomic_path
 from rl_dump.cli.app import app
 from rl_dump.documents import Tensor
 from rl_dump.torch import write_torch_archive
@@ -370,17 +371,13 @@ def test_positions_in_a_tensor_are_positions(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_told_with_the_systems_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: Columns) -> None:
-    import rl_dump.torch.archive as module
-
-    real = module.atomic_path
-
     @contextlib.contextmanager
     def full(target: Path) -> Iterator[Path]:
-        with real(target) as temporary:
+        with atomic_path(target) as temporary:
             temporary.symlink_to("/dev/full")
             yield temporary
 
-    monkeypatch.setattr(module, "atomic_path", full)
+    monkeypatch.setattr("rl_dump.torch.archive.atomic_path", full)
     with pytest.raises(WriteError, match=r"cannot write .*x\.pt: No space left on device"):
         write_torch_archive(tmp_path / "x.pt", contract="train-dump.v2", batch_id=0, columns=columns)
     assert list(tmp_path.iterdir()) == []
