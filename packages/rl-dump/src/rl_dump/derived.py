@@ -16,7 +16,16 @@ if TYPE_CHECKING:
 
     from rl_dump.reader import Dump
 
-__all__ = ["kept_set_sizes", "log_prob_gap", "ragged_field", "scalar_field", "trained_tokens"]
+__all__ = ["kept_set_sizes", "log_prob_gap", "mean_of", "ragged_field", "scalar_field", "trained_tokens"]
+
+
+def mean_of(values: NDArray[Any]) -> float:
+    """Return the mean of one or more numbers, summed in float64; finite where all of them are, though their sum may not be: [1e308] * 4."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = float(values.mean(dtype=np.float64))
+        if np.isinf(mean) and bool(np.isfinite(values).all()):
+            mean = float((values.astype(np.float64) / values.size).sum())
+    return mean
 
 
 def ragged_field(dump: Dump, name: str) -> RaggedArray | None:

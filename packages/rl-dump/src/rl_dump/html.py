@@ -23,7 +23,7 @@ import numpy as np
 
 from rl_dump.atomic import atomic_path, refuse_input
 from rl_dump.contract import ROLLOUT_DUMP
-from rl_dump.derived import kept_set_sizes, log_prob_gap, ragged_field, trained_tokens
+from rl_dump.derived import kept_set_sizes, log_prob_gap, mean_of, ragged_field, trained_tokens
 from rl_dump.doctor import doctor
 from rl_dump.errors import DumpError
 from rl_dump.join import join
@@ -147,19 +147,14 @@ def _facts(dump: Dump) -> dict[str, list[Any]]:
     if masks is not None:
         facts["trained_fraction"] = [float((mask != 0).mean()) if len(mask) else None for mask in masks]
     for name, source, reduce in (
-        ("mean_log_prob_gap", log_prob_gap(dump), _mean),
+        ("mean_log_prob_gap", log_prob_gap(dump), mean_of),
         ("max_log_prob_gap", log_prob_gap(dump), np.max),
-        ("mean_advantage", ragged_field(dump, "advantages"), _mean),
-        ("mean_kept_set", kept_set_sizes(dump), _mean),
+        ("mean_advantage", ragged_field(dump, "advantages"), mean_of),
+        ("mean_kept_set", kept_set_sizes(dump), mean_of),
     ):
         if source is not None:
             facts[name] = [float(reduce(item)) if len(item) else None for item in source]
     return facts
-
-
-def _mean(values: NDArray[Any]) -> float:
-    with np.errstate(over="ignore", invalid="ignore"):
-        return float(values.mean(dtype=np.float64))
 
 
 def _page_name(name: str, dump: Dump) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rl_dump.derived import kept_set_sizes, log_prob_gap, trained_tokens
+from rl_dump.derived import kept_set_sizes, log_prob_gap, mean_of, trained_tokens
 from rl_dump.errors import DumpError
 from rl_dump.ragged import RaggedArray
 from rl_dump.reader import open_dump
@@ -133,7 +133,7 @@ def _summarise(name: str, column: NDArray[Any] | RaggedArray | list[Any], chosen
         count=int(values.size),
         minimum=float(finite.min()) if finite.size else None,
         maximum=float(finite.max()) if finite.size else None,
-        mean=float(finite.mean(dtype=np.float64)) if finite.size else None,
+        mean=mean_of(finite) if finite.size else None,
         num_non_finite=int(values.size - finite.size),
         num_missing=missing,
     )

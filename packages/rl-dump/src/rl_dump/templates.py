@@ -34,7 +34,7 @@ def resolve_template(template: str | os.PathLike[str], *, batch_id: int | str) -
     """
     text = os.fspath(template)
     _check_placeholders(text)
-    if isinstance(batch_id, str) and (not batch_id or any(mark in batch_id for mark in ("/", "\\", "\0"))):
+    if isinstance(batch_id, str) and (batch_id in {"", ".", ".."} or any(mark in batch_id for mark in ("/", "\\", "\0"))):
         msg = f"batch_id {batch_id!r} cannot be part of a file name: it must be a number or a word without slashes"
         raise DumpError(msg)
     try:

@@ -33,7 +33,7 @@ def test_templates_that_are_none_are_refused(template: str, message: str) -> Non
         check_templates(rollout=template, train=None)
 
 
-@pytest.mark.parametrize("batch_id", ["", "a/b", "..\\x"])
+@pytest.mark.parametrize("batch_id", ["", ".", "..", "a/b", "..\\x"])
 def test_batch_ids_that_leave_the_folder_are_refused(batch_id: str) -> None:
     with pytest.raises(DumpError, match="cannot be part of a file name"):
         resolve_template("{batch_id}.pt", batch_id=batch_id)

@@ -146,7 +146,7 @@ def test_a_failed_background_write_raises_at_the_next_batch_with_the_path(tmp_pa
         save_debug_train_data(tmp_path / "{batch_id}.parquet", batch_id=0, rollout_data=trainer_batch(), topology=ALONE, background=writer)
         while writer.num_pending:
             pass
-        with pytest.raises(WriteError, match=r"dump .*0\.parquet was not written: cannot write .*Is a directory"):
+        with pytest.raises(WriteError, match=r"dump .*0\.parquet was not written: cannot write .*it is a folder"):
             save_debug_train_data(
                 tmp_path / "{batch_id}.parquet", batch_id=1, rollout_data=trainer_batch(), topology=ALONE, background=writer
             )

@@ -193,5 +193,6 @@ function tip(span, sample, x, y) {
   $("tip").replaceChildren(element("b", { textContent: JSON.stringify(span.textContent) }),
     element("table", {}, ...rows.map(([name, value]) => element("tr", {}, element("td", { textContent: name }), element("td", { textContent: show(value) })))));
   $("tip").style.left = `${Math.max(4, Math.min(x + 14, innerWidth - 350))}px`;
-  $("tip").style.top = `${y + 24 + $("tip").offsetHeight > innerHeight ? Math.max(4, y - $("tip").offsetHeight - 30) : y + 18}px`;
+  const height = $("tip").offsetHeight;
+  $("tip").style.top = `${Math.max(4, Math.min(y + 24 + height > innerHeight ? y - height - 30 : y + 18, innerHeight - height - 4))}px`;
 }
