@@ -34,25 +34,30 @@ def missing_parts(package: Path) -> Iterator[str]:
         yield f"{changelog.relative_to(ROOT)}: has no heading 'Contracts'"
 
 
-def module_problems(path: Path) -> Iterator[str]:
-    """List what is wrong with one module: its name, its size, its functions' sizes, its docstrings, its `__all__`."""
+def size_problems(path: Path) -> Iterator[str]:
+    """List what is too long in a source, a test or a benchmark: the module, or one of its functions."""
     where = path.relative_to(ROOT)
     text = path.read_text(encoding="utf-8")
-    tree = ast.parse(text)
-    if path.stem in VAGUE:
-        yield f"{where}: the name says nothing; name the module for what it decides"
     lines = text.count("\n")
     if lines > MAX_MODULE_LINES:
         yield f"{where}: {lines} lines, at most {MAX_MODULE_LINES}"
-    if ast.get_docstring(tree) is None:
-        yield f"{where}: has no docstring"
-    if path.stem != "__main__" and len(tree.body) > 1 and not any(_assigns_all(node) for node in tree.body):
-        yield f"{where}: declares no __all__"
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length > MAX_FUNCTION_LINES:
                 yield f"{where}:{node.lineno}: function {node.name} has {length} lines, at most {MAX_FUNCTION_LINES}"
+
+
+def module_problems(path: Path) -> Iterator[str]:
+    """List what is wrong with one module of a package: its name, its docstrings, its `__all__`."""
+    where = path.relative_to(ROOT)
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    if path.stem in VAGUE:
+        yield f"{where}: the name says nothing; name the module for what it decides"
+    if ast.get_docstring(tree) is None:
+        yield f"{where}: has no docstring"
+    if path.stem != "__main__" and len(tree.body) > 1 and not any(_assigns_all(node) for node in tree.body):
+        yield f"{where}: declares no __all__"
     yield from (f"{where}:{line}: {name} has no docstring" for line, name in _undocumented(tree.body))
 
 
@@ -76,6 +81,7 @@ def main() -> int:
     packages = [path.parent for path in sorted(ROOT.glob("packages/*/pyproject.toml"))]
     problems = [problem for package in packages for problem in missing_parts(package)]
     for package in packages:
+        problems += [problem for path in sorted(package.glob("*/**/*.py")) for problem in size_problems(path)]
         problems += [problem for path in sorted(package.glob("src/**/*.py")) for problem in module_problems(path)]
     for problem in problems:
         sys.stdout.write(f"{problem}\n")

@@ -11,13 +11,10 @@ import torch
 import torch.distributed as dist
 
 from rl_metrics import ContextParallel, KeyAgreementError, Metric, MetricsError, MicroBatchMetrics, merge_metrics, report, wire
-from rl_metrics.agreement import RankReport
 from rl_metrics.torch import (
     all_reduce_metrics,
-    collectives,
     gather_and_reduce_log_dict,
     gather_responses,
-    groups,
     loss_reducer,
     masked_whiten,
     reduce_train_step_metrics,
@@ -286,51 +283,6 @@ def test_what_is_no_list_of_metrics_is_refused() -> None:
     for wrong in (3, [3], {"x": 3}):
         with pytest.raises(MetricsError, match="got int"):
             all_reduce_metrics(cast("Any", wrong))
-
-
-@pytest.fixture
-def exchange_in_one_process(world_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this process reduce over a real gloo group of its own, as ranks of larger groups do."""
-    monkeypatch.setattr(collectives, "is_alone", lambda group: False)
-
-
-@pytest.mark.usefixtures("exchange_in_one_process")
-def test_a_group_of_one_exchanges_to_the_same_records() -> None:
-    expected = report(merge_metrics(_metrics(0)).values())
-    for dst in (None, 0):
-        result = report(all_reduce_metrics(_metrics(0), dst=dst).values())
-        assert {name: repr(value) for name, value in result.items()} == {name: repr(value) for name, value in expected.items()}
-    extrema = {f"m{i}": float(i) for i in range(300)}
-    assert report(all_reduce_metrics([Metric.of_max(*item) for item in extrema.items()]).values()) == dict(sorted(extrema.items()))
-    assert all_reduce_metrics([]) == {}
-
-
-@pytest.mark.usefixtures("exchange_in_one_process")
-def test_a_failure_in_a_group_of_one_is_raised_after_the_exchange() -> None:
-    with pytest.raises(MetricsError, match="x: got int, whose way to merge is not declared"):
-        all_reduce_metrics(cast("Any", {"x": 3}))
-
-
-@pytest.mark.usefixtures("exchange_in_one_process")
-def test_a_disagreement_is_raised_from_the_exchanged_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    reports = [
-        RankReport(failure=None, settings={"dst": "None"}, metrics=("x (sum)",)),
-        RankReport(failure=None, settings={"dst": "None"}, metrics=()),
-    ]
-
-    def exchange(gathered: list[Any], mine: RankReport, group: Any) -> None:
-        assert mine == reports[0]
-        gathered[:] = reports
-
-    monkeypatch.setattr(dist, "all_gather_object", exchange)
-    monkeypatch.setattr(collectives, "_reduce", lambda values, op, group: np.arange(values.size, dtype=np.float64))
-    with pytest.raises(KeyAgreementError, match=r"rank 1 lacks 'x \(sum\)' compared with rank 0"):
-        all_reduce_metrics([Metric.of_sum("x", 1)])
-
-
-def test_the_group_helpers_in_this_process(world_of_one: None) -> None:
-    assert (groups.group_size(None), groups.group_rank(None), groups.group_members(None)) == (1, 0, [0])
-    assert groups.collective_device(None) == torch.device("cpu")
 
 
 def test_a_reducer_output_and_a_metric_that_report_under_one_name_raise_on_every_rank() -> None:
