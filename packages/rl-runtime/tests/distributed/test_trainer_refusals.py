@@ -134,8 +134,8 @@ def test_a_gradient_that_is_no_number_leaves_the_weights_alone(
         ({"parallel": {"data": 1, "tensor": 3}}, "parallel.tensor = 3 does not divide num_attention_heads = 4"),
         ({"parallel": {"data": 1, "pipeline": 3}}, "parallel.pipeline = 3 does not divide num_hidden_layers = 4"),
         ({"megatron": {"recompute_granularty": "full"}}, "did you mean recompute_granularity"),
-        ({"megatron": {"num_layers": 2}}, "megatron.num_layers is decided"),
-        ({"megatron": {"use_mup": True}}, "megatron.use_mup is decided"),
+        ({"megatron": {"num_layers": 2}}, "megatron.num_layers: is decided"),
+        ({"megatron": {"use_mup": True}}, "megatron.use_mup: is decided"),
         ({"megatron": {"sequence_parallel": True}}, "needs parallel.tensor > 1"),
     ],
 )

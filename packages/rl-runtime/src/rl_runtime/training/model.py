@@ -9,8 +9,6 @@ there is an error; dropout is 0, so that a forward pass repeats exactly.
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +23,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import ConfigError
+from rl_runtime.pass_through import unknown_names
 from rl_runtime.training.attention import PackedAttention
 from rl_runtime.training.device_shim import cpu_construction
 from rl_runtime.training.mesh import mesh_problems
@@ -105,16 +104,8 @@ def megatron_config(shape: ModelShape, recipe: Recipe) -> TransformerConfig:
 
 
 def _check_pass_through(given: Mapping[str, Any], decided: Mapping[str, Any]) -> None:
-    known = {field.name for field in dataclasses.fields(TransformerConfig)}
-    problems = []
-    for name in given:
-        if name in decided:
-            problems.append(f"megatron.{name} is decided by the other sections or by the model; remove it")
-        elif name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            problems.append(
-                f"megatron.{name} is no field of Megatron-Core's TransformerConfig" + (f"; did you mean {near[0]}?" if near else "")
-            )
+    problems = [f"megatron.{name}: is decided by the other sections or by the model; remove it" for name in given if name in decided]
+    problems += unknown_names(megatron=given, sglang={})
     if problems:
         raise ConfigError("; ".join(problems))
 
