@@ -180,7 +180,7 @@ def properties(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """The benchmarks given after `--`, such as packages/rl-metrics/benchmarks/reducers.py, or all that need no accelerator."""
     for path in session.posargs or sorted(str(path) for path in ROOT.glob("packages/*/benchmarks/*.py") if "__main__" in path.read_text()):
-        if session.posargs or "gpu" not in Path(path).name:
+        if session.posargs or not {"gpu", "cuda"} & set(Path(path).stem.split("_")):
             workspace(session, "python", path)
 
 

@@ -13,7 +13,7 @@ class RewardSection(Section):
     """How responses are scored."""
 
     function: str = "rl_runtime.rollout.reward:verifier_reward"
-    """Import path `module:function` of the reward, called once per sample."""
+    """Import path `module:function` of the reward, called once per rollout, with its last sample."""
 
     timeout_seconds: float = Field(default=30.0, gt=0)
     """How long one call may take, in seconds. A reward that is late or fails drops its rollout, with a warning."""
