@@ -3,11 +3,14 @@
 # requires-python = ">=3.12"
 # dependencies = ["nox[uv]>=2025.5"]
 # ///
-"""Everything that proves the workspace. `uv run nox` runs the default sessions; `uv run nox -l` lists all of them.
+"""Everything that proves the workspace.
 
-Packages and their Pythons are read from the tree: a folder of `packages/` with a `pyproject.toml`, and its version classifiers.
-A package that depends on none of its siblings is a leaf. Sessions of one package build its wheel and test it in a fresh
-environment, from a folder outside the checkout; all others share the environment of `uv sync`, which holds torch and the engines.
+`uv run nox` runs the default sessions; `uv run nox -l` lists all of them.
+
+Packages and their Pythons are read from the tree: a folder of `packages/` with a `pyproject.toml`,
+and its version classifiers. A package that depends on none of its siblings is a leaf. Sessions of
+one package build its wheel and test it in a fresh environment, from a folder outside the checkout;
+all others share the environment of `uv sync`, which holds torch and the engines.
 """
 
 from __future__ import annotations
@@ -29,24 +32,57 @@ nox.options.error_on_missing_interpreters = False
 
 ROOT = Path(__file__).parent
 PROJECTS: dict[str, dict[str, Any]] = {
-    path.parent.name: nox.project.load_toml(path) for path in sorted(ROOT.glob("packages/*/pyproject.toml"))
+    path.parent.name: nox.project.load_toml(path)
+    for path in sorted(ROOT.glob("packages/*/pyproject.toml"))
 }
 PYTHONS = {name: nox.project.python_versions(project) for name, project in PROJECTS.items()}
-REQUIREMENTS = {name: [Requirement(line) for line in project["project"]["dependencies"]] for name, project in PROJECTS.items()}
-LEAVES = [name for name in PROJECTS if not {requirement.name for requirement in REQUIREMENTS[name]} & set(PROJECTS)]
+REQUIREMENTS = {
+    name: [Requirement(line) for line in project["project"]["dependencies"]]
+    for name, project in PROJECTS.items()
+}
+LEAVES = [
+    name
+    for name in PROJECTS
+    if not {requirement.name for requirement in REQUIREMENTS[name]} & set(PROJECTS)
+]
 ASSEMBLIES = [name for name in PROJECTS if name not in LEAVES]
-ENGINES = {"torch", "megatron-core", "sglang", "flash-attn-4", "ray", "transformers", "reasoning-gym"}
+ENGINES = {
+    "torch",
+    "megatron-core",
+    "sglang",
+    "flash-attn-4",
+    "ray",
+    "transformers",
+    "reasoning-gym",
+}
 """Dependencies too heavy for a fresh environment; tests that need one are skipped there, and run in `torch_cpu` and `e2e`."""
 TEST_TOOLS = ["pytest>=8.4", "hypothesis>=6.130"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-STRICT = ["-W", "error", "-ra", "--import-mode=importlib", "--strict-markers", "-p", "no:cacheprovider", "--hypothesis-profile=small"]
+STRICT = [
+    "-W",
+    "error",
+    "-ra",
+    "--import-mode=importlib",
+    "--strict-markers",
+    "-p",
+    "no:cacheprovider",
+    "--hypothesis-profile=small",
+]
 
 
-def workspace(session: nox.Session, *command: str, success_codes: list[int] | None = None, **environment: str) -> None:
+def workspace(
+    session: nox.Session, *command: str, success_codes: list[int] | None = None, **environment: str
+) -> None:
     """Run a command in the workspace's environment, with one thread per process: tests start several."""
     synchronise()
     prefix = ("uv", "run", "--no-sync", "--project", str(ROOT))
-    session.run(*prefix, *command, external=True, env={**ONE_THREAD, **environment}, success_codes=success_codes)
+    session.run(
+        *prefix,
+        *command,
+        external=True,
+        env={**ONE_THREAD, **environment},
+        success_codes=success_codes,
+    )
 
 
 @cache
@@ -65,25 +101,55 @@ def build_wheels(session: nox.Session, *packages: str) -> list[str]:
     folder = Path(session.create_tmp()) / "wheels"
     shutil.rmtree(folder, ignore_errors=True)
     for package in packages:
-        session.run_install("uv", "build", "--quiet", "--wheel", "--out-dir", str(folder), str(ROOT / "packages" / package), external=True)
+        session.run_install(
+            "uv",
+            "build",
+            "--quiet",
+            "--wheel",
+            "--out-dir",
+            str(folder),
+            str(ROOT / "packages" / package),
+            external=True,
+        )
     return [str(path) for path in sorted(folder.glob("*.whl"))]
 
 
-def run_installed(session: nox.Session, package: str, *options: str, path: str | None = None) -> None:
+def run_installed(
+    session: nox.Session, package: str, *options: str, path: str | None = None
+) -> None:
     """Run a package's tests (and its README, which they execute) against what is installed, where the checkout cannot be imported or read."""
     with tempfile.TemporaryDirectory(prefix=f"{package}-") as folder:
-        skipped = shutil.ignore_patterns("distributed", "e2e", "contracts", "docs", "__pycache__", ".hypothesis")
-        shutil.copytree(ROOT / "packages" / package / "tests", Path(folder) / "tests", ignore=skipped)
+        skipped = shutil.ignore_patterns(
+            "distributed", "e2e", "contracts", "docs", "__pycache__", ".hypothesis"
+        )
+        shutil.copytree(
+            ROOT / "packages" / package / "tests", Path(folder) / "tests", ignore=skipped
+        )
         shutil.copy(ROOT / "packages" / package / "README.md", folder)
         with session.chdir(folder):
-            session.run("python", "-m", "pytest", "tests", *STRICT, *options, *session.posargs, env={**ONE_THREAD, "PYTHONPATH": path})
+            session.run(
+                "python",
+                "-m",
+                "pytest",
+                "tests",
+                *STRICT,
+                *options,
+                *session.posargs,
+                env={**ONE_THREAD, "PYTHONPATH": path},
+            )
 
 
 def install_light(session: nox.Session, package: str) -> None:
     """Install an assembling package with its siblings and whatever it needs that is light, and nothing else."""
-    siblings = [requirement.name for requirement in REQUIREMENTS[package] if requirement.name in PROJECTS]
+    siblings = [
+        requirement.name for requirement in REQUIREMENTS[package] if requirement.name in PROJECTS
+    ]
     needed = {requirement for name in (package, *siblings) for requirement in REQUIREMENTS[name]}
-    light = sorted(str(requirement) for requirement in needed if requirement.name not in ENGINES | set(PROJECTS))
+    light = sorted(
+        str(requirement)
+        for requirement in needed
+        if requirement.name not in ENGINES | set(PROJECTS)
+    )
     install(session, *light, *TEST_TOOLS)
     install(session, "--no-deps", *build_wheels(session, package, *siblings))
 
@@ -100,7 +166,13 @@ def lint(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def types(session: nox.Session) -> None:
     """Strict types of all sources, all tests and this file."""
-    workspace(session, "mypy", *(f"packages/{package}/src" for package in PROJECTS), "noxfile.py", *map(str, sorted(ROOT.glob(".ci/*.py"))))
+    workspace(
+        session,
+        "mypy",
+        *(f"packages/{package}/src" for package in PROJECTS),
+        "noxfile.py",
+        *map(str, sorted(ROOT.glob(".ci/*.py"))),
+    )
     for package in PROJECTS:
         tests = f"packages/{package}/tests"
         workspace(session, "mypy", "--explicit-package-bases", tests, MYPYPATH=tests)
@@ -122,7 +194,9 @@ def alone(session: nox.Session, package: str) -> None:
 
 
 @nox.session
-@nox.parametrize(["package", "python"], [(name, PYTHONS[name][0]) for name in ASSEMBLIES], ids=ASSEMBLIES)
+@nox.parametrize(
+    ["package", "python"], [(name, PYTHONS[name][0]) for name in ASSEMBLIES], ids=ASSEMBLIES
+)
 def stubs(session: nox.Session, package: str) -> None:
     """The same for what assembles the others, with small stand-ins for Megatron-Core, SGLang and Ray on the path."""
     install_light(session, package)
@@ -134,7 +208,12 @@ def stubs(session: nox.Session, package: str) -> None:
 def floor(session: nox.Session, package: str) -> None:
     """Each leaf with the lowest versions of its direct dependencies, on its lowest Python."""
     # Named here, they are direct ones; the wheel's own would be taken at their highest.
-    install(session, "--resolution=lowest-direct", *map(str, REQUIREMENTS[package]), *build_wheels(session, package))
+    install(
+        session,
+        "--resolution=lowest-direct",
+        *map(str, REQUIREMENTS[package]),
+        *build_wheels(session, package),
+    )
     install(session, *TEST_TOOLS)
     # The oldest typer imports what today's click calls deprecated.
     run_installed(session, package, "-W", "ignore:'click.:DeprecationWarning")
@@ -145,8 +224,14 @@ def torch_cpu(session: nox.Session) -> None:
     """Tests of all packages with torch, real gloo processes and a real SGLang server; they cover 90 % of each leaf's branches."""
     skipped = ["--ignore-glob=*/tests/contracts", "--ignore-glob=*/tests/docs"]
     for package in PROJECTS:
-        covered = ["--cov=" + package.replace("-", "_"), "--cov-fail-under=90"] if package in LEAVES and not session.posargs else []
-        workspace(session, "pytest", f"packages/{package}/tests", *skipped, *covered, *session.posargs)
+        covered = (
+            ["--cov=" + package.replace("-", "_"), "--cov-fail-under=90"]
+            if package in LEAVES and not session.posargs
+            else []
+        )
+        workspace(
+            session, "pytest", f"packages/{package}/tests", *skipped, *covered, *session.posargs
+        )
 
 
 @nox.session(venv_backend="none")
@@ -173,13 +258,25 @@ def e2e(session: nox.Session) -> None:
 def properties(session: nox.Session) -> None:
     """Large counts of random cases."""
     for package in PROJECTS:
-        workspace(session, "pytest", f"packages/{package}/tests", "-m", "fuzz", *session.posargs, success_codes=[0, 5])
+        workspace(
+            session,
+            "pytest",
+            f"packages/{package}/tests",
+            "-m",
+            "fuzz",
+            *session.posargs,
+            success_codes=[0, 5],
+        )
 
 
 @nox.session(venv_backend="none", default=False)
 def bench(session: nox.Session) -> None:
     """The benchmarks given after `--`, such as packages/rl-metrics/benchmarks/reducers.py, or all that need no accelerator."""
-    for path in session.posargs or sorted(str(path) for path in ROOT.glob("packages/*/benchmarks/*.py") if "__main__" in path.read_text()):
+    for path in session.posargs or sorted(
+        str(path)
+        for path in ROOT.glob("packages/*/benchmarks/*.py")
+        if "__main__" in path.read_text()
+    ):
         if session.posargs or not {"gpu", "cuda"} & set(Path(path).stem.split("_")):
             workspace(session, "python", path)
 
@@ -188,7 +285,15 @@ def bench(session: nox.Session) -> None:
 def gpu(session: nox.Session) -> None:
     """Tests that need an accelerator."""
     for package in PROJECTS:
-        workspace(session, "pytest", f"packages/{package}/tests", "-m", "gpu", *session.posargs, success_codes=[0, 5])
+        workspace(
+            session,
+            "pytest",
+            f"packages/{package}/tests",
+            "-m",
+            "gpu",
+            *session.posargs,
+            success_codes=[0, 5],
+        )
 
 
 if __name__ == "__main__":

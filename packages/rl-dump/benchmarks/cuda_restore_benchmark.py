@@ -1,9 +1,10 @@
-"""Measure what a train dump costs on a GPU: device memory beyond the batch, and the time training waits.
+"""Measure what a train dump costs on a GPU: device memory beyond the batch, and the time training
+waits.
 
     python packages/rl-dump/benchmarks/cuda_restore_benchmark.py [--samples 4096]
 
-Same data as `dump_benchmark.py`, on the device. The context group is played by one rank that owns every token: its gather allocates the restored
-chunk, as a real one does.
+Same data as `dump_benchmark.py`, on the device. The context group is played by one rank that owns
+every token: its gather allocates the restored chunk, as a real one does.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ import torch
 from dump_benchmark import FLOATS, batch
 
 from rl_dump import BackgroundWriter, open_dump
-from rl_dump.torch import DumpTopology, restore_context_parallel_fields_to_cpu, save_debug_train_data
+from rl_dump.torch import (
+    DumpTopology,
+    restore_context_parallel_fields_to_cpu,
+    save_debug_train_data,
+)
 
 
 def gather(pieces, _total_lengths, response_lengths, *, samples):
@@ -30,21 +35,30 @@ def main():
     parser.add_argument("--samples", type=int, default=4096)
     arguments = parser.parse_args()
     host = batch(arguments.samples)
-    data = {name: [item.cuda() for item in column] if name in FLOATS else column for name, column in host.items()}
+    data = {
+        name: [item.cuda() for item in column] if name in FLOATS else column
+        for name, column in host.items()
+    }
     print(
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {arguments.samples} samples, {sum(data['response_lengths'])} response tokens"
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {arguments.samples} samples,"
+        f" {sum(data['response_lengths'])} response tokens"
     )
     for chunk_bytes in (1 << 20, 16 << 20, 64 << 20):
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         start = time.perf_counter()
-        restored = restore_context_parallel_fields_to_cpu(data, gather, keep_restored=True, chunk_bytes=chunk_bytes)
+        restored = restore_context_parallel_fields_to_cpu(
+            data, gather, keep_restored=True, chunk_bytes=chunk_bytes
+        )
         seconds = time.perf_counter() - start
         extra = torch.cuda.max_memory_allocated() - before
-        assert all((restored.values[name].values == torch.cat(host[name]).numpy()).all() for name in FLOATS)
+        assert all(
+            (restored.values[name].values == torch.cat(host[name]).numpy()).all() for name in FLOATS
+        )
         print(
-            f"chunk {chunk_bytes / 2**20:5.0f} MiB: extra device memory {extra / 2**20:7.2f} MiB, {seconds:.3f} s for {len(FLOATS)} fields"
+            f"chunk {chunk_bytes / 2**20:5.0f} MiB: extra device memory {extra / 2**20:7.2f} MiB,"
+            f" {seconds:.3f} s for {len(FLOATS)} fields"
         )
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(3):
@@ -58,7 +72,10 @@ def main():
                     background=writer,
                 )
                 blocked = time.perf_counter() - start
-            print(f"training waits {blocked:.3f} s, the file is there after {time.perf_counter() - start:.3f} s")
+            print(
+                f"training waits {blocked:.3f} s, the file is there after"
+                f" {time.perf_counter() - start:.3f} s"
+            )
         with open_dump(path) as dump:
             assert dump.verify() == []
 

@@ -1,9 +1,12 @@
-"""Measure writing, reading, size and memory of a dump next to torch.save and torch.load, on the same data in one run.
+"""Measure writing, reading, size and memory of a dump next to torch.save and torch.load, on the
+same data in one run.
 
-    python packages/rl-dump/benchmarks/dump_benchmark.py [--samples 4096] [--rounds 5] [--json out.json]
+    python packages/rl-dump/benchmarks/dump_benchmark.py [--samples 4096] [--rounds 5] [--json
+    out.json]
 
-Data: response lengths lognormal(6.9, 0.8) clipped to [16, 8192], prompts of 50-400 tokens, ids uniform below 151,936, seven float32 fields
-from a normal distribution, an all-ones mask. Nothing of it repeats, so compression finds only what every log-prob has.
+Data: response lengths lognormal(6.9, 0.8) clipped to [16, 8192], prompts of 50-400 tokens, ids
+uniform below 151,936, seven float32 fields from a normal distribution, an all-ones mask. Nothing of
+it repeats, so compression finds only what every log-prob has.
 """
 
 from __future__ import annotations
@@ -26,7 +29,15 @@ import torch
 import rl_dump
 from rl_dump.torch import DumpTopology, save_debug_train_data, write_torch_archive
 
-FLOATS = ("rollout_log_probs", "log_probs", "ref_log_probs", "advantages", "returns", "values", "entropy")
+FLOATS = (
+    "rollout_log_probs",
+    "log_probs",
+    "ref_log_probs",
+    "advantages",
+    "returns",
+    "values",
+    "entropy",
+)
 
 
 def batch(num_samples):
@@ -44,14 +55,20 @@ def batch(num_samples):
         "partition": list(range(num_samples)),
     }
     for name in FLOATS:
-        data[name] = [torch.from_numpy(rng.normal(size=length).astype(np.float32)) for length in responses]
+        data[name] = [
+            torch.from_numpy(rng.normal(size=length).astype(np.float32)) for length in responses
+        ]
     return data
 
 
 def plain_payload(data):
     names = [name for name in data if name != "partition"]
     samples = [
-        {"data_parallel_rank": 0, "rollout_position": row, **{name: data[name][row] for name in names}}
+        {
+            "data_parallel_rank": 0,
+            "rollout_position": row,
+            **{name: data[name][row] for name in names},
+        }
         for row in range(len(data["tokens"]))
     ]
     return {"format_version": 2, "rollout_id": 0, "rank": 0, "samples": samples, "dp_shards": []}
@@ -64,7 +81,9 @@ def interleaved(actions, rounds):
         for name, action in actions.items():
             start = time.perf_counter()
             seconds = action()
-            best[name] = min(best[name], time.perf_counter() - start if seconds is None else seconds)
+            best[name] = min(
+                best[name], time.perf_counter() - start if seconds is None else seconds
+            )
     return best
 
 
@@ -87,7 +106,11 @@ def blocking(folder, data):
     with rl_dump.BackgroundWriter() as writer:
         start = time.perf_counter()
         save_debug_train_data(
-            folder / "ours_{batch_id}.parquet", batch_id=0, rollout_data=data, topology=DumpTopology(global_rank=0), background=writer
+            folder / "ours_{batch_id}.parquet",
+            batch_id=0,
+            rollout_data=data,
+            topology=DumpTopology(global_rank=0),
+            background=writer,
         )
         return time.perf_counter() - start
 
@@ -136,16 +159,25 @@ def main():
         dump = rl_dump.open_dump(ours)
         columns = {column: dump.column(column) for column in dump.fields}
         write_torch_archive(own_pt, contract="train-dump.v2", batch_id=0, columns=columns)
-        # Before the rounds: memory that they gave back would be used again, and hide or blow up what the writer takes.
+        # Before the rounds: memory that they gave back would be used again, and hide or blow up
+        # what the writer takes.
         grown = _peak_of(stream, folder / "memory.parquet", columns)
         field = one_field(ours)
-        assert field == one_field(own_pt) == one_field(theirs), "the three files must hold the same log-probs"
+        assert field == one_field(own_pt) == one_field(theirs), (
+            "the three files must hold the same log-probs"
+        )
         chosen = np.random.default_rng(1).integers(0, arguments.samples, 20).tolist()
         best = interleaved(
             {
                 "save": quietly(torch.save, payload, theirs),
                 "blocking": lambda: blocking(folder, data),
-                "write": quietly(rl_dump.write_dump, folder / "w.parquet", contract="train-dump.v2", batch_id=0, columns=columns),
+                "write": quietly(
+                    rl_dump.write_dump,
+                    folder / "w.parquet",
+                    contract="train-dump.v2",
+                    batch_id=0,
+                    columns=columns,
+                ),
                 "load": quietly(torch.load, theirs, weights_only=False),
                 "field": quietly(one_field, ours),
                 "open": quietly(rl_dump.open_dump, ours),
@@ -163,11 +195,31 @@ def main():
     rows = [
         ("torch.save", f"{save:.3f} s", "", ""),
         ("torch.load", f"{load:.3f} s", "", ""),
-        ("blocking per dump", f"{best['blocking']:.3f} s", f"1/{save / best['blocking']:.1f} of torch.save", "<= 1/10"),
-        ("writing, in the background", f"{best['write']:.3f} s", f"1/{save / best['write']:.1f} of torch.save", ""),
-        ("open + one field, .parquet", f"{best['field'] * 1e3:.1f} ms", f"1/{load / best['field']:.0f} of torch.load", "<= 1/50"),
+        (
+            "blocking per dump",
+            f"{best['blocking']:.3f} s",
+            f"1/{save / best['blocking']:.1f} of torch.save",
+            "<= 1/10",
+        ),
+        (
+            "writing, in the background",
+            f"{best['write']:.3f} s",
+            f"1/{save / best['write']:.1f} of torch.save",
+            "",
+        ),
+        (
+            "open + one field, .parquet",
+            f"{best['field'] * 1e3:.1f} ms",
+            f"1/{load / best['field']:.0f} of torch.load",
+            "<= 1/50",
+        ),
         ("open", f"{best['open'] * 1e3:.2f} ms", "", ""),
-        ("read one sample", f"{samples[10] * 1e3:.2f} ms median, {samples[-1] * 1e3:.2f} ms slowest of 20", "", "< 10 ms"),
+        (
+            "read one sample",
+            f"{samples[10] * 1e3:.2f} ms median, {samples[-1] * 1e3:.2f} ms slowest of 20",
+            "",
+            "< 10 ms",
+        ),
         (
             "open + one field, our .pt, no torch",
             f"{best['pt field'] * 1e3:.0f} ms",
@@ -181,12 +233,24 @@ def main():
             f"1/{load / best['plain pt field']:.1f} of torch.load",
             "",
         ),
-        ("file size", f"{sizes[ours] / 1e6:.1f} MB", f"{sizes[ours] / sizes[theirs]:.3f} of {sizes[theirs] / 1e6:.1f} MB", "<= 0.75"),
-        ("writer's extra memory", f"{grown / 1e6:.1f} MB", f"one shard is {sizes[theirs] / 1e6:.0f} MB", "one shard"),
+        (
+            "file size",
+            f"{sizes[ours] / 1e6:.1f} MB",
+            f"{sizes[ours] / sizes[theirs]:.3f} of {sizes[theirs] / 1e6:.1f} MB",
+            "<= 0.75",
+        ),
+        (
+            "writer's extra memory",
+            f"{grown / 1e6:.1f} MB",
+            f"one shard is {sizes[theirs] / 1e6:.0f} MB",
+            "one shard",
+        ),
     ]
     print(
-        f"load {os.getloadavg()[0]:.1f}; {dt.datetime.now(tz=dt.timezone.utc):%Y-%m-%d}, {platform.machine()} {os.cpu_count()} cores, Python {platform.python_version()}, "
-        f"torch {torch.__version__}, pyarrow {pa.__version__}; {arguments.samples} samples, {int(field.offsets[-1])} response tokens, best of {arguments.rounds} rounds"
+        f"load {os.getloadavg()[0]:.1f}; {dt.datetime.now(tz=dt.timezone.utc):%Y-%m-%d},"
+        f" {platform.machine()} {os.cpu_count()} cores, Python {platform.python_version()}, torch"
+        f" {torch.__version__}, pyarrow {pa.__version__}; {arguments.samples} samples,"
+        f" {int(field.offsets[-1])} response tokens, best of {arguments.rounds} rounds"
     )
     for row in rows:
         print("| " + " | ".join(row) + " |")

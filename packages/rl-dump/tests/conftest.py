@@ -14,7 +14,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from stubs.dump_batches import Columns, Pair, batch, write_pair
 
 settings.register_profile(
-    "rl-dump", max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    "rl-dump",
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.register_profile("small", parent=settings.get_profile("rl-dump"), max_examples=15)
 settings.load_profile("rl-dump")

@@ -36,6 +36,8 @@ def test_every_public_name_is_documented(module: str) -> None:
     constants = {"REPLAY_KEY", "RESPONSE_FIELDS", "ROLLOUT_DUMP", "TRAIN_DUMP"}
     for name in set(found.__all__) - constants:
         assert getattr(found, name).__doc__, name
-        for method, value in vars(getattr(found, name)).items() if isinstance(getattr(found, name), type) else ():
+        for method, value in (
+            vars(getattr(found, name)).items() if isinstance(getattr(found, name), type) else ()
+        ):
             if not method.startswith("_") and callable(value):
                 assert value.__doc__, f"{name}.{method}"

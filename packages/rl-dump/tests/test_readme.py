@@ -25,6 +25,9 @@ def test_a_block_runs(block: str) -> None:
 
 
 def test_every_command_is_in_the_readme() -> None:
-    names = {command.name or getattr(command.callback, "__name__", None) for command in app.registered_commands}
+    names = {
+        command.name or getattr(command.callback, "__name__", None)
+        for command in app.registered_commands
+    }
     shown = set(re.findall(r"^rl-dump (\w+)", README.read_text(encoding="utf-8"), re.MULTILINE))
     assert shown == names

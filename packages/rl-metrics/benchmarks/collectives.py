@@ -1,10 +1,13 @@
-"""Metrics over ranks: two packed all-reduces against pickled dictionaries, over gloo on this machine.
+"""Metrics over ranks: two packed all-reduces against pickled dictionaries, over gloo on this
+machine.
 
     python benchmarks/collectives.py                    # 4 processes, 10 / 100 / 1,000 metrics
 
-`gather_object` collects (sum, count) dictionaries on rank 0 and averages there, as is usual elsewhere, `all_gather_object` on every rank; neither checks
-keys. `all_reduce_metrics` checks keys and gives everybody the result; with `dst` only one rank. Wall times are medians over repeats of the slowest rank, after a barrier, and depend on how busy the
-machine is; CPU times are medians of the rank that needs most; bytes are what one rank hands to the collectives.
+`gather_object` collects (sum, count) dictionaries on rank 0 and averages there, as is usual
+elsewhere, `all_gather_object` on every rank; neither checks keys. `all_reduce_metrics` checks keys
+and gives everybody the result; with `dst` only one rank. Wall times are medians over repeats of the
+slowest rank, after a barrier, and depend on how busy the machine is; CPU times are medians of the
+rank that needs most; bytes are what one rank hands to the collectives.
 """
 
 import argparse
@@ -29,14 +32,20 @@ def gather_dictionaries(log, size):
     dist.gather_object(log, gathered, dst=0)
     if gathered is None:
         return None
-    return {name: sum(part[name][0] for part in gathered) / sum(part[name][1] for part in gathered) for name in log}
+    return {
+        name: sum(part[name][0] for part in gathered) / sum(part[name][1] for part in gathered)
+        for name in log
+    }
 
 
 def all_gather_dictionaries(log, size):
     """The usual way when every rank needs the result."""
     gathered = [None] * size
     dist.all_gather_object(gathered, log)
-    return {name: sum(part[name][0] for part in gathered) / sum(part[name][1] for part in gathered) for name in log}
+    return {
+        name: sum(part[name][0] for part in gathered) / sum(part[name][1] for part in gathered)
+        for name in log
+    }
 
 
 def timed(function, repeats):
@@ -58,11 +67,19 @@ def work(rank, size, counts, repeats):
         log = {metric.name: (metric.numerator, metric.weight) for metric in metrics}
         expected = gather_dictionaries(log, size)
         ours = {name: metric.value for name, metric in all_reduce_metrics(metrics).items()}
-        assert expected is None or all(abs(ours[name] - value) <= 1e-9 * abs(value) for name, value in expected.items())
+        assert expected is None or all(
+            abs(ours[name] - value) <= 1e-9 * abs(value) for name, value in expected.items()
+        )
         times[n, "gather_object"] = timed(lambda log=log: gather_dictionaries(log, size), repeats)
-        times[n, "all_gather_object"] = timed(lambda log=log: all_gather_dictionaries(log, size), repeats)
-        times[n, "all_reduce_metrics"] = timed(lambda metrics=metrics: all_reduce_metrics(metrics), repeats)
-        times[n, "all_reduce_metrics dst=0"] = timed(lambda metrics=metrics: all_reduce_metrics(metrics, dst=0), repeats)
+        times[n, "all_gather_object"] = timed(
+            lambda log=log: all_gather_dictionaries(log, size), repeats
+        )
+        times[n, "all_reduce_metrics"] = timed(
+            lambda metrics=metrics: all_reduce_metrics(metrics), repeats
+        )
+        times[n, "all_reduce_metrics dst=0"] = timed(
+            lambda metrics=metrics: all_reduce_metrics(metrics, dst=0), repeats
+        )
     return times
 
 
@@ -75,31 +92,55 @@ def sent_bytes(n, way):
 
 def measure(n, processes, repeats):
     """Rows of one number of metrics."""
-    ranks = run_gloo_ranks(lambda rank, size: work(rank, size, [n], repeats), processes, deadline_seconds=600)
+    ranks = run_gloo_ranks(
+        lambda rank, size: work(rank, size, [n], repeats), processes, deadline_seconds=600
+    )
     for _, way in ranks[0]:
-        wall = [max(seconds for seconds, _ in repeat) for repeat in zip(*(times[n, way] for times in ranks), strict=True)]
+        wall = [
+            max(seconds for seconds, _ in repeat)
+            for repeat in zip(*(times[n, way] for times in ranks), strict=True)
+        ]
         cpu = max(statistics.median(seconds for _, seconds in times[n, way]) for times in ranks)
-        yield {"metrics": n, "way": way, "ms": 1e3 * statistics.median(wall), "cpu_ms": 1e3 * cpu, "bytes": sent_bytes(n, way)}
+        yield {
+            "metrics": n,
+            "way": way,
+            "ms": 1e3 * statistics.median(wall),
+            "cpu_ms": 1e3 * cpu,
+            "bytes": sent_bytes(n, way),
+        }
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--metrics", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--repeats", type=int, default=50)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    rows = (row for n in arguments.metrics for row in measure(n, arguments.processes, arguments.repeats))
+    rows = (
+        row for n in arguments.metrics for row in measure(n, arguments.processes, arguments.repeats)
+    )
     if arguments.json:
-        json.dump({"processes": arguments.processes, "torch": torch.__version__, "rows": list(rows)}, sys.stdout, indent=1)
+        json.dump(
+            {"processes": arguments.processes, "torch": torch.__version__, "rows": list(rows)},
+            sys.stdout,
+            indent=1,
+        )
         return
     print(
-        f"{arguments.processes} gloo processes; torch {torch.__version__}; Python {platform.python_version()}; medians of {arguments.repeats}",
+        f"{arguments.processes} gloo processes; torch {torch.__version__}; Python"
+        f" {platform.python_version()}; medians of {arguments.repeats}",
         flush=True,
     )
     print(f"{'metrics':>8} {'way':<26} {'wall ms':>9} {'CPU ms':>9} {'bytes':>9}")
     for row in rows:
-        print(f"{row['metrics']:>8} {row['way']:<26} {row['ms']:>9.2f} {row['cpu_ms']:>9.2f} {row['bytes']:>9}", flush=True)
+        print(
+            f"{row['metrics']:>8} {row['way']:<26} {row['ms']:>9.2f} {row['cpu_ms']:>9.2f}"
+            f" {row['bytes']:>9}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

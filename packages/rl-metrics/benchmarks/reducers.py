@@ -3,10 +3,11 @@
     python benchmarks/reducers.py                      # the GPU if there is one, else the CPU
     python benchmarks/reducers.py --device cpu --samples 64 512 4096 --json
 
-Rows: "make" builds the reducer from masks already on the device (once per micro-batch), "call" reduces one metric, "call+backward" adds the gradient;
-"loop" and "loop+backward" do what is usual elsewhere: slice, mask, sum and divide sample by sample. Both give the same number, which is checked.
-Launches are device kernels counted by torch's profiler on a GPU, and operations that would launch one on the CPU. Responses are 64-1,024 tokens
-long; times are medians.
+Rows: "make" builds the reducer from masks already on the device (once per micro-batch), "call"
+reduces one metric, "call+backward" adds the gradient; "loop" and "loop+backward" do what is usual
+elsewhere: slice, mask, sum and divide sample by sample. Both give the same number, which is
+checked. Launches are device kernels counted by torch's profiler on a GPU, and operations that would
+launch one on the CPU. Responses are 64-1,024 tokens long; times are medians.
 """
 
 import argparse
@@ -24,7 +25,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rl_metrics.torch import get_sum_of_sample_mean
 
-_NO_KERNEL = {"detach", "alias", "view", "split_with_sizes", "unbind", "slice", "select", "expand", "lift_fresh", "scalar_tensor", "empty"}
+_NO_KERNEL = {
+    "detach",
+    "alias",
+    "view",
+    "split_with_sizes",
+    "unbind",
+    "slice",
+    "select",
+    "expand",
+    "lift_fresh",
+    "scalar_tensor",
+    "empty",
+}
 
 
 class _Operations(TorchDispatchMode):
@@ -50,7 +63,10 @@ def launches(function, device):
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
         function()
         torch.cuda.synchronize()
-    return sum(event.device_type == DeviceType.CUDA and not event.name.startswith(("Memcpy", "Memset")) for event in trace.events())
+    return sum(
+        event.device_type == DeviceType.CUDA and not event.name.startswith(("Memcpy", "Memset"))
+        for event in trace.events()
+    )
 
 
 def milliseconds(function, device, repeats):
@@ -82,7 +98,11 @@ def measure(num_samples, device, repeats):
     totals = [response + 100 for response in responses]
     flat_mask = torch.from_numpy((rng.random(sum(responses)) < 0.9).astype(np.int32)).to(device)
     masks = list(torch.split(flat_mask, responses))
-    x = torch.from_numpy(rng.normal(size=sum(responses)).astype(np.float32)).to(device).requires_grad_()
+    x = (
+        torch.from_numpy(rng.normal(size=sum(responses)).astype(np.float32))
+        .to(device)
+        .requires_grad_()
+    )
 
     def make():
         return get_sum_of_sample_mean(totals, responses, flat_mask)
@@ -107,14 +127,22 @@ def measure(num_samples, device, repeats):
     times = {}
     for name, function in cases.items():
         times[name] = milliseconds(function, device, few if "loop" in name else repeats)
-        row = {"samples": num_samples, "tokens": sum(responses), "case": name, "launches": launches(function, device), "ms": times[name]}
+        row = {
+            "samples": num_samples,
+            "tokens": sum(responses),
+            "case": name,
+            "launches": launches(function, device),
+            "ms": times[name],
+        }
         if name.startswith("call"):
             row["faster_than_loop"] = times[name.replace("call", "loop")] / times[name]
         yield row
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--samples", type=int, nargs="+", default=[64, 512, 4096])
     parser.add_argument("--repeats", type=int, default=50)
@@ -123,16 +151,32 @@ def main():
     device = torch.device(arguments.device)
     torch.set_num_threads(1)
     rows = (row for n in arguments.samples for row in measure(n, device, arguments.repeats))
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.processor() or platform.machine()}, 1 thread"
+    name = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"{platform.processor() or platform.machine()}, 1 thread"
+    )
     if arguments.json:
-        json.dump({"device": name, "torch": torch.__version__, "rows": list(rows)}, sys.stdout, indent=1)
+        json.dump(
+            {"device": name, "torch": torch.__version__, "rows": list(rows)}, sys.stdout, indent=1
+        )
         return
-    print(f"{name}; torch {torch.__version__}; Python {platform.python_version()}; medians of {arguments.repeats}")
+    print(
+        f"{name}; torch {torch.__version__}; Python {platform.python_version()}; medians of"
+        f" {arguments.repeats}"
+    )
     # Rows are measured as they are printed.
-    print(f"{'samples':>8} {'tokens':>9} {'case':<14} {'launches':>8} {'ms':>10} {'faster':>8}", flush=True)
+    print(
+        f"{'samples':>8} {'tokens':>9} {'case':<14} {'launches':>8} {'ms':>10} {'faster':>8}",
+        flush=True,
+    )
     for row in rows:
         faster = f"{row['faster_than_loop']:.1f}x" if "faster_than_loop" in row else ""
-        print(f"{row['samples']:>8} {row['tokens']:>9} {row['case']:<14} {row['launches']:>8} {row['ms']:>10.3f} {faster:>8}", flush=True)
+        print(
+            f"{row['samples']:>8} {row['tokens']:>9} {row['case']:<14} {row['launches']:>8}"
+            f" {row['ms']:>10.3f} {faster:>8}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

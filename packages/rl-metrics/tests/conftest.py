@@ -1,4 +1,7 @@
-"""Shared fixtures: the handed cases. Tests of tensor code are left out where torch is not installed."""
+"""Shared fixtures: the handed cases.
+
+Tests of tensor code are left out where torch is not installed.
+"""
 
 import importlib.util
 import json
@@ -14,7 +17,9 @@ from hypothesis import HealthCheck, settings
 
 from rl_metrics import Aggregation
 
-settings.register_profile("default", max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "default", max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.register_profile("small", parent=settings.get_profile("default"), max_examples=20)
 settings.load_profile("default")
 
@@ -23,7 +28,8 @@ collect_ignore = [] if _HAS_TORCH else ["distributed"]
 collect_ignore_glob = [] if _HAS_TORCH else ["*/test_torch_*.py"]
 
 _CASES: dict[str, dict[str, Any]] = {
-    case["name"]: case for case in json.loads((Path(__file__).parent / "golden" / "metrics.json").read_text())["cases"]
+    case["name"]: case
+    for case in json.loads((Path(__file__).parent / "golden" / "metrics.json").read_text())["cases"]
 }
 
 
@@ -48,7 +54,7 @@ class HandedStep:
 
 @pytest.fixture(scope="session")
 def handed_cases() -> dict[str, dict[str, Any]]:
-    """The cases of ``tests/golden/metrics.json`` by name."""
+    """The cases of `tests/golden/metrics.json` by name."""
     return _CASES
 
 
@@ -61,10 +67,19 @@ def handed_step(request: pytest.FixtureRequest) -> HandedStep:
     ids: dict[str, Any] = {}
     for sample in case["samples"]:
         given = sample["values"] if "values" in sample else [sample["value"]] * sample["tokens"]
-        values.append(np.array([math.nan if value == "nan" else value for value in given], np.float64))
+        values.append(
+            np.array([math.nan if value == "nan" else value for value in given], np.float64)
+        )
         masks.append(np.array(sample.get("mask", [1] * len(given)), np.int32))
         for key in {"rollout_id", "group_id"} & set(sample):
             ids.setdefault(f"{key}s", []).append(sample[key])
     if "constant" in case:
         ids["constant"] = case["constant"]
-    return HandedStep(aggregation=case["aggregation"], values=values, masks=masks, ids=ids, expect=case["expect"], loss=case.get("loss"))
+    return HandedStep(
+        aggregation=case["aggregation"],
+        values=values,
+        masks=masks,
+        ids=ids,
+        expect=case["expect"],
+        loss=case.get("loss"),
+    )

@@ -1,4 +1,4 @@
-"""``import rl_metrics`` stays light: no heavy library, no command line library, in a fresh interpreter."""
+"""`import rl_metrics` stays light: no heavy library, no command line library, in a fresh interpreter."""
 
 import subprocess
 import sys
@@ -20,13 +20,27 @@ HEAVY = (
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
-    code = f"import sys, rl_metrics, rl_metrics.contract; print([name for name in {HEAVY!r} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    code = (
+        f"import sys, rl_metrics, rl_metrics.contract; print([name for name in {HEAVY!r} if name in"
+        " sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     assert done.stdout.strip() == "[]"
 
 
 def test_without_torch_the_tensor_code_says_what_to_install() -> None:
     code = "import sys; sys.modules['torch'] = None; import rl_metrics.torch"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 1
-    assert 'rl_metrics.torch needs torch: pip install "rl-metrics[torch]"' in done.stderr.splitlines()[-1]
+    assert (
+        'rl_metrics.torch needs torch: pip install "rl-metrics[torch]"'
+        in done.stderr.splitlines()[-1]
+    )

@@ -61,7 +61,11 @@ TORCH = [
 
 
 def _modules() -> list[ModuleType]:
-    names = [name for _, name, _ in pkgutil.walk_packages(rl_metrics.__path__, "rl_metrics.") if not name.endswith("__main__")]
+    names = [
+        name
+        for _, name, _ in pkgutil.walk_packages(rl_metrics.__path__, "rl_metrics.")
+        if not name.endswith("__main__")
+    ]
     has_torch = importlib.util.find_spec("torch") is not None
     return [importlib.import_module(name) for name in names if has_torch or ".torch" not in name]
 
@@ -85,8 +89,12 @@ def test_every_module_declares_its_names_and_documents_all_that_is_public() -> N
                 assert inspect.getdoc(thing), f"{module.__name__}.{name}"
             if inspect.isclass(thing) and thing.__module__.startswith("rl_metrics"):
                 for attribute, member in vars(thing).items():
-                    if not attribute.startswith("_") and callable(getattr(member, "__func__", member)):
-                        assert inspect.getdoc(getattr(thing, attribute)), f"{module.__name__}.{name}.{attribute}"
+                    if not attribute.startswith("_") and callable(
+                        getattr(member, "__func__", member)
+                    ):
+                        assert inspect.getdoc(getattr(thing, attribute)), (
+                            f"{module.__name__}.{name}.{attribute}"
+                        )
 
 
 def test_every_error_is_a_value_error() -> None:
@@ -96,4 +104,6 @@ def test_every_error_is_a_value_error() -> None:
 
 def test_the_contract_entry_point_names_the_contract() -> None:
     entries = importlib.metadata.entry_points(group="rl.contracts.writes")
-    assert "metric-record.v1" in {entry.name for entry in entries if entry.value == "rl_metrics.contract"}
+    assert "metric-record.v1" in {
+        entry.name for entry in entries if entry.value == "rl_metrics.contract"
+    }

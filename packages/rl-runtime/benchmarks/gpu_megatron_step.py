@@ -1,14 +1,18 @@
-"""One Megatron-Core training step, end to end: logits and cross-entropy against scores of kept ids only, everything else the same.
+"""One Megatron-Core training step, end to end: logits and cross-entropy against scores of kept ids
+only, everything else the same.
 
     python packages/rl-runtime/benchmarks/gpu_megatron_step.py             one GPU, Qwen3-0.6B shape, 16,384 packed tokens in 8 sequences
     python packages/rl-runtime/benchmarks/gpu_megatron_step.py --tiny      a few tokens on the CPU: that both heads run and agree
 
-Every token is a response token with a kept set (mean 5). Forward, backward, gradient clipping and Adam; bfloat16 weights, float32 gradients, Megatron-Core's
-data parallelism with the distributed optimizer, its local layer spec with `rl_runtime`'s packed attention; kept ids are scored as `rl_runtime`'s trainer
-scores them. Norms and rotary embeddings run through torch.compile and SwiGLU and residual sums through Megatron-Core's own fusions, in all variants alike;
-`--eager` leaves all of these out. Every variant is timed as Python runs it, and with forward and backward captured as one CUDA graph, where the host has
-no part in the figure. Before timing, the sparse head on sets of the whole vocabulary must give the loss and the gradient norm of the
-cross-entropy. Needs torch, megatron-core and numpy; with OUT set, the figures go to $OUT/megatron_step.json.
+Every token is a response token with a kept set (mean 5). Forward, backward, gradient clipping and
+Adam; bfloat16 weights, float32 gradients, Megatron-Core's data parallelism with the distributed
+optimizer, its local layer spec with `rl_runtime`'s packed attention; kept ids are scored as
+`rl_runtime`'s trainer scores them. Norms and rotary embeddings run through torch.compile and SwiGLU
+and residual sums through Megatron-Core's own fusions, in all variants alike; `--eager` leaves all
+of these out. Every variant is timed as Python runs it, and with forward and backward captured as
+one CUDA graph, where the host has no part in the figure. Before timing, the sparse head on sets of
+the whole vocabulary must give the loss and the gradient norm of the cross-entropy. Needs torch,
+megatron-core and numpy; with OUT set, the figures go to $OUT/megatron_step.json.
 """
 
 from __future__ import annotations
@@ -26,7 +30,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.extend(str(Path(__file__).parents[2] / part) for part in ("rl-topp/src", "rl-topp/benchmarks", "rl-runtime/src"))
+sys.path.extend(
+    str(Path(__file__).parents[2] / part)
+    for part in ("rl-topp/src", "rl-topp/benchmarks", "rl-runtime/src")
+)
 
 import numpy as np
 import torch
@@ -34,7 +41,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from lm_head_cases import targets_in, zipf_rows
 from megatron.core import parallel_state as mpu
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
@@ -94,7 +105,9 @@ class RmsNorm(torch.nn.RMSNorm):
 
     compute: Callable[..., torch.Tensor] = staticmethod(rms_norm)
 
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: object) -> None:
+    def __init__(
+        self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: object
+    ) -> None:
         del config
         super().__init__(hidden_size, eps=eps)
 
@@ -112,7 +125,9 @@ class Batch:
     stream: attention.PackedStream
 
 
-def build(shape: ModelShape, device: torch.device, *, fused: bool) -> tuple[Any, Any, TransformerConfig]:
+def build(
+    shape: ModelShape, device: torch.device, *, fused: bool
+) -> tuple[Any, Any, TransformerConfig]:
     """Return the model in its data-parallel wrapper, its optimizer and its config."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     config = TransformerConfig(
@@ -146,7 +161,9 @@ def build(shape: ModelShape, device: torch.device, *, fused: bool) -> tuple[Any,
     with cpu_construction():
         model = GPTModel(
             config=config,
-            transformer_layer_spec=TransformerBlockSubmodules(layer_specs=[layer] * shape.num_layers, layer_norm=RmsNorm),
+            transformer_layer_spec=TransformerBlockSubmodules(
+                layer_specs=[layer] * shape.num_layers, layer_norm=RmsNorm
+            ),
             vocab_size=shape.vocab_size,
             max_sequence_length=shape.max_positions,
             share_embeddings_and_output_weights=shape.tied_embeddings,
@@ -159,7 +176,12 @@ def build(shape: ModelShape, device: torch.device, *, fused: bool) -> tuple[Any,
         Float16Module(config, model) if config.bf16 else model,
     )
     settings = OptimizerConfig(
-        optimizer="adam", lr=1e-6, clip_grad=1.0, bf16=config.bf16, params_dtype=dtype, use_distributed_optimizer=on_gpu
+        optimizer="adam",
+        lr=1e-6,
+        clip_grad=1.0,
+        bf16=config.bf16,
+        params_dtype=dtype,
+        use_distributed_optimizer=on_gpu,
     )
     optimizer = get_megatron_optimizer(settings, [wrapped], use_gloo_process_groups=False)
     for group in optimizer.param_groups:
@@ -167,8 +189,12 @@ def build(shape: ModelShape, device: torch.device, *, fused: bool) -> tuple[Any,
     return wrapped, optimizer, config
 
 
-def packed_batch(shape: ModelShape, lengths: list[int], targets_T: torch.Tensor, device: torch.device) -> Batch:
-    positions = torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])).to(device)
+def packed_batch(
+    shape: ModelShape, lengths: list[int], targets_T: torch.Tensor, device: torch.device
+) -> Batch:
+    positions = torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])).to(
+        device
+    )
     stream = attention.pack_stream(
         lengths,
         positions,
@@ -184,19 +210,25 @@ def packed_batch(shape: ModelShape, lengths: list[int], targets_T: torch.Tensor,
 class Trial:
     """The model, and the loss of one batch by either head."""
 
-    def __init__(self, shape: ModelShape, lengths: list[int], device: torch.device, *, fused: bool) -> None:
+    def __init__(
+        self, shape: ModelShape, lengths: list[int], device: torch.device, *, fused: bool
+    ) -> None:
         self.device = device
         self.model, self.optimizer, self.config = build(shape, device, fused=fused)
         rng = np.random.default_rng(0)
         self.rows = zipf_rows(rng, sum(lengths), 5.0, shape.vocab_size)
         self.whole = NucleusSet.unfiltered(sum(lengths), vocab_size=shape.vocab_size)
-        self.batch = packed_batch(shape, lengths, targets_in(self.rows, rng, device=device.type), device)
+        self.batch = packed_batch(
+            shape, lengths, targets_in(self.rows, rng, device=device.type), device
+        )
 
     def cross_entropy(self, *, fused: bool) -> torch.Tensor:
         self.config.cross_entropy_loss_fusion = fused
         batch = self.batch
         labels = batch.targets_T[None]
-        losses: torch.Tensor = self.model(batch.tokens_1T, batch.positions_1T, None, labels=labels, packed_seq_params=batch.stream)
+        losses: torch.Tensor = self.model(
+            batch.tokens_1T, batch.positions_1T, None, labels=labels, packed_seq_params=batch.stream
+        )
         return losses.float().mean()
 
     def sparse(self, rows: NucleusSet) -> torch.Tensor:
@@ -225,7 +257,9 @@ class Trial:
         value = loss()
         value.backward()  # type: ignore[no-untyped-call]
         finalize_model_grads([self.model])
-        squares = [parameter.main_grad.double().square().sum() for parameter in self.model.parameters()]
+        squares = [
+            parameter.main_grad.double().square().sum() for parameter in self.model.parameters()
+        ]
         return float(value.detach()), float(torch.stack(squares).sum().sqrt())
 
     def clear(self) -> None:
@@ -244,7 +278,9 @@ class Trial:
         self.clear()
         graph = torch.cuda.CUDAGraph()
         # Relaxed: page-locked memory is allocated and asked about on the way.
-        with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="relaxed"):
+        with torch.cuda.graph(
+            graph, stream=torch.cuda.current_stream(), capture_error_mode="relaxed"
+        ):
             run()
         return graph.replay
 
@@ -258,7 +294,9 @@ class Trial:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def measure(self, run: Callable[[], None], steps: int, warm_up: int) -> tuple[list[float], float]:
+    def measure(
+        self, run: Callable[[], None], steps: int, warm_up: int
+    ) -> tuple[list[float], float]:
         """Return milliseconds of each step, and the peak of allocated memory in GiB."""
         times = []
         for index in range(warm_up + steps):
@@ -269,21 +307,34 @@ class Trial:
             self.step(run)
             self.synchronize()
             times.append(1e3 * (time.perf_counter() - begin))
-        return times[warm_up:], torch.cuda.max_memory_allocated() / 2**30 if self.device.type == "cuda" else 0.0
+        return times[warm_up:], (
+            torch.cuda.max_memory_allocated() / 2**30 if self.device.type == "cuda" else 0.0
+        )
 
 
 def check_agreement(trial: Trial) -> str:
     """Compare both heads where they must agree: sets of the whole vocabulary."""
     expected = trial.gradients(lambda: trial.cross_entropy(fused=False))
     found = trial.gradients(lambda: trial.sparse(trial.whole))
-    limit = 5e-3 if trial.device.type == "cuda" else 1e-5  # the logits of cross-entropy are rounded to bfloat16 on the GPU
-    problems = [f"{left} and {right}" for left, right in zip(expected, found, strict=True) if abs(left - right) > limit * abs(left)]
+    limit = (
+        5e-3 if trial.device.type == "cuda" else 1e-5
+    )  # the logits of cross-entropy are rounded to bfloat16 on the GPU
+    problems = [
+        f"{left} and {right}"
+        for left, right in zip(expected, found, strict=True)
+        if abs(left - right) > limit * abs(left)
+    ]
     if problems:
         sys.exit(f"the heads disagree on loss or gradient norm: {'; '.join(problems)}")
-    return f"whole vocabulary: loss {expected[0]:.6f} and {found[0]:.6f}, gradient norm {expected[1]:.6f} and {found[1]:.6f}"
+    return (
+        f"whole vocabulary: loss {expected[0]:.6f} and {found[0]:.6f}, gradient norm"
+        f" {expected[1]:.6f} and {found[1]:.6f}"
+    )
 
 
-def compare(trial: Trial, steps: int, warm_up: int, *, how: str) -> tuple[list[str], dict[str, Any]]:
+def compare(
+    trial: Trial, steps: int, warm_up: int, *, how: str
+) -> tuple[list[str], dict[str, Any]]:
     """Time the variants in turn, three times; `how` is "eager" or "captured"."""
     variants: dict[str, Callable[[], torch.Tensor]] = {
         "logits, cross-entropy": lambda: trial.cross_entropy(fused=False),
@@ -301,11 +352,12 @@ def compare(trial: Trial, steps: int, warm_up: int, *, how: str) -> tuple[list[s
             del run  # a graph holds all memory that its run needs
             gc.collect()
     medians = {name: statistics.median(found) for name, found in times.items()}
-    # What a graph allocates, it allocates while it is captured: peaks are known of eager steps only.
+    # What a graph allocates, it allocates while it is captured: peaks are known of eager steps
+    # only.
     eager = how == "eager"
     lines = [
-        f"{how:8s} {name:28s} {medians[name]:8.1f} ms (min {min(times[name]):.1f}, max {max(times[name]):.1f})"
-        + (f", peak {peaks[name]:6.2f} GiB" if eager else "")
+        f"{how:8s} {name:28s} {medians[name]:8.1f} ms (min {min(times[name]):.1f}, max"
+        f" {max(times[name]):.1f})" + (f", peak {peaks[name]:6.2f} GiB" if eager else "")
         for name in variants
     ]
     *others, sparse = variants
@@ -320,7 +372,9 @@ def compare(trial: Trial, steps: int, warm_up: int, *, how: str) -> tuple[list[s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--tiny", action="store_true", help="a tiny shape on the CPU")
-    parser.add_argument("--eager", action="store_true", help="neither torch.compile nor Megatron-Core's fusions")
+    parser.add_argument(
+        "--eager", action="store_true", help="neither torch.compile nor Megatron-Core's fusions"
+    )
     options = parser.parse_args()
     if options.tiny:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -328,11 +382,17 @@ def main() -> None:
     torch.manual_seed(0)
     install_device_shim()
     with tempfile.TemporaryDirectory() as folder:
-        dist.init_process_group("gloo" if options.tiny else "nccl", init_method=f"file://{folder}/store", rank=0, world_size=1)
+        dist.init_process_group(
+            "gloo" if options.tiny else "nccl",
+            init_method=f"file://{folder}/store",
+            rank=0,
+            world_size=1,
+        )
         mpu.initialize_model_parallel(create_gloo_process_groups=False)
         if not options.tiny:
             model_parallel_cuda_manual_seed(0)
-            # The default stream cannot be captured, and gradients are accumulated on the stream on which the model was wrapped.
+            # The default stream cannot be captured, and gradients are accumulated on the stream on
+            # which the model was wrapped.
             torch.cuda.set_stream(torch.cuda.Stream())
         fused = not (options.eager or options.tiny)
         if fused:
@@ -344,7 +404,10 @@ def main() -> None:
         how = "compiled and fused" if fused else "eager"
         mean = trial.rows.ids.size / sum(lengths)
         lines = [
-            f"{name}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, {how}; {sum(lengths)} tokens, mean kept {mean:.2f}",
+            (
+                f"{name}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, {how};"
+                f" {sum(lengths)} tokens, mean kept {mean:.2f}"
+            ),
             check_agreement(trial),
         ]
         print("\n".join(lines), flush=True)
@@ -355,7 +418,9 @@ def main() -> None:
             print("\n".join(measured), flush=True)
             lines += measured
         if "OUT" in os.environ:
-            Path(os.environ["OUT"], "megatron_step.json").write_text(json.dumps({"lines": lines, **figures}, indent=1))
+            Path(os.environ["OUT"], "megatron_step.json").write_text(
+                json.dumps({"lines": lines, **figures}, indent=1)
+            )
         mpu.destroy_model_parallel()
         dist.destroy_process_group()
 

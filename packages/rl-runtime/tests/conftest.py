@@ -13,12 +13,26 @@ settings.register_profile("small", deadline=None, max_examples=20)
 settings.load_profile("rl-runtime")
 
 _HERE = Path(__file__).parent
-_ENGINES = ("torch", "ray", "transformers", "tokenizers", "sglang", "megatron", "reasoning_gym", "tensorboard", "safetensors")
+_ENGINES = (
+    "torch",
+    "ray",
+    "transformers",
+    "tokenizers",
+    "sglang",
+    "megatron",
+    "reasoning_gym",
+    "tensorboard",
+    "safetensors",
+)
 
 
 _FOUND = {name: importlib.util.find_spec(name) for name in _ENGINES}
 _ABSENT = {name for name, spec in _FOUND.items() if spec is None}
-_STAND_INS = {name for name, spec in _FOUND.items() if spec is not None and "/tests/stubs/" in (spec.origin or "")}
+_STAND_INS = {
+    name
+    for name, spec in _FOUND.items()
+    if spec is not None and "/tests/stubs/" in (spec.origin or "")
+}
 _PACKAGE = importlib.util.find_spec("rl_runtime")
 assert _PACKAGE is not None
 assert _PACKAGE.submodule_search_locations is not None
@@ -77,9 +91,13 @@ collect_ignore = []
 if _ABSENT:
     collect_ignore = ["distributed", "e2e", "contracts", "docs"]
     collect_ignore += [
-        str(path) for path in _HERE.rglob("test_*.py") if path.name in _NEEDS_ENGINES_WHILE_IT_RUNS or _needs_what_is_not_here(path)
+        str(path)
+        for path in _HERE.rglob("test_*.py")
+        if path.name in _NEEDS_ENGINES_WHILE_IT_RUNS or _needs_what_is_not_here(path)
     ]
-    collect_ignore += [str(path.parent) for path in _HERE.glob("*/**/conftest.py") if _needs_what_is_not_here(path)]
+    collect_ignore += [
+        str(path.parent) for path in _HERE.glob("*/**/conftest.py") if _needs_what_is_not_here(path)
+    ]
 
 
 def pytest_configure(config: pytest.Config) -> None:

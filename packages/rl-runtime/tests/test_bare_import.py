@@ -7,6 +7,11 @@ HEAVY = ("torch", "ray", "sglang", "megatron", "transformers")
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
-    code = f"import sys, rl_runtime, rl_runtime.cli, rl_runtime.config, rl_runtime.doctor; print([name for name in {HEAVY!r} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    code = (
+        "import sys, rl_runtime, rl_runtime.cli, rl_runtime.config, rl_runtime.doctor; print([name"
+        f" for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
     assert done.stdout.strip() == "[]"

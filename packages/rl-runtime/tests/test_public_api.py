@@ -40,4 +40,9 @@ def test_the_records_of_hooks_keep_their_names() -> None:
 
 def test_the_commands_are_these() -> None:
     cli = importlib.import_module("rl_runtime.cli")
-    assert sorted(command.callback.__name__ for command in cli.app.registered_commands) == ["doctor", "replay", "report", "train"]
+    assert sorted(command.callback.__name__ for command in cli.app.registered_commands) == [
+        "doctor",
+        "replay",
+        "report",
+        "train",
+    ]

@@ -1,10 +1,12 @@
 """The targets of rl-schedule, measured next to three plain methods written here; one core, no GPU.
 
-Run: ``OMP_NUM_THREADS=1 python benchmarks/bench_schedule.py`` (all sizes, about ten minutes), ``--sizes 512 4096`` for some, ``--markdown``
-for the table of the README. Prints one row per distribution, size and method, then whether every target is met (exit 1 if not).
+Run: `OMP_NUM_THREADS=1 python benchmarks/bench_schedule.py` (all sizes, about ten minutes),
+`--sizes 512 4096` for some, `--markdown` for the table of the README. Prints one row per
+distribution, size and method, then whether every target is met (exit 1 if not).
 
-Times are CPU seconds of the process, so that a shared machine does not change them much; the first plans of the process, which
-load numpy's routines, are not counted. Costs are 24576 s + s^2, one rollout per sample, one step.
+Times are CPU seconds of the process, so that a shared machine does not change them much; the first
+plans of the process, which load numpy's routines, are not counted. Costs are 24576 s + s^2, one
+rollout per sample, one step.
 """
 
 import argparse
@@ -56,7 +58,11 @@ def lengths_of(distribution: str, samples: int, seed: int, cap: int) -> np.ndarr
     elif distribution == "lognormal 8.0":
         values = rng.lognormal(8.0, 1.0, samples)
     elif distribution == "bimodal":
-        values = np.where(rng.random(samples) < 0.2, rng.normal(12_000, 1_500, samples), rng.normal(300, 60, samples))
+        values = np.where(
+            rng.random(samples) < 0.2,
+            rng.normal(12_000, 1_500, samples),
+            rng.normal(300, 60, samples),
+        )
     else:
         values = rng.uniform(2_000, 6_000, samples)
     return np.clip(np.rint(values), 64, cap).astype(np.int64)
@@ -89,7 +95,9 @@ def run(method: int | str, request: ScheduleRequest) -> Run:
     if isinstance(method, int):
         started = time.process_time()
         figures = measure_reference(request, method)
-        return Run(figures=figures, cpu_seconds=time.process_time() - started, bound=0, slot_bound=1.0)
+        return Run(
+            figures=figures, cpu_seconds=time.process_time() - started, bound=0, slot_bound=1.0
+        )
     slack = "auto" if method == "auto" else 0.0
     started = time.process_time()
     plan = build_dp_schedule(
@@ -103,7 +111,12 @@ def run(method: int | str, request: ScheduleRequest) -> Run:
     )
     cpu_seconds = time.process_time() - started
     figures = measure_plan("rl-schedule" + (", slack auto" if slack else ""), request, plan)
-    return Run(figures=figures, cpu_seconds=cpu_seconds, bound=plan.stats.micro_batch_bound, slot_bound=plan.stats.slot_bound)
+    return Run(
+        figures=figures,
+        cpu_seconds=cpu_seconds,
+        bound=plan.stats.micro_batch_bound,
+        slot_bound=plan.stats.slot_bound,
+    )
 
 
 def missed(name: str, size: Size, runs: list[Run], ffd: list[Run]) -> list[str]:
@@ -113,7 +126,9 @@ def missed(name: str, size: Size, runs: list[Run], ffd: list[Run]) -> list[str]:
     where = f"{runs[0].figures.method}, {name}, n={size.samples}"
     if any(r.figures.over_cap for r in runs):
         found.append(f"{where}: micro-batches over the cap")
-    if any(r.figures.micro_batches > f.figures.micro_batches for r, f in zip(runs, ffd, strict=True)):
+    if any(
+        r.figures.micro_batches > f.figures.micro_batches for r, f in zip(runs, ffd, strict=True)
+    ):
         found.append(f"{where}: more micro-batches than first-fit-decreasing")
     worst = max(r.figures.rank_imbalance for r in runs)
     if not slack and worst > MOST_RANK_IMBALANCE:
@@ -121,7 +136,9 @@ def missed(name: str, size: Size, runs: list[Run], ffd: list[Run]) -> list[str]:
     for r in runs if slack else []:
         allowed = max(MOST_SLOT_IMBALANCE, r.slot_bound + MOST_ABOVE_SLOT_BOUND)
         if r.figures.slot_imbalance > allowed:
-            found.append(f"{where}: slot imbalance {r.figures.slot_imbalance:.4f}, allowed {allowed:.4f}")
+            found.append(
+                f"{where}: slot imbalance {r.figures.slot_imbalance:.4f}, allowed {allowed:.4f}"
+            )
     slowest = max(r.cpu_seconds for r in runs)
     if slowest > size.most_seconds:
         found.append(f"{where}: {slowest:.3f} s, allowed {size.most_seconds}")
@@ -150,7 +167,17 @@ def row(name: str, size: Size, runs: list[Run]) -> list[str]:
     ]
 
 
-HEADER = ["lengths", "samples", "method", "over cap", "micro-batches / rank", "rank max / mean", "slots / ideal", "slot bound", "CPU ms"]
+HEADER = [
+    "lengths",
+    "samples",
+    "method",
+    "over cap",
+    "micro-batches / rank",
+    "rank max / mean",
+    "slots / ideal",
+    "slot bound",
+    "CPU ms",
+]
 
 
 def write(cells: list[str], *, markdown: bool) -> None:
@@ -184,16 +211,27 @@ def main() -> int:
                 "level",
                 "auto",
             ]:
-                runs = ffd if method == "ffd" else [run(method, request) for request in requests_of(name, size)]
+                runs = (
+                    ffd
+                    if method == "ffd"
+                    else [run(method, request) for request in requests_of(name, size)]
+                )
                 write(row(name, size, runs), markdown=options.markdown)
                 if method in {"level", "auto"}:
                     problems += missed(name, size, runs, ffd)
     megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     if megabytes > MOST_MEGABYTES:
         problems.append(f"{megabytes} MB resident, allowed {MOST_MEGABYTES}")
-    versions = ", ".join(f"{package} {metadata.version(package)}" for package in ("rl-schedule", "numpy"))
-    sys.stdout.write(f"\n{platform.machine()}, Python {platform.python_version()}, {versions}; at most {megabytes} MB resident\n")
-    sys.stdout.write("every target is met\n" if not problems else "MISSED\n" + "\n".join(problems) + "\n")
+    versions = ", ".join(
+        f"{package} {metadata.version(package)}" for package in ("rl-schedule", "numpy")
+    )
+    sys.stdout.write(
+        f"\n{platform.machine()}, Python {platform.python_version()}, {versions}; at most"
+        f" {megabytes} MB resident\n"
+    )
+    sys.stdout.write(
+        "every target is met\n" if not problems else "MISSED\n" + "\n".join(problems) + "\n"
+    )
     return 1 if problems else 0
 
 

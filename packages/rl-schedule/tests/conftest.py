@@ -15,7 +15,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave fuzz tests out unless ``-m`` speaks of them."""
+    """Leave fuzz tests out unless `-m` speaks of them."""
     if "fuzz" not in str(config.getoption("markexpr")):
         for item in items:
             if item.get_closest_marker("fuzz"):

@@ -41,7 +41,9 @@ def test_build_takes_exactly_the_fields_of_a_request_by_keyword() -> None:
     parameters = inspect.signature(rs.build_dp_schedule).parameters
     assert {p.kind for p in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
     fields = inspect.signature(rs.ScheduleRequest).parameters
-    assert {name: p.default for name, p in parameters.items()} == {name: p.default for name, p in fields.items()}
+    assert {name: p.default for name, p in parameters.items()} == {
+        name: p.default for name, p in fields.items()
+    }
 
 
 def test_every_public_name_is_documented() -> None:

@@ -15,7 +15,9 @@ TOKENS_PER_TURN, IDS_PER_TOKEN, VOCAB_SIZE = 100, 5, 151_936
 def seconds(num_turns: int) -> float:
     ids = np.tile(np.arange(IDS_PER_TOKEN), TOKENS_PER_TURN)
     offsets = np.arange(TOKENS_PER_TURN + 1) * IDS_PER_TOKEN
-    generated = NucleusSet(ids=ids, offsets=offsets, status=np.zeros(TOKENS_PER_TURN, np.uint8), vocab_size=VOCAB_SIZE)
+    generated = NucleusSet(
+        ids=ids, offsets=offsets, status=np.zeros(TOKENS_PER_TURN, np.uint8), vocab_size=VOCAB_SIZE
+    )
     tools = NucleusSet.not_sampled(20, vocab_size=VOCAB_SIZE)
     best = np.inf
     for _ in range(5):

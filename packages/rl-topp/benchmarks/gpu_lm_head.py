@@ -2,10 +2,12 @@
 
     python packages/rl-topp/benchmarks/gpu_lm_head.py [check] [tune] [stages] [sizes] [shards] [table]     (default: all but tune)
 
-`check` random shapes against float64; `table` the two shapes of the specification against full logits with a mask; `sizes` mean set sizes 1 to 1,024, dot
-products against blocks, with the fitted constants of `rl_topp.lm_head.cost`; `shards` one of 1, 2 or 8 vocabulary shards; `stages` each kernel alone, with
-the bandwidth it reaches beside a copy's; `tune` other tile sizes. Times are medians between CUDA events after warm-up, forward + backward, bfloat16.
-Needs torch, triton and numpy; with OUT set, all figures go to $OUT/gpu_lm_head.json. The short table comes last.
+`check` random shapes against float64; `table` the two shapes of the specification against full
+logits with a mask; `sizes` mean set sizes 1 to 1,024, dot products against blocks, with the fitted
+constants of `rl_topp.lm_head.cost`; `shards` one of 1, 2 or 8 vocabulary shards; `stages` each
+kernel alone, with the bandwidth it reaches beside a copy's; `tune` other tile sizes. Times are
+medians between CUDA events after warm-up, forward + backward, bfloat16. Needs torch, triton and
+numpy; with OUT set, all figures go to $OUT/gpu_lm_head.json. The short table comes last.
 """
 
 import json
@@ -45,8 +47,11 @@ def say(line: str, *, short: bool = False) -> None:
         SHORT.append(line)
 
 
-def errors(rows: NucleusSet, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, method: str) -> tuple[float, ...]:
-    """Return the largest log-prob error, the relative norms of both gradients' errors, and those of the exact gradients rounded to the dtype.
+def errors(
+    rows: NucleusSet, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, method: str
+) -> tuple[float, ...]:
+    """Return the largest log-prob error, the relative norms of both gradients' errors, and those of
+    the exact gradients rounded to the dtype.
 
     Two runs must agree bit for bit.
     """
@@ -54,12 +59,16 @@ def errors(rows: NucleusSet, hidden: torch.Tensor, weight: torch.Tensor, targets
     runs = []
     for _ in range(2):
         hidden.grad = weight.grad = None
-        poison = torch.full((2**26,), torch.nan, device=DEVICE)  # freed memory holds NaN, so an element nobody writes shows
+        poison = torch.full(
+            (2**26,), torch.nan, device=DEVICE
+        )  # freed memory holds NaN, so an element nobody writes shows
         del poison
         scores = nucleus_lm_head_log_probs(hidden, weight, targets, rows, method=method)  # type: ignore[arg-type]
         (scores.log_probs * upstream).sum().backward()  # type: ignore[no-untyped-call]
         runs.append((scores.log_probs.detach(), hidden.grad, weight.grad))
-    assert all(torch.equal(left, right) for left, right in zip(*runs, strict=True)), "two runs differ"
+    assert all(torch.equal(left, right) for left, right in zip(*runs, strict=True)), (
+        "two runs differ"
+    )
     log_probs, for_hidden, for_weight = exact(hidden, weight, targets, rows, upstream)
     found = [relative(runs[0][1], for_hidden), relative(runs[0][2], for_weight)]
     best = [relative(wanted.to(hidden.dtype), wanted) for wanted in (for_hidden, for_weight)]
@@ -86,18 +95,30 @@ def check() -> None:
             targets = torch.from_numpy(rng.integers(0, vocab_size, num_rows)).to(DEVICE)
             for method in ("sparse", "blocked", "auto"):
                 found = errors(rows, hidden, weight, targets, method)
-                # The norm of a gradient of a few numbers may lie in one that rounding alone moves by 2**-8.
-                gradients_good = all(error <= max(limits[1], 1.05 * best) for error, best in zip(found[1:3], found[3:], strict=True))
+                # The norm of a gradient of a few numbers may lie in one that rounding alone moves
+                # by 2**-8.
+                gradients_good = all(
+                    error <= max(limits[1], 1.05 * best)
+                    for error, best in zip(found[1:3], found[3:], strict=True)
+                )
                 good = found[0] <= limits[0] and gradients_good
                 key = f"{method} {dtype}"
                 worst[key] = max(worst.get(key, 0.0), found[1], found[2])
                 if not good:
-                    say(f"WRONG {method} {dtype} T={num_rows} V={vocab_size} H={width} largest={largest}: {found}")
-    say("check: worst relative gradient error " + ", ".join(f"{key} {value:.1e}" for key, value in worst.items()), short=True)
+                    say(
+                        f"WRONG {method} {dtype} T={num_rows} V={vocab_size} H={width}"
+                        f" largest={largest}: {found}"
+                    )
+    say(
+        "check: worst relative gradient error "
+        + ", ".join(f"{key} {value:.1e}" for key, value in worst.items()),
+        short=True,
+    )
     FIGURES["check"] = worst
 
 
-# Timing ----------------------------------------------------------------------------------------------------------------------------
+# Timing
+# ----------------------------------------------------------------------------------------------------------------------------
 
 
 def milliseconds(call: Callable[[], Any], repeats: int = 15, warm_up: int = 3) -> float:
@@ -139,7 +160,12 @@ def peak_gib(call: Callable[[], Any], *operands: torch.Tensor) -> float:
 
 
 def head_call(
-    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, rows: NucleusSet, backward: bool = True, **options: Any
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    rows: NucleusSet,
+    backward: bool = True,
+    **options: Any,
 ) -> Callable[[], None]:
     def call() -> None:
         hidden.grad = weight.grad = None
@@ -150,7 +176,9 @@ def head_call(
     return call
 
 
-def masked_call(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, mask: torch.Tensor) -> Callable[[], None]:
+def masked_call(
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, mask: torch.Tensor
+) -> Callable[[], None]:
     def call() -> None:
         hidden.grad = weight.grad = None
         logits = (hidden @ weight.t()).float().masked_fill(~mask, -torch.inf)
@@ -159,10 +187,14 @@ def masked_call(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tenso
     return call
 
 
-def unmasked_call(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> Callable[[], None]:
+def unmasked_call(
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor
+) -> Callable[[], None]:
     def call() -> None:
         hidden.grad = weight.grad = None
-        torch.nn.functional.cross_entropy((hidden @ weight.t()).float(), targets, reduction="sum").backward()  # type: ignore[no-untyped-call]
+        torch.nn.functional.cross_entropy(
+            (hidden @ weight.t()).float(), targets, reduction="sum"
+        ).backward()  # type: ignore[no-untyped-call]
 
     return call
 
@@ -183,8 +215,15 @@ def table() -> None:
         found = errors(rows, hidden, weight, targets, "sparse")
         sparse = head_call(hidden, weight, targets, rows, method="sparse")
         times = sorted(milliseconds(sparse) for _ in range(2))
-        forward = milliseconds(head_call(hidden, weight, targets, rows, backward=False, method="sparse"))
-        hosts = [host_milliseconds(head_call(hidden, weight, targets, rows, backward=both, method="sparse")) for both in (False, True)]
+        forward = milliseconds(
+            head_call(hidden, weight, targets, rows, backward=False, method="sparse")
+        )
+        hosts = [
+            host_milliseconds(
+                head_call(hidden, weight, targets, rows, backward=both, method="sparse")
+            )
+            for both in (False, True)
+        ]
         memory = peak_gib(sparse, hidden, weight)
         unfiltered = NucleusSet.unfiltered(num_rows, vocab_size=vocab_size)
         dense = head_call(hidden, weight, targets, unfiltered)
@@ -200,13 +239,16 @@ def table() -> None:
         del mask
         singletons = (rows.set_sizes == 1).mean()
         table_lines = [
-            f"T={num_rows} V={vocab_size} H={width}, mean kept {rows.ids.size / num_rows:.2f}, singletons {singletons:.2f}",
+            (
+                f"T={num_rows} V={vocab_size} H={width}, mean kept {rows.ids.size / num_rows:.2f},"
+                f" singletons {singletons:.2f}"
+            ),
             f"  masked full logits {masked_time:8.2f} ms {masked_memory:6.2f} GiB",
             f"  cross-entropy      {plain_time:8.2f} ms {plain_memory:6.2f} GiB (no mask)",
             f"  no filter, blocks  {dense_time:8.2f} ms {dense_memory:6.2f} GiB",
             (
-                f"  kept ids only      {times[0]:8.2f} ms {memory:6.2f} GiB (again {times[1]:.2f}; forward {forward:.2f}; "
-                f"host {hosts[0]:.2f} and {hosts[1]:.2f})"
+                f"  kept ids only      {times[0]:8.2f} ms {memory:6.2f} GiB (again {times[1]:.2f};"
+                f" forward {forward:.2f}; host {hosts[0]:.2f} and {hosts[1]:.2f})"
             ),
             (
                 f"  -> {masked_time / times[1]:.1f}x faster, {masked_memory / memory:.1f}x less; "
@@ -216,8 +258,19 @@ def table() -> None:
         for line in table_lines:
             say(line, short=True)
         FIGURES[f"host {name}"] = hosts
-        FIGURES[f"table {name}"] = {"masked": masked_time, "plain": plain_time, "dense": dense_time, "sparse": times, "forward": forward}
-        FIGURES[f"memory {name}"] = {"masked": masked_memory, "plain": plain_memory, "dense": dense_memory, "sparse": memory}
+        FIGURES[f"table {name}"] = {
+            "masked": masked_time,
+            "plain": plain_time,
+            "dense": dense_time,
+            "sparse": times,
+            "forward": forward,
+        }
+        FIGURES[f"memory {name}"] = {
+            "masked": masked_memory,
+            "plain": plain_memory,
+            "dense": dense_memory,
+            "sparse": memory,
+        }
 
 
 def sizes() -> None:
@@ -230,23 +283,36 @@ def sizes() -> None:
         rows = zipf_rows(rng, num_rows, float(mean))
         targets = targets_in(rows, rng)
         for method, found in times.items():
-            found.append(milliseconds(head_call(hidden, weight, targets, rows, method=method), 7, 2))
+            found.append(
+                milliseconds(head_call(hidden, weight, targets, rows, method=method), 7, 2)
+            )
         memory = peak_gib(head_call(hidden, weight, targets, rows, method="sparse"), hidden, weight)
         entries.append(rows.ids.size)
         sparse_time, blocked_time, auto_time = (found[-1] for found in times.values())
         say(
-            f"mean kept {rows.ids.size / num_rows:7.1f}: dot products {sparse_time:7.2f} ms ({memory:.2f} GiB), blocks {blocked_time:7.2f}, "
-            f"auto {auto_time:7.2f} ({100 * (auto_time / min(sparse_time, blocked_time) - 1):+.0f} % of the better)",
+            f"mean kept {rows.ids.size / num_rows:7.1f}: dot products {sparse_time:7.2f} ms"
+            f" ({memory:.2f} GiB), blocks {blocked_time:7.2f}, auto {auto_time:7.2f}"
+            f" ({100 * (auto_time / min(sparse_time, blocked_time) - 1):+.0f} % of the better)",
             short=True,
         )
     FIGURES["sizes"] = {"entries": entries, **times}
     hidden, weight = operands(512, VOCAB_SIZE, width)
     rows = zipf_rows(rng, 512, 5.0)
-    fewer = milliseconds(head_call(hidden, weight, targets_in(rows, rng), rows, method="blocked"), 7, 2)
-    fit_costs(np.array(entries), {method: 1e-3 * np.array(found) for method, found in times.items()}, 1e-3 * fewer, num_rows, width)
+    fewer = milliseconds(
+        head_call(hidden, weight, targets_in(rows, rng), rows, method="blocked"), 7, 2
+    )
+    fit_costs(
+        np.array(entries),
+        {method: 1e-3 * np.array(found) for method, found in times.items()},
+        1e-3 * fewer,
+        num_rows,
+        width,
+    )
 
 
-def fit_costs(entries: Any, seconds: dict[str, Any], fewer_rows_seconds: float, num_rows: int, width: int) -> None:
+def fit_costs(
+    entries: Any, seconds: dict[str, Any], fewer_rows_seconds: float, num_rows: int, width: int
+) -> None:
     """Print the constants of `rl_topp.lm_head.cost` that the sizes give: slopes where entries dominate, and two row counts of blocks."""
     elements = VOCAB_SIZE * width
     product = (seconds["blocked"][1] - fewer_rows_seconds) / ((num_rows - 512) * elements)
@@ -256,9 +322,15 @@ def fit_costs(entries: Any, seconds: dict[str, Any], fewer_rows_seconds: float, 
         pass_seconds=float(fewer_rows_seconds / elements - 512 * product),
         block_entry_seconds=max(0.0, float(np.polyfit(entries[3:], seconds["blocked"][3:], 1)[0])),
     )
-    even, used = (each.even_size(num_local_ids=VOCAB_SIZE, width=width) for each in (fitted, cost.COSTS["cuda"]))
+    even, used = (
+        each.even_size(num_local_ids=VOCAB_SIZE, width=width)
+        for each in (fitted, cost.COSTS["cuda"])
+    )
     values = ", ".join(f"{name}={getattr(fitted, name):.3g}" for name in type(fitted).__slots__)
-    say(f"fitted: DeviceCost({values}); even at {even:.0f} ids per row (built in: {used:.0f})", short=True)
+    say(
+        f"fitted: DeviceCost({values}); even at {even:.0f} ids per row (built in: {used:.0f})",
+        short=True,
+    )
     FIGURES["constants"] = {name: getattr(fitted, name) for name in type(fitted).__slots__}
 
 
@@ -267,17 +339,28 @@ def shards() -> None:
     num_rows, vocab_size, width = SHAPES["large"]
     rows = zipf_rows(rng, num_rows, 5.0)
     targets = targets_in(rows, rng)
-    # One process stands for the rank of that shard; its group has no one to reduce with, so what the others would send is not in the times.
+    # One process stands for the rank of that shard; its group has no one to reduce with, so what
+    # the others would send is not in the times.
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
-        alone: dict[str, Any] = {"method": "sparse", "tp_group": dist.group.WORLD, "hidden_gradient": "partial"}
+        alone: dict[str, Any] = {
+            "method": "sparse",
+            "tp_group": dist.group.WORLD,
+            "hidden_gradient": "partial",
+        }
         for count in (1, 2, 8):
             hidden, weight = operands(num_rows, vocab_size // count, width)
             middle = (count // 2) * (vocab_size // count)
             busy = milliseconds(head_call(hidden, weight, targets, rows, vocab_start=0, **alone))
-            quiet = milliseconds(head_call(hidden, weight, targets, rows, vocab_start=middle, **alone))
+            quiet = milliseconds(
+                head_call(hidden, weight, targets, rows, vocab_start=middle, **alone)
+            )
             memory = peak_gib(head_call(hidden, weight, targets, rows, **alone), hidden, weight)
-            say(f"1 of {count} shards: first (common ids) {busy:.2f} ms, middle {quiet:.2f} ms, {memory:.2f} GiB", short=True)
+            say(
+                f"1 of {count} shards: first (common ids) {busy:.2f} ms, middle {quiet:.2f} ms,"
+                f" {memory:.2f} GiB",
+                short=True,
+            )
             FIGURES[f"shards {count}"] = [busy, quiet, memory]
         dist.destroy_process_group()
 
@@ -289,7 +372,9 @@ class Stages:
         rng = np.random.default_rng(4)
         num_rows, vocab_size, width = SHAPES["large"]
         self.rows = zipf_rows(rng, num_rows, 5.0)
-        self.hidden, self.weight = (operand.detach() for operand in operands(num_rows, vocab_size, width))
+        self.hidden, self.weight = (
+            operand.detach() for operand in operands(num_rows, vocab_size, width)
+        )
         self.targets = targets_in(self.rows, rng)
         self.lists = self.upload()
         self.ids_E, self.rows_E = self.list_entries()
@@ -297,26 +382,49 @@ class Stages:
         self.row = torch.randn(num_rows, device=DEVICE)
         self.coefficients_E = torch.randn(self.ids_E.numel(), device=DEVICE) * (self.ids_E >= 0)
         self.statistics_4T = torch.zeros(4, num_rows, device=DEVICE)
-        self.for_hidden, self.for_weight = torch.zeros_like(self.hidden), torch.zeros_like(self.weight)
-        used, hidden_bytes = float(torch.unique(self.ids_E).numel()) * width * 2, float(self.hidden.numel()) * 2
-        self.least = {"scores": used + hidden_bytes, "d_hidden": used + 2 * hidden_bytes, "d_weight": 2 * used + hidden_bytes}
+        self.for_hidden, self.for_weight = (
+            torch.zeros_like(self.hidden),
+            torch.zeros_like(self.weight),
+        )
+        used, hidden_bytes = (
+            float(torch.unique(self.ids_E).numel()) * width * 2,
+            float(self.hidden.numel()) * 2,
+        )
+        self.least = {
+            "scores": used + hidden_bytes,
+            "d_hidden": used + 2 * hidden_bytes,
+            "d_weight": 2 * used + hidden_bytes,
+        }
         self.least["zero d_weight"] = float(self.weight.numel()) * 2
 
     def upload(self) -> UploadedRows:
         return upload_rows(self.rows, np.arange(len(self.rows)), DEVICE)
 
     def list_entries(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return triton_kernels.list_entries(self.lists, self.targets, vocab_start=0, num_local_ids=self.weight.shape[0])
+        return triton_kernels.list_entries(
+            self.lists, self.targets, vocab_start=0, num_local_ids=self.weight.shape[0]
+        )
 
     def scores(self, shapes: triton_kernels.KernelShapes) -> torch.Tensor:
-        return triton_kernels.entry_scores(self.hidden, self.weight, self.ids_E, self.rows_E, dtype=torch.float32, shapes=shapes)
+        return triton_kernels.entry_scores(
+            self.hidden, self.weight, self.ids_E, self.rows_E, dtype=torch.float32, shapes=shapes
+        )
 
     def row_statistics(self) -> None:
-        triton_kernels.row_statistics(self.z_E, self.lists.rows_R, self.lists.offsets_R1, self.statistics_4T)
+        triton_kernels.row_statistics(
+            self.z_E, self.lists.rows_R, self.lists.offsets_R1, self.statistics_4T
+        )
 
     def coefficients(self) -> None:
         triton_kernels.entry_coefficients(
-            self.z_E, self.ids_E, self.lists.rows_R, self.lists.offsets_R1, self.row, None, self.row, self.row
+            self.z_E,
+            self.ids_E,
+            self.lists.rows_R,
+            self.lists.offsets_R1,
+            self.row,
+            None,
+            self.row,
+            self.row,
         )
 
     def d_hidden(self, shapes: triton_kernels.KernelShapes) -> None:
@@ -324,7 +432,14 @@ class Stages:
         triton_kernels.hidden_gradient(self.weight, *lists, self.for_hidden, shapes=shapes)
 
     def d_weight(self, shapes: triton_kernels.KernelShapes) -> None:
-        triton_kernels.weight_gradient(self.hidden, self.ids_E, self.rows_E, self.coefficients_E, self.for_weight, shapes=shapes)
+        triton_kernels.weight_gradient(
+            self.hidden,
+            self.ids_E,
+            self.rows_E,
+            self.coefficients_E,
+            self.for_weight,
+            shapes=shapes,
+        )
 
     def calls(self, shapes: triton_kernels.KernelShapes) -> dict[str, Callable[[], Any]]:
         return {
@@ -352,15 +467,27 @@ def stages() -> None:
     found = Stages()
     for name, call in found.calls(triton_kernels.KernelShapes()).items():
         took = milliseconds(call)
-        rate = f", {found.least[name] / took / 1e9:.2f} TB/s of the least traffic" if name in found.least else ""
+        rate = (
+            f", {found.least[name] / took / 1e9:.2f} TB/s of the least traffic"
+            if name in found.least
+            else ""
+        )
         say(f"  {name:15s} {took:7.3f} ms{rate}", short=True)
         FIGURES[f"stage {name}"] = took
 
 
 def tune() -> None:
     grid: list[tuple[str, dict[str, int]]] = []
-    grid += [("scores", {"score_entries": e, "score_block": b}) for e in (2, 4, 8) for b in (128, 256, 512)]
-    grid += [("d_hidden", {"hidden_entries": e, "hidden_block": b}) for e in (1, 2, 4) for b in (512, 1024, 2048)]
+    grid += [
+        ("scores", {"score_entries": e, "score_block": b})
+        for e in (2, 4, 8)
+        for b in (128, 256, 512)
+    ]
+    grid += [
+        ("d_hidden", {"hidden_entries": e, "hidden_block": b})
+        for e in (1, 2, 4)
+        for b in (512, 1024, 2048)
+    ]
     grid += [
         ("d_weight", {"weight_entries": e, "weight_block": b, "weight_span": s, "chunk": 64})
         for e in (1, 2, 4)
@@ -368,10 +495,15 @@ def tune() -> None:
         for s in (1, 4, 16)
     ]
     found = Stages()
-    results = [(name, milliseconds(found.calls(triton_kernels.KernelShapes(**change))[name], 9, 2), change) for name, change in grid]
+    results = [
+        (name, milliseconds(found.calls(triton_kernels.KernelShapes(**change))[name], 9, 2), change)
+        for name, change in grid
+    ]
     FIGURES["tune"] = results
     for stage in ("scores", "d_hidden", "d_weight"):
-        for name, took, change in sorted((result for result in results if result[0] == stage), key=lambda result: result[1])[:3]:
+        for name, took, change in sorted(
+            (result for result in results if result[0] == stage), key=lambda result: result[1]
+        )[:3]:
             say(f"  tune {name}: {took:.3f} ms with {change}", short=True)
 
 
@@ -382,11 +514,20 @@ def main() -> None:
     say(f"{properties.name}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}")
     for name in wanted:
         begin = time.perf_counter()
-        {"check": check, "table": table, "sizes": sizes, "shards": shards, "stages": stages, "tune": tune}[name]()
+        {
+            "check": check,
+            "table": table,
+            "sizes": sizes,
+            "shards": shards,
+            "stages": stages,
+            "tune": tune,
+        }[name]()
         print(f"[{name}: {time.perf_counter() - begin:.0f} s]", flush=True)
         torch.cuda.empty_cache()
     if "OUT" in os.environ:
-        Path(os.environ["OUT"], "gpu_lm_head.json").write_text(json.dumps({"lines": LINES, "figures": FIGURES}, indent=1))
+        Path(os.environ["OUT"], "gpu_lm_head.json").write_text(
+            json.dumps({"lines": LINES, "figures": FIGURES}, indent=1)
+        )
     print("\n" + "\n".join(SHORT))
     if any(line.startswith("WRONG") for line in LINES):
         sys.exit(1)

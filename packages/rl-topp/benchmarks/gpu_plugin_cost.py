@@ -1,12 +1,16 @@
-"""What the SGLang plugin costs on one GPU: its kernels alone, then a whole decode step inside the engine.
+"""What the SGLang plugin costs on one GPU: its kernels alone, then a whole decode step inside the
+engine.
 
     python packages/rl-topp/benchmarks/gpu_plugin_cost.py [check] [kernels] [engine]     (default: all three)
 
-`check` sets and log-probs of the CUDA way against float64 on random rows; `kernels` sampling of [64 | 256 | 512, V = 151,936] against the sort of SGLang's
-pytorch backend and against flashinfer where it runs; `engine` a server with a random Qwen3-0.6B (bf16, triton attention, CUDA graphs for decoding) that 256
-requests share, the variants interleaved over rounds, each step timed inside the scheduler (see gpu_plugin_timing.py). The temperature is chosen so that
-top_p 0.95 keeps about 5 ids. Needs torch, triton, numpy, safetensors and an importable sglang; rl-topp is taken from this checkout and need not be
-installed. `--tiny` runs everything on the CPU with a small model, to test the program. With OUT set, figures go to $OUT/gpu_plugin_cost.json.
+`check` sets and log-probs of the CUDA way against float64 on random rows; `kernels` sampling of [64
+| 256 | 512, V = 151,936] against the sort of SGLang's pytorch backend and against flashinfer where
+it runs; `engine` a server with a random Qwen3-0.6B (bf16, triton attention, CUDA graphs for
+decoding) that 256 requests share, the variants interleaved over rounds, each step timed inside the
+scheduler (see gpu_plugin_timing.py). The temperature is chosen so that top_p 0.95 keeps about 5
+ids. Needs torch, triton, numpy, safetensors and an importable sglang; rl-topp is taken from this
+checkout and need not be installed. `--tiny` runs everything on the CPU with a small model, to test
+the program. With OUT set, figures go to $OUT/gpu_plugin_cost.json.
 """
 
 import contextlib
@@ -46,16 +50,25 @@ VARIANTS = {
 FIGURES: dict[str, Any] = {}
 
 
-def draw(probs: torch.Tensor, filters: Filters, uniform: torch.Tensor, *, prefix_size: int = 1024) -> Any:
+def draw(
+    probs: torch.Tensor, filters: Filters, uniform: torch.Tensor, *, prefix_size: int = 1024
+) -> Any:
     """Sample on the device at hand."""
     if TINY:
-        return draw_step(probs, filters, [True] * len(probs), lambda weights, _: torch.multinomial(weights, 1), prefix_size=prefix_size)
+        return draw_step(
+            probs,
+            filters,
+            [True] * len(probs),
+            lambda weights, _: torch.multinomial(weights, 1),
+            prefix_size=prefix_size,
+        )
     from rl_topp.sglang_plugin_triton import draw_step_on_device
 
     return draw_step_on_device(probs, filters, uniform, None, prefix_size=prefix_size)
 
 
-# Correctness -----------------------------------------------------------------------------------------------------------------------------
+# Correctness
+# -----------------------------------------------------------------------------------------------------------------------------
 
 
 def check() -> None:
@@ -88,21 +101,39 @@ def check() -> None:
             sampled = int(step.ids_B[row])
             assert ids is not None and sampled in ids, (vocab_size, row)
             assert len(set(ids)) == len(ids)
-            assert abs(log_prob - np.log(p[sampled] / p[ids].sum())) < 1e-3, (vocab_size, row, log_prob)
-            expected = nucleus(p, top_k=min(int(top_k[row]), vocab_size), top_p=float(top_p[row]), min_p=float(min_p[row]))
+            assert abs(log_prob - np.log(p[sampled] / p[ids].sum())) < 1e-3, (
+                vocab_size,
+                row,
+                log_prob,
+            )
+            expected = nucleus(
+                p,
+                top_k=min(int(top_k[row]), vocab_size),
+                top_p=float(top_p[row]),
+                min_p=float(min_p[row]),
+            )
             expected = expected[p[expected] > 0]
             different = np.setxor1d(ids, expected)
             if different.size == 0:
                 compared += 1
             else:
                 # Float32 sums: what differs carries next to no mass.
-                assert p[different].sum() < 1e-5, (vocab_size, row, different.size, p[different].sum())
+                assert p[different].sum() < 1e-5, (
+                    vocab_size,
+                    row,
+                    different.size,
+                    p[different].sum(),
+                )
                 skipped += 1
-    say(f"check: {compared} sets equal float64's, {skipped} differ by less than 1e-5 of mass; every sampled id in its set")
+    say(
+        f"check: {compared} sets equal float64's, {skipped} differ by less than 1e-5 of mass; every"
+        " sampled id in its set"
+    )
     FIGURES["check"] = {"equal": compared, "within_rounding": skipped}
 
 
-# Kernels alone ---------------------------------------------------------------------------------------------------------------------------
+# Kernels alone
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 def median_ms(run: Any, count: int = 20) -> float:
@@ -152,9 +183,13 @@ def kernels() -> None:
     except Exception as error:
         say(f"flashinfer's sampler does not run here: {error}")
         flashinfer_draw = None
-    say(f"\nsampling alone, V = {VOCAB_SIZE:,}, top_p {TOP_P}, mean kept {WANTED_KEPT:g} unless said; ms, median of 20")
     say(
-        f"{'rows':>5} {'softmax':>8} {'sort and draw':>14} {'plugin':>8} {'of it top-k':>12} {'flashinfer':>11} {'plugin, 95 % of V kept':>23}"
+        f"\nsampling alone, V = {VOCAB_SIZE:,}, top_p {TOP_P}, mean kept {WANTED_KEPT:g} unless"
+        " said; ms, median of 20"
+    )
+    say(
+        f"{'rows':>5} {'softmax':>8} {'sort and draw':>14} {'plugin':>8} {'of it top-k':>12}"
+        f" {'flashinfer':>11} {'plugin, 95 % of V kept':>23}"
     )
     table = []
     for num_rows in (8,) if TINY else (64, 256, 512):
@@ -166,33 +201,49 @@ def kernels() -> None:
         times: dict[str, float | None] = {
             "softmax": median_ms(lambda logits=logits: torch.softmax(logits, -1)),
             "sort": median_ms(lambda probs=probs, top_ps=top_ps: sort_and_draw(probs, top_ps)),
-            "plugin": median_ms(lambda probs=probs, filters=filters, n=num_rows: draw(probs, filters, torch.rand(n, device=DEVICE))),
-            "top_k": median_ms(lambda probs=probs: torch.topk(probs, min(1024, VOCAB_SIZE), dim=-1)),
+            "plugin": median_ms(
+                lambda probs=probs, filters=filters, n=num_rows: draw(
+                    probs, filters, torch.rand(n, device=DEVICE)
+                )
+            ),
+            "top_k": median_ms(
+                lambda probs=probs: torch.topk(probs, min(1024, VOCAB_SIZE), dim=-1)
+            ),
             "flashinfer": None,
-            "plugin_flat": median_ms(lambda probs=flat, filters=filters, n=num_rows: draw(probs, filters, torch.rand(n, device=DEVICE))),
+            "plugin_flat": median_ms(
+                lambda probs=flat, filters=filters, n=num_rows: draw(
+                    probs, filters, torch.rand(n, device=DEVICE)
+                )
+            ),
         }
         if flashinfer_draw is not None:
             with contextlib.suppress(Exception):
                 all_ids = torch.full((num_rows,), VOCAB_SIZE, dtype=torch.int32, device=DEVICE)
                 times["flashinfer"] = median_ms(
-                    lambda probs=probs, k=all_ids, top_ps=top_ps: flashinfer_draw(probs, k, top_ps, filter_apply_order="joint")
+                    lambda probs=probs, k=all_ids, top_ps=top_ps: flashinfer_draw(
+                        probs, k, top_ps, filter_apply_order="joint"
+                    )
                 )
         table.append({"rows": num_rows, **times})
         shown = {name: "-" if value is None else f"{value:.3f}" for name, value in times.items()}
         say(
-            f"{num_rows:>5} {shown['softmax']:>8} {shown['sort']:>14} {shown['plugin']:>8} {shown['top_k']:>12} {shown['flashinfer']:>11} "
-            f"{shown['plugin_flat']:>23}"
+            f"{num_rows:>5} {shown['softmax']:>8} {shown['sort']:>14} {shown['plugin']:>8}"
+            f" {shown['top_k']:>12} {shown['flashinfer']:>11} {shown['plugin_flat']:>23}"
         )
     FIGURES["kernels"] = table
 
 
-# The engine ------------------------------------------------------------------------------------------------------------------------------
+# The engine
+# ------------------------------------------------------------------------------------------------------------------------------
 
 
 def ask(url: str, variant: str, count: int, new_tokens: int, temperature: float) -> list[Any]:
     """Let `count` requests run side by side in one variant."""
     rng = np.random.default_rng(1)
-    custom = {"variant": variant, **({"return_top_p_token_ids": True} if variant.startswith("asked") else {})}
+    custom = {
+        "variant": variant,
+        **({"return_top_p_token_ids": True} if variant.startswith("asked") else {}),
+    }
     params = {
         "temperature": temperature,
         "top_p": 1.0 if variant.endswith("unfiltered") else TOP_P,
@@ -201,15 +252,21 @@ def ask(url: str, variant: str, count: int, new_tokens: int, temperature: float)
         "custom_params": custom,
     }
     prompts = rng.integers(1, VOCAB_SIZE, (count, 64)).tolist()
-    body = json.dumps({"input_ids": prompts, "sampling_params": params, "return_logprob": True}).encode()
-    request = urllib.request.Request(f"{url}/generate", data=body, headers={"Content-Type": "application/json"})
+    body = json.dumps(
+        {"input_ids": prompts, "sampling_params": params, "return_logprob": True}
+    ).encode()
+    request = urllib.request.Request(
+        f"{url}/generate", data=body, headers={"Content-Type": "application/json"}
+    )
     answers: list[Any] = json.load(urllib.request.urlopen(request, timeout=300))
     return answers
 
 
 def mean_kept(answers: list[Any]) -> float:
     """Mean size of the kept sets of some answers."""
-    return float(np.mean([len(ids) for answer in answers for ids in answer["meta_info"]["rl_topp_kept_ids"]]))
+    return float(
+        np.mean([len(ids) for answer in answers for ids in answer["meta_info"]["rl_topp_kept_ids"]])
+    )
 
 
 def choose_temperature(url: str) -> tuple[float, float]:
@@ -230,7 +287,11 @@ def check_answer(answer: dict[str, Any]) -> None:
     """Check that sampled ids are in their sets, and that sets hold top_p of the mass or more: log-probs rise by at most -log(top_p) over them."""
     meta = answer["meta_info"]
     for token, full, ids, kept in zip(
-        answer["output_ids"], meta["output_token_logprobs"], meta["rl_topp_kept_ids"], meta["rl_topp_kept_log_probs"], strict=True
+        answer["output_ids"],
+        meta["output_token_logprobs"],
+        meta["rl_topp_kept_ids"],
+        meta["rl_topp_kept_log_probs"],
+        strict=True,
     ):
         assert token in ids, (token, ids)
         assert -1e-3 <= kept - full[0] <= -np.log(TOP_P) + 1e-3, (kept, full[0])
@@ -261,7 +322,8 @@ def engine() -> None:
 def report(waves: list[Any], kept: float, temperature: float) -> None:
     """Print medians and spreads per variant, and what each costs against SGLang's own sampler."""
     say(
-        f"\ndecode step of {FULL_BATCH} requests inside the engine, ms; median over rounds of each round's median, in brackets the rounds' range"
+        f"\ndecode step of {FULL_BATCH} requests inside the engine, ms; median over rounds of each"
+        " round's median, in brackets the rounds' range"
     )
     table: dict[str, Any] = {}
     for variant, words in VARIANTS.items():
@@ -276,15 +338,23 @@ def report(waves: list[Any], kept: float, temperature: float) -> None:
             versus = f"{100 * (statistics.median(steps) / statistics.median(table['stock/pytorch']['step_ms']) - 1):+6.1f} %"
         sampler = f"{statistics.median(samples):.3f}" if samples else "-"
         say(
-            f"{variant:<26} {statistics.median(steps):7.3f} ({min(steps):.3f}-{max(steps):.3f}) {versus:>9}  sampler on the GPU {sampler:>6}   {words}"
+            f"{variant:<26} {statistics.median(steps):7.3f} ({min(steps):.3f}-{max(steps):.3f})"
+            f" {versus:>9}  sampler on the GPU {sampler:>6}   {words}"
         )
     FIGURES["engine"] = {"mean_kept": kept, "temperature": temperature, "variants": table}
 
 
 def main() -> None:
     """Run the stages that are named, or all."""
-    stages = [argument for argument in sys.argv[1:] if not argument.startswith("-")] or ["check", "kernels", "engine"]
-    FIGURES["versions"] = {"torch": torch.__version__, "device": "cpu" if TINY else torch.cuda.get_device_name()}
+    stages = [argument for argument in sys.argv[1:] if not argument.startswith("-")] or [
+        "check",
+        "kernels",
+        "engine",
+    ]
+    FIGURES["versions"] = {
+        "torch": torch.__version__,
+        "device": "cpu" if TINY else torch.cuda.get_device_name(),
+    }
     for stage in stages:
         {"check": check, "kernels": kernels, "engine": engine}[stage]()
     if os.environ.get("OUT"):

@@ -54,8 +54,15 @@ def write_model(folder: Path) -> None:
 
     torch.manual_seed(0)
     dtype = getattr(torch, str(CONFIG["torch_dtype"]))
-    hidden, inner, head = int(CONFIG["hidden_size"]), int(CONFIG["intermediate_size"]), int(CONFIG["head_dim"])
-    query, key = int(CONFIG["num_attention_heads"]) * head, int(CONFIG["num_key_value_heads"]) * head
+    hidden, inner, head = (
+        int(CONFIG["hidden_size"]),
+        int(CONFIG["intermediate_size"]),
+        int(CONFIG["head_dim"]),
+    )
+    query, key = (
+        int(CONFIG["num_attention_heads"]) * head,
+        int(CONFIG["num_key_value_heads"]) * head,
+    )
     shapes = {"model.embed_tokens.weight": (VOCAB_SIZE, hidden), "model.norm.weight": (hidden,)}
     for layer in range(int(CONFIG["num_hidden_layers"])):
         start = f"model.layers.{layer}."
@@ -76,7 +83,11 @@ def write_model(folder: Path) -> None:
             }.items()
         }
     weights = {
-        name: torch.ones(shape, dtype=dtype) if len(shape) == 1 else (torch.randn(shape, device=DEVICE) * 0.02).to(dtype).cpu()
+        name: (
+            torch.ones(shape, dtype=dtype)
+            if len(shape) == 1
+            else (torch.randn(shape, device=DEVICE) * 0.02).to(dtype).cpu()
+        )
         for name, shape in shapes.items()
     }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -85,7 +96,10 @@ def write_model(folder: Path) -> None:
 
 def write_entry_points(folder: Path) -> None:
     """Make both plugins discoverable without an installation: metadata folders on PYTHONPATH."""
-    for name, value in (("rl_topp", "rl_topp.sglang_plugin:register"), ("rl_topp_timing", "gpu_plugin_timing:register")):
+    for name, value in (
+        ("rl_topp", "rl_topp.sglang_plugin:register"),
+        ("rl_topp_timing", "gpu_plugin_timing:register"),
+    ):
         info = folder / f"{name}-0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n")
@@ -135,11 +149,25 @@ def server(folder: Path) -> Iterator[str]:
             "--sleep-on-idle",
         ]
     else:
-        command += ["--attention-backend", "triton", "--mem-fraction-static", "0.5", "--max-running-requests", str(FULL_BATCH)]
-        command += ["--cuda-graph-bs-decode", str(FULL_BATCH), "--cuda-graph-backend-prefill", "disabled"]
+        command += [
+            "--attention-backend",
+            "triton",
+            "--mem-fraction-static",
+            "0.5",
+            "--max-running-requests",
+            str(FULL_BATCH),
+        ]
+        command += [
+            "--cuda-graph-bs-decode",
+            str(FULL_BATCH),
+            "--cuda-graph-backend-prefill",
+            "disabled",
+        ]
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(folder / "site"), str(SOURCE), str(HERE), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(folder / "site"), str(SOURCE), str(HERE), os.environ.get("PYTHONPATH", "")]
+        ),
         "RL_TOPP_TIMINGS": str(folder / "timings.jsonl"),
         "RL_TOPP_FULL_BATCH": str(FULL_BATCH),
         "SGLANG_GRPC_PORT": "1",
@@ -148,10 +176,19 @@ def server(folder: Path) -> Iterator[str]:
     models = next(iter(Path(path) for path in _models_folders()), None)
     if models is not None:
         kept = {"qwen3", "registry", "utils", "transformers"}
-        environment["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(sorted(path.stem for path in models.glob("*.py") if path.stem not in kept))
+        environment["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(
+            sorted(path.stem for path in models.glob("*.py") if path.stem not in kept)
+        )
     log = folder / "server.log"
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            stdout=out,
+            stderr=out,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
+        )
     try:
         started = time.monotonic()
         while True:
@@ -159,7 +196,9 @@ def server(folder: Path) -> Iterator[str]:
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/model_info", timeout=5).read()
                 break
             if process.poll() is not None or time.monotonic() - started > 400:
-                raise SystemExit(f"the server did not start; end of its log:\n{log.read_text()[-4000:]}")
+                raise SystemExit(
+                    f"the server did not start; end of its log:\n{log.read_text()[-4000:]}"
+                )
             time.sleep(0.5)
         say(f"\nserver up after {time.monotonic() - started:.0f} s")
         yield f"http://127.0.0.1:{port}"

@@ -1,8 +1,11 @@
-"""A second SGLang plugin, for gpu_plugin_cost.py alone: switches variants inside the scheduler and times its decode steps.
+"""A second SGLang plugin, for gpu_plugin_cost.py alone: switches variants inside the scheduler and
+times its decode steps.
 
-Each request names its variant in `custom_params`. When the first request of another variant arrives, the hooks of rl-topp are put in place or taken out, the
-sampling backend is chosen, and the steps of the last variant are written to $RL_TOPP_TIMINGS. A step's time is the gap between the results of two decode
-batches of the full size; beside it goes the GPU time of `ModelRunner.sample` between CUDA events.
+Each request names its variant in `custom_params`. When the first request of another variant
+arrives, the hooks of rl-topp are put in place or taken out, the sampling backend is chosen, and the
+steps of the last variant are written to $RL_TOPP_TIMINGS. A step's time is the gap between the
+results of two decode batches of the full size; beside it goes the GPU time of `ModelRunner.sample`
+between CUDA events.
 """
 
 import json
@@ -33,10 +36,16 @@ class Recorder:
         if self.variant:
             if self.events:
                 torch.cuda.synchronize()
-            gaps = [1e3 * (later - earlier) for earlier, later in zip(self.times[:-1], self.times[1:], strict=True)]
+            gaps = [
+                1e3 * (later - earlier)
+                for earlier, later in zip(self.times[:-1], self.times[1:], strict=True)
+            ]
             sampled = [start.elapsed_time(end) for start, end in self.events]
             with self.path.open("a") as out:
-                out.write(json.dumps({"variant": self.variant, "step_ms": gaps, "sample_ms": sampled}) + "\n")
+                out.write(
+                    json.dumps({"variant": self.variant, "step_ms": gaps, "sample_ms": sampled})
+                    + "\n"
+                )
         self.variant, self.times, self.events = variant, [], []
         side, _, backend = variant.partition("/")
         self.set_hooks(in_place=side != "stock")
@@ -54,8 +63,22 @@ class Recorder:
             path, _, name = target.rpartition(".")
             owner = pkgutil.resolve_name(path)
             wrapper = self.hooked.setdefault(target, vars(owner)[name])
-            own = wrapper.__func__.__wrapped__ if isinstance(wrapper, classmethod) else wrapper.__wrapped__
-            setattr(owner, name, wrapper if in_place else classmethod(own) if isinstance(wrapper, classmethod) else own)
+            own = (
+                wrapper.__func__.__wrapped__
+                if isinstance(wrapper, classmethod)
+                else wrapper.__wrapped__
+            )
+            setattr(
+                owner,
+                name,
+                (
+                    wrapper
+                    if in_place
+                    else classmethod(own)
+                    if isinstance(wrapper, classmethod)
+                    else own
+                ),
+            )
 
 
 _recorder: Recorder | None = None
@@ -89,7 +112,11 @@ def on_sample(original: Any, runner: Any, logits_output: Any, forward_batch: Any
     """ModelRunner.sample."""
     import torch
 
-    if not forward_batch.forward_mode.is_decode() or forward_batch.batch_size != recorder().full_size or not torch.cuda.is_available():
+    if (
+        not forward_batch.forward_mode.is_decode()
+        or forward_batch.batch_size != recorder().full_size
+        or not torch.cuda.is_available()
+    ):
         return original(runner, logits_output, forward_batch)
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
@@ -103,6 +130,14 @@ def register() -> None:
     """Entry point of the group sglang.srt.plugins."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.handle_generate_request", on_request, HookType.AROUND)
-    HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.process_batch_result", on_result, HookType.AROUND)
-    HookRegistry.register("sglang.srt.model_executor.model_runner.ModelRunner.sample", on_sample, HookType.AROUND)
+    HookRegistry.register(
+        "sglang.srt.managers.scheduler.Scheduler.handle_generate_request",
+        on_request,
+        HookType.AROUND,
+    )
+    HookRegistry.register(
+        "sglang.srt.managers.scheduler.Scheduler.process_batch_result", on_result, HookType.AROUND
+    )
+    HookRegistry.register(
+        "sglang.srt.model_executor.model_runner.ModelRunner.sample", on_sample, HookType.AROUND
+    )

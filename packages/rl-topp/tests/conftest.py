@@ -16,20 +16,33 @@ from rl_topp import NucleusSet
 
 DEADLINE_SECONDS = 90.0
 
-# A busy machine is no fault of the code: laws have no time limit of their own, the test run has one.
+# A busy machine is no fault of the code: laws have no time limit of their own, the test run has
+# one.
 settings.register_profile("rl-topp", deadline=None, max_examples=100)
 settings.register_profile("small", deadline=None, max_examples=20)
 settings.load_profile("rl-topp")
 
 
 def _random_rows(
-    rng: np.random.Generator, num_rows: int, vocab_size: int, *, statuses: tuple[int, ...] = (0, 1, 2, 3), largest: int | None = None
+    rng: np.random.Generator,
+    num_rows: int,
+    vocab_size: int,
+    *,
+    statuses: tuple[int, ...] = (0, 1, 2, 3),
+    largest: int | None = None,
 ) -> NucleusSet:
     status = rng.choice(statuses, num_rows)
-    sizes = np.where((status == 0) | (status == 3), rng.integers(1, (largest or vocab_size) + 1, num_rows), 0)
+    sizes = np.where(
+        (status == 0) | (status == 3), rng.integers(1, (largest or vocab_size) + 1, num_rows), 0
+    )
     ids = [rng.choice(vocab_size, size, replace=False) for size in sizes]
     flat = np.concatenate(ids) if ids else np.zeros(0, np.int64)
-    return NucleusSet(ids=flat.astype(np.int32), offsets=np.concatenate([[0], np.cumsum(sizes)]), status=status, vocab_size=vocab_size)
+    return NucleusSet(
+        ids=flat.astype(np.int32),
+        offsets=np.concatenate([[0], np.cumsum(sizes)]),
+        status=status,
+        vocab_size=vocab_size,
+    )
 
 
 @pytest.fixture
@@ -38,13 +51,26 @@ def random_rows() -> Callable[..., NucleusSet]:
     return _random_rows
 
 
-def _enter_rank(function: Callable[..., Any], rank: int, world_size: int, store: str, arguments: tuple[Any, ...], results: Any) -> None:
+def _enter_rank(
+    function: Callable[..., Any],
+    rank: int,
+    world_size: int,
+    store: str,
+    arguments: tuple[Any, ...],
+    results: Any,
+) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     try:
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{store}",
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=60),
+        )
         results.put((rank, function(rank, world_size, *arguments), None))
         dist.barrier()
         dist.destroy_process_group()
@@ -63,10 +89,15 @@ def run_ranks(tmp_path: Path) -> Callable[..., list[Any]]:
         results = context.Queue()
         store = str(tmp_path / f"store-{world_size}-{function.__name__}")
         processes = [
-            context.Process(target=_enter_rank, args=(function, rank, world_size, store, arguments, results)) for rank in range(world_size)
+            context.Process(
+                target=_enter_rank, args=(function, rank, world_size, store, arguments, results)
+            )
+            for rank in range(world_size)
         ]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # fork with torch's idle threads: the children start none
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # fork with torch's idle threads: the children start none
             for process in processes:
                 process.start()
         try:

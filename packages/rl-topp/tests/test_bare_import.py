@@ -28,5 +28,7 @@ heavy = {HEAVY!r}
 found = sorted(name for name in sys.modules if name.split(".")[0] in heavy)
 sys.exit(f"loaded: {{found}}" if found else 0)
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert result.returncode == 0, result.stderr

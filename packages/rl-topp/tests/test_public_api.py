@@ -22,7 +22,15 @@ NAMES = {
     ],
     "rl_topp.torch": ["NucleusScores", "build_keep_mask", "nucleus_log_probs"],
     "rl_topp.lm_head": ["HiddenGradient", "Method", "nucleus_lm_head_log_probs"],
-    "rl_topp.reference": ["ReferenceScores", "keep_mask", "nucleus", "nucleus_of_logits", "nucleus_scores", "score_gradient", "softmax"],
+    "rl_topp.reference": [
+        "ReferenceScores",
+        "keep_mask",
+        "nucleus",
+        "nucleus_of_logits",
+        "nucleus_scores",
+        "score_gradient",
+        "softmax",
+    ],
 }
 
 
@@ -35,7 +43,9 @@ def test_public_names(module: str) -> None:
     assert all(hasattr(found, name) for name in found.__all__)
 
 
-@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+@pytest.mark.parametrize(
+    "path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE))
+)
 def test_every_module_has_a_docstring_and_every_public_name_too(path: Path) -> None:
     tree = ast.parse(path.read_text())
     assert ast.get_docstring(tree), path

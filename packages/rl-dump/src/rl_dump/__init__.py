@@ -1,7 +1,4 @@
-"""What was trained on, sample by sample.
-
-Layer: the package's top; it only re-exports by name, and loads numpy and pyarrow, never torch.
-"""
+"""What was trained on, sample by sample."""
 
 from rl_dump.background import BackgroundWriter
 from rl_dump.compare import Difference, compare

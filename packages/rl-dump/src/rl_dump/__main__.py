@@ -1,7 +1,4 @@
-"""Run the command line as `python -m rl_dump`.
-
-Layer: cli.
-"""
+"""Run the command line as `python -m rl_dump`."""
 
 from rl_dump.cli import main
 

@@ -1,7 +1,4 @@
-"""Decide whether the columns of one dump fit together: the same samples, and lengths that agree.
-
-Layer: records.
-"""
+"""Decide whether the columns of one dump fit together: the same samples, and lengths that agree."""
 
 from __future__ import annotations
 
@@ -30,7 +27,10 @@ def count_problems(columns: Mapping[str, Column]) -> list[str]:
     groups: dict[int, list[str]] = {}
     for name, count in counts.items():
         groups.setdefault(count, []).append(name)
-    return ["fields hold different numbers of samples: " + "; ".join(f"{count} in {', '.join(names)}" for count, names in groups.items())]
+    return [
+        "fields hold different numbers of samples: "
+        + "; ".join(f"{count} in {', '.join(names)}" for count, names in groups.items())
+    ]
 
 
 def alignment_problems(columns: Mapping[str, Column]) -> list[str]:
@@ -51,11 +51,15 @@ def alignment_problems(columns: Mapping[str, Column]) -> list[str]:
             if shape != "[]" and column.field.kind != "object":
                 problems.append(f"{name}: must hold {shape} values per sample, got one per sample")
             continue
-        lengths_name, extra = {"[L]": ("total_lengths", 0), "[R]": ("response_lengths", 0), "[R+1]": ("response_lengths", 1)}.get(
-            shape, ("", 0)
-        )
+        lengths_name, extra = {
+            "[L]": ("total_lengths", 0),
+            "[R]": ("response_lengths", 0),
+            "[R+1]": ("response_lengths", 1),
+        }.get(shape, ("", 0))
         if lengths_name in expected:
-            problems += _misaligned(column, expected[lengths_name] + extra, f"{lengths_name}{' + 1' if extra else ''}")
+            problems += _misaligned(
+                column, expected[lengths_name] + extra, f"{lengths_name}{' + 1' if extra else ''}"
+            )
     return problems + _kept_set_problems(columns)
 
 
@@ -69,13 +73,19 @@ def _misaligned(column: Column, lengths: NDArray[np.int64], name: str) -> list[s
         return []
     row = int(at[0])
     return [
-        f"{column.field.name}: sample {row} has {int(column.values.lengths[row])} values, {name} says {int(lengths[row])} ({at.size} samples differ)"
+        f"{column.field.name}: sample {row} has {int(column.values.lengths[row])} values, {name}"
+        f" says {int(lengths[row])} ({at.size} samples differ)"
     ]
 
 
 def _kept_set_problems(columns: Mapping[str, Column]) -> list[str]:
     offsets, ids = columns.get("nucleus_offsets"), columns.get("nucleus_ids")
-    if offsets is None or ids is None or not isinstance(offsets.values, RaggedArray) or not isinstance(ids.values, RaggedArray):
+    if (
+        offsets is None
+        or ids is None
+        or not isinstance(offsets.values, RaggedArray)
+        or not isinstance(ids.values, RaggedArray)
+    ):
         return []
     ends = np.array([item[-1] if len(item) else 0 for item in offsets.values], np.int64)
     return _misaligned(ids, ends, "the last of nucleus_offsets")

@@ -1,11 +1,11 @@
-"""Decide how dumps are written beside the training loop: one thread, a bounded queue, and no failure that stays silent.
-
-Layer: algorithms (standard library only).
+"""Decide how dumps are written beside the training loop: one thread, a bounded queue, and no
+failure that stays silent.
 
 Invariants, each matched by a test in `tests/unit/test_background.py`:
 
 - at most `max_pending` jobs are held; one more waits, with a deadline;
-- jobs that failed raise from the next `submit`, `check` or `close`, once, all of them, with their paths; the jobs behind them still run;
+- jobs that failed raise from the next `submit`, `check` or `close`, once, all of them, with their
+  paths; the jobs behind them still run;
 - jobs run in the order they were given, one at a time;
 - a job that is stuck holds neither `close` nor the end of the process beyond the deadline.
 """
@@ -43,11 +43,13 @@ class _Job:
 class BackgroundWriter:
     """Run writing jobs in one background thread; use as a context manager, or call `close`.
 
-    A process that ends without `close` waits for its jobs as `close` does, and logs what was not written.
+    A process that ends without `close` waits for its jobs as `close` does, and logs what was not
+    written.
 
     Args:
         max_pending: how many jobs may wait or run at once; each holds one batch in memory.
-        deadline_seconds: longest wait for a free place in `submit`, and for the last job in `close`.
+        deadline_seconds: longest wait for a free place in `submit`, and for the last job in
+            `close`.
 
     Raises:
         WriteError: an option is not positive.
@@ -55,8 +57,10 @@ class BackgroundWriter:
 
     def __init__(self, *, max_pending: int = 1, deadline_seconds: float = 600.0) -> None:
         if max_pending < 1 or not deadline_seconds > 0:
-            msg = f"BackgroundWriter needs max_pending >= 1 and deadline_seconds > 0, got {max_pending} and {deadline_seconds}"
-            raise WriteError(msg)
+            raise WriteError(
+                "BackgroundWriter needs max_pending >= 1 and deadline_seconds > 0, got"
+                f" {max_pending} and {deadline_seconds}"
+            )
         self._max_pending = max_pending
         self._deadline_seconds = min(deadline_seconds, threading.TIMEOUT_MAX)
         self._changed = threading.Condition()
@@ -81,14 +85,18 @@ class BackgroundWriter:
             path: the file, for errors.
 
         Raises:
-            WriteError: earlier jobs failed (their paths and causes), no place became free before the deadline, or the writer is closed.
-                `job` is not queued then.
+            WriteError: earlier jobs failed (their paths and causes), no place became free before
+                the deadline, or the writer is closed. `job` is not queued then.
         """
         with self._changed:
             if self._closed:
-                msg = f"dump {path} was not written: this BackgroundWriter is closed; submit before `close`, or make another one"
-                raise WriteError(msg)
-            free = self._changed.wait_for(lambda: self._count() < self._max_pending, self._deadline_seconds)
+                raise WriteError(
+                    f"dump {path} was not written: this BackgroundWriter is closed; submit before"
+                    " `close`, or make another one"
+                )
+            free = self._changed.wait_for(
+                lambda: self._count() < self._max_pending, self._deadline_seconds
+            )
             self._raise_failures([] if free else self._stuck())
             self._waiting.append(_Job(path=str(path), run=job))
             if not self._working:
@@ -107,14 +115,22 @@ class BackgroundWriter:
         """Wait for every job, then take no more.
 
         Raises:
-            WriteError: jobs failed, or are not done before the deadline; names every file that was not written. A job that runs on is left
-                to itself, those behind it are given up.
+            WriteError: jobs failed, or are not done before the deadline; names every file that was
+                not written. A job that runs on is left to itself, those behind it are given up.
         """
         with self._changed:
             self._closed = True
             done = self._changed.wait_for(lambda: self._count() == 0, self._deadline_seconds)
             lost = (
-                [] if done else [*self._stuck(), *(f"dump {job.path} was not written: it waited behind that one" for job in self._waiting)]
+                []
+                if done
+                else [
+                    *self._stuck(),
+                    *(
+                        f"dump {job.path} was not written: it waited behind that one"
+                        for job in self._waiting
+                    ),
+                ]
             )
             self._waiting.clear()
             _open_writers.discard(self)
@@ -124,7 +140,12 @@ class BackgroundWriter:
         """Return the writer."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Close; after an exception in the block, a failed job is logged, not raised on top of it."""
         try:
             self.close()
@@ -142,8 +163,7 @@ class BackgroundWriter:
         try:
             thread.start()
         except RuntimeError as error:
-            msg = f"dump {self._waiting.pop().path} was not written: {error}"
-            raise WriteError(msg) from error
+            raise WriteError(f"dump {self._waiting.pop().path} was not written: {error}") from error
         self._working = True
 
     def _work(self) -> None:
@@ -163,11 +183,16 @@ class BackgroundWriter:
 
     def _stuck(self) -> list[str]:
         job = self._running or self._waiting[0]
-        return [f"dump {job.path} is not written after {self._deadline_seconds:g} s; is the disk stuck?"]
+        return [
+            f"dump {job.path} is not written after {self._deadline_seconds:g} s; is the disk stuck?"
+        ]
 
     def _raise_failures(self, stuck: list[str]) -> None:
         failed, self._failed = self._failed, []
-        told = [f"dump {path} was not written: {str(error) or type(error).__name__}" for path, error in failed] + stuck
+        told = [
+            f"dump {path} was not written: {str(error) or type(error).__name__}"
+            for path, error in failed
+        ] + stuck
         if told:
             raise WriteError("; ".join(told)) from (failed[0][1] if failed else None)
 

@@ -1,6 +1,7 @@
-"""Decide whether a dump's samples agree with each other: lengths, positions, shards, non-finite numbers.
+"""Decide whether a dump's samples agree with each other: lengths, positions, shards, non-finite
+numbers.
 
-Layer: algorithms. `Dump.verify` runs these after the checksums.
+`Dump.verify` runs these after the checksums.
 """
 
 from __future__ import annotations
@@ -56,11 +57,23 @@ def _position_problems(header: DumpHeader, positions: NDArray[np.int64]) -> list
     dropped = {entry.get("rollout_position") for entry in header["dropped"]}
     both = sorted(set(positions.tolist()) & dropped)
     if both:
-        problems.append(Problem(code="dropped-and-trained", message=f"rollout_position {both[0]} is listed as dropped and present"))
+        problems.append(
+            Problem(
+                code="dropped-and-trained",
+                message=f"rollout_position {both[0]} is listed as dropped and present",
+            )
+        )
     falls = np.flatnonzero(np.diff(positions) < 0)
     if falls.size:
         row = int(falls[0]) + 1
-        problems.append(Problem(code="order", message=f"row {row} is not in rollout order", field="rollout_position", row=row))
+        problems.append(
+            Problem(
+                code="order",
+                message=f"row {row} is not in rollout order",
+                field="rollout_position",
+                row=row,
+            )
+        )
     return problems
 
 
@@ -72,9 +85,15 @@ def _shard_problems(header: DumpHeader, positions: NDArray[np.int64] | None) -> 
     held = set(positions.tolist())
     problems = []
     if placed - held:
-        text = f"rollout_position {min(placed - held)} is in a shard's partition, but not in the dump ({len(placed - held)} such)"
+        text = (
+            f"rollout_position {min(placed - held)} is in a shard's partition, but not in the dump"
+            f" ({len(placed - held)} such)"
+        )
         problems.append(Problem(code="shard-missing", message=text))
     if held - placed:
-        text = f"rollout_position {min(held - placed)} is in no shard's partition ({len(held - placed)} such)"
+        text = (
+            f"rollout_position {min(held - placed)} is in no shard's partition"
+            f" ({len(held - placed)} such)"
+        )
         problems.append(Problem(code="shard-extra", message=text))
     return problems

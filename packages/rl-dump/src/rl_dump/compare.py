@@ -1,7 +1,5 @@
 """Decide whether two dumps hold the same, and where they first part.
 
-Layer: algorithms.
-
 Invariants, each matched by a test in `tests/property/test_compare_laws.py`:
 
 - a dump compared with itself, in any container, differs nowhere;
@@ -57,12 +55,16 @@ class _Place:
     name: str
 
 
-def compare(first: Dump, second: Dump, *, atol: float = 0.0, rtol: float = 0.0) -> Difference | None:
+def compare(
+    first: Dump, second: Dump, *, atol: float = 0.0, rtol: float = 0.0
+) -> Difference | None:
     """Compare two dumps sample by sample, matched by rollout position.
 
-    Floats differ if `|a - b| > atol + rtol * max(|a|, |b|)`, whole numbers (also one against a float) if they are not the same number; NaN
-    equals NaN. With rtol 0.1, 1.0 and 1.1 are equal from either side. Fields that say where a sample ran and the headers are not compared.
-    Dumps that hold different samples or fields differ; what both hold is compared as well, and the message says what came of it.
+    Floats differ if `|a - b| > atol + rtol * max(|a|, |b|)`, whole numbers (also one against a
+    float) if they are not the same number; NaN equals NaN. With rtol 0.1, 1.0 and 1.1 are equal
+    from either side. Fields that say where a sample ran and the headers are not compared. Dumps
+    that hold different samples or fields differ; what both hold is compared as well, and the
+    message says what came of it.
 
     Args:
         first: a dump.
@@ -74,14 +76,18 @@ def compare(first: Dump, second: Dump, *, atol: float = 0.0, rtol: float = 0.0) 
         The first difference - lowest position, then lowest token, then field name - or None.
 
     Raises:
-        DumpError: the dumps are of different contracts, damaged, or a tolerance is negative, infinite or NaN.
+        DumpError: the dumps are of different contracts, damaged, or a tolerance is negative,
+            infinite or NaN.
     """
     if first.contract != second.contract:
-        msg = f"{first.path} is a {first.contract}, {second.path} a {second.contract}; compare two of one kind"
-        raise DumpError(msg)
+        raise DumpError(
+            f"{first.path} is a {first.contract}, {second.path} a {second.contract}; compare two of"
+            " one kind"
+        )
     if not (0 <= atol < math.inf and 0 <= rtol < math.inf):
-        msg = f"tolerances must be finite and not negative, got atol {atol} and rtol {rtol}"
-        raise DumpError(msg)
+        raise DumpError(
+            f"tolerances must be finite and not negative, got atol {atol} and rtol {rtol}"
+        )
     rows = _common_rows(first, second)
     found = _first_difference(first, second, rows, atol, rtol)
     whole = _different_samples(first, second) or _different_fields(first, second)
@@ -104,32 +110,59 @@ def _common_rows(first: Dump, second: Dump) -> tuple[NDArray[np.int64], NDArray[
     orders = np.argsort(left, kind="stable"), np.argsort(right, kind="stable")
     if np.array_equal(left[orders[0]], right[orders[1]]):
         return orders
-    once = [np.unique(positions, return_index=True, return_counts=True) for positions in (left, right)]
+    once = [
+        np.unique(positions, return_index=True, return_counts=True) for positions in (left, right)
+    ]
     single = [(values[counts == 1], rows[counts == 1]) for values, rows, counts in once]
-    _, mine, theirs = np.intersect1d(single[0][0], single[1][0], assume_unique=True, return_indices=True)
+    _, mine, theirs = np.intersect1d(
+        single[0][0], single[1][0], assume_unique=True, return_indices=True
+    )
     return single[0][1][mine], single[1][1][theirs]
 
 
 def _first_difference(
-    first: Dump, second: Dump, rows: tuple[NDArray[np.int64], NDArray[np.int64]], atol: float, rtol: float
+    first: Dump,
+    second: Dump,
+    rows: tuple[NDArray[np.int64], NDArray[np.int64]],
+    atol: float,
+    rtol: float,
 ) -> Difference | None:
     positions = first.positions()[rows[0]]
     largest: dict[str, float] = {}
     places: list[tuple[_Place, Any, Any]] = []
     left, right = first.columns(), second.columns()
     for name in _compared(first):
-        found = None if name not in right else _compare_columns(name, left[name].take(rows[0]), right[name].take(rows[1]), atol, rtol)
+        found = (
+            None
+            if name not in right
+            else _compare_columns(
+                name, left[name].take(rows[0]), right[name].take(rows[1]), atol, rtol
+            )
+        )
         if found is not None:
             largest[name] = found[1]
             places.append(found[0])
     if not places:
         return None
-    place, mine, theirs = min(places, key=lambda found: (found[0].row, found[0].token, found[0].name))
+    place, mine, theirs = min(
+        places, key=lambda found: (found[0].row, found[0].token, found[0].name)
+    )
     token = None if place.token < 0 else place.token
     position = int(positions[place.row])
     at = "" if token is None else f", value {token}"
-    message = f"sample at rollout position {position}{at}: {place.name} is {mine} in the first dump, {theirs} in the second"
-    return Difference(rollout_position=position, token=token, field=place.name, first=mine, second=theirs, largest=largest, message=message)
+    message = (
+        f"sample at rollout position {position}{at}: {place.name} is {mine} in the first dump,"
+        f" {theirs} in the second"
+    )
+    return Difference(
+        rollout_position=position,
+        token=token,
+        field=place.name,
+        first=mine,
+        second=theirs,
+        largest=largest,
+        message=message,
+    )
 
 
 # Where a sample ran is not what it holds: two layouts of one batch must be comparable.
@@ -147,7 +180,10 @@ def _different_samples(first: Dump, second: Dump) -> Difference | None:
     only = sorted(left ^ right)
     message = f"{first.num_samples} samples in the first dump, {second.num_samples} in the second"
     if only:
-        message += f"; rollout position {only[0]} is only in the {'first' if only[0] in left else 'second'}"
+        message += (
+            f"; rollout position {only[0]} is only in the"
+            f" {'first' if only[0] in left else 'second'}"
+        )
     return Difference(
         rollout_position=only[0] if only else None,
         token=None,
@@ -172,13 +208,22 @@ def _different_fields(first: Dump, second: Dump) -> Difference | None:
         first=only[0] in left,
         second=only[0] in right,
         largest=dict.fromkeys(only, float("inf")),
-        message=f"field {only[0]} is only in the {side} dump ({len(only)} fields are in one of them only)",
+        message=(
+            f"field {only[0]} is only in the {side} dump ({len(only)} fields are in one of them"
+            " only)"
+        ),
     )
 
 
-def _compare_columns(name: str, first: Column, second: Column, atol: float, rtol: float) -> tuple[tuple[_Place, Any, Any], float] | None:
+def _compare_columns(
+    name: str, first: Column, second: Column, atol: float, rtol: float
+) -> tuple[tuple[_Place, Any, Any], float] | None:
     left, right = first.values, second.values
-    if isinstance(left, RaggedArray) and isinstance(right, RaggedArray) and left.values.shape[1:] == right.values.shape[1:]:
+    if (
+        isinstance(left, RaggedArray)
+        and isinstance(right, RaggedArray)
+        and left.values.shape[1:] == right.values.shape[1:]
+    ):
         return _compare_ragged(name, first, second, atol, rtol)
     if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
         wrong, distance = _unequal(left, right, atol, rtol)
@@ -187,19 +232,27 @@ def _compare_columns(name: str, first: Column, second: Column, atol: float, rtol
         if not rows.size:
             return None
         row = int(rows[0])
-        return (_Place(row=row, token=-1, name=name), first.item(row), second.item(row)), float(distance[rows].max())
+        return (_Place(row=row, token=-1, name=name), first.item(row), second.item(row)), float(
+            distance[rows].max()
+        )
     for row in range(len(first)):
         mine, theirs = first.item(row), second.item(row)
         if not _same_object(mine, theirs):
-            return (_Place(row=row, token=-1, name=name), _short(mine), _short(theirs)), float("inf")
+            return (_Place(row=row, token=-1, name=name), _short(mine), _short(theirs)), float(
+                "inf"
+            )
     return None
 
 
-def _compare_ragged(name: str, first: Column, second: Column, atol: float, rtol: float) -> tuple[tuple[_Place, Any, Any], float] | None:
+def _compare_ragged(
+    name: str, first: Column, second: Column, atol: float, rtol: float
+) -> tuple[tuple[_Place, Any, Any], float] | None:
     left, right = first.values, second.values
     assert isinstance(left, RaggedArray)
     assert isinstance(right, RaggedArray)
-    lengths_differ = np.flatnonzero((left.lengths != right.lengths) | (_valid(first) != _valid(second)))
+    lengths_differ = np.flatnonzero(
+        (left.lengths != right.lengths) | (_valid(first) != _valid(second))
+    )
     same = np.flatnonzero(left.lengths == right.lengths)
     a, b = left.take(same), right.take(same)
     shape = (len(a.values), math.prod(a.values.shape[1:]))
@@ -214,14 +267,18 @@ def _compare_ragged(name: str, first: Column, second: Column, atol: float, rtol:
         candidates.append((place, a[where][token].tolist(), b[where][token].tolist()))
     if lengths_differ.size:
         row = int(lengths_differ[0])
-        candidates.append((_Place(row=row, token=-1, name=name), _length(first, row), _length(second, row)))
+        candidates.append(
+            (_Place(row=row, token=-1, name=name), _length(first, row), _length(second, row))
+        )
         largest = float("inf")
     if not candidates:
         return None
     return min(candidates, key=lambda found: (found[0].row, found[0].token)), largest
 
 
-def _unequal(left: NDArray[Any], right: NDArray[Any], atol: float, rtol: float) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+def _unequal(
+    left: NDArray[Any], right: NDArray[Any], atol: float, rtol: float
+) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     """Return where two arrays of one shape differ beyond the tolerances, and by how much; NaN against a number is inf."""
     exact = _equal(left, right)
     if bool(exact.all()):
@@ -232,7 +289,9 @@ def _unequal(left: NDArray[Any], right: NDArray[Any], atol: float, rtol: float) 
         limit = atol + rtol * np.maximum(np.abs(a), np.abs(b))
     if left.dtype == right.dtype and left.dtype.kind in "iu":
         # Modulo 2**64 the difference of the larger and the smaller is exact.
-        distance = (np.maximum(left, right).astype(np.uint64) - np.minimum(left, right).astype(np.uint64)).astype(np.float64)
+        distance = (
+            np.maximum(left, right).astype(np.uint64) - np.minimum(left, right).astype(np.uint64)
+        ).astype(np.float64)
     distance = np.where(exact, 0.0, np.where(np.isnan(distance), np.inf, distance))
     close = exact | (distance <= np.where(np.isfinite(limit), limit, 0.0))
     if left.dtype.kind != "f" or right.dtype.kind != "f":
@@ -242,7 +301,8 @@ def _unequal(left: NDArray[Any], right: NDArray[Any], atol: float, rtol: float) 
 
 
 def _equal(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.bool_]:
-    """Say where two arrays hold the same number, or NaN: as numbers, not as what one type makes of the other's.
+    """Say where two arrays hold the same number, or NaN: as numbers, not as what one type makes of
+    the other's.
 
     Int64 2**53 + 1 and float64 2.0**53 differ, though a cast to float64 makes them one.
     """
@@ -251,12 +311,17 @@ def _equal(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.bool_]:
     if left.dtype.kind in "biu" and right.dtype.kind in "biu":
         # Bits alone would take 2**64 - 1 for -1.
         signs = [values.dtype.kind == "i" and values < 0 for values in (left, right)]
-        return np.asarray((left.astype(np.uint64) == right.astype(np.uint64)) & (np.asarray(signs[0]) == np.asarray(signs[1])))
+        return np.asarray(
+            (left.astype(np.uint64) == right.astype(np.uint64))
+            & (np.asarray(signs[0]) == np.asarray(signs[1]))
+        )
     whole, real = (left, right) if right.dtype.kind == "f" else (right, left)
     if whole.dtype.kind == "b":
         return np.asarray(left == right)
     limits = np.iinfo(whole.dtype)
-    inside = (real >= float(limits.min)) & (real < float(int(limits.max) + 1)) & (real == np.trunc(real))
+    inside = (
+        (real >= float(limits.min)) & (real < float(int(limits.max) + 1)) & (real == np.trunc(real))
+    )
     return np.asarray(inside & (np.where(inside, real, 0).astype(whole.dtype) == whole))
 
 
@@ -271,12 +336,22 @@ def _length(column: Column, row: int) -> str:
 
 def _same_object(left: Any, right: Any) -> bool:
     if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
-        return type(left) is type(right) and left.dtype == right.dtype and np.array_equal(left, right, equal_nan=left.dtype.kind == "f")
+        return (
+            type(left) is type(right)
+            and left.dtype == right.dtype
+            and np.array_equal(left, right, equal_nan=left.dtype.kind == "f")
+        )
     if isinstance(left, dict) and isinstance(right, dict):
-        return list(left) == list(right) and all(_same_object(left[key], right[key]) for key in left)
+        return list(left) == list(right) and all(
+            _same_object(left[key], right[key]) for key in left
+        )
     if isinstance(left, (list, tuple)) and type(left) is type(right):
-        return len(left) == len(right) and all(_same_object(a, b) for a, b in zip(left, right, strict=True))
-    both_nan = isinstance(left, float) and isinstance(right, float) and left != left and right != right  # noqa: PLR0124 - NaN
+        return len(left) == len(right) and all(
+            _same_object(a, b) for a, b in zip(left, right, strict=True)
+        )
+    both_nan = (
+        isinstance(left, float) and isinstance(right, float) and left != left and right != right
+    )
     return bool(both_nan or (type(left) is type(right) and left == right))
 
 

@@ -1,11 +1,12 @@
 """Decide what the two dump documents contain: ids, versions, field names, dtypes and alignments.
 
-Layer: contract (standard library only). `train-dump.v2` and `rollout-dump.v1` share one header; they differ in the fields of a sample.
+`train-dump.v2` and `rollout-dump.v1` share one header; they differ in the fields of a sample.
 
 Invariants, each matched by a test in `tests/unit/test_contract.py`:
 
 - the JSON Schema in `schemas/<id>.json` and `DumpHeader` name the same keys;
-- within a major, keys are only added, each with a default: a reader of an older minor ignores what it does not know.
+- within a major, keys are only added, each with a default: a reader of an older minor ignores what
+  it does not know.
 """
 
 from __future__ import annotations
@@ -53,7 +54,10 @@ RESPONSE_FIELDS: Final[tuple[str, ...]] = (
     "entropy",
     "opd_reverse_kl",
 )
-"""Float fields with one value per response token. A producer adds its own: `response_fields=(*RESPONSE_FIELDS, "my_field")`."""
+"""Float fields with one value per response token.
+
+A producer adds its own: `response_fields=(*RESPONSE_FIELDS, "my_field")`.
+"""
 
 _log = logging.getLogger("rl_dump")
 
@@ -73,7 +77,11 @@ class FieldDocument(TypedDict):
     dtype: str
     """Logical dtype: a numpy name, `bfloat16`, `string` or `json`."""
     stored: str
-    """Dtype in the file. bfloat16 and float16 are stored as float32 and 64-bit integers as the smallest that fits: both are exact."""
+    """Dtype in the file.
+
+    bfloat16 and float16 are stored as float32 and 64-bit integers as the smallest that fits: both
+    are exact.
+    """
     trailing: list[int]
     """Dimensions after the ragged one; empty for one value per token."""
     nullable: bool
@@ -174,14 +182,20 @@ def check_contract(found: object, minor: object, *, where: str) -> str:
         UnsupportedContractError: another contract, or another major of one of ours.
     """
     if found not in CONTRACTS:
-        msg = (
-            f"{where}: contract {found!r}, but this rl-dump reads {' and '.join(CONTRACTS)}; "
-            "read it with the rl-dump release that wrote it, or upgrade with `pip install -U rl-dump`"
+        raise UnsupportedContractError(
+            f"{where}: contract {found!r}, but this rl-dump reads {' and '.join(CONTRACTS)}; read"
+            " it with the rl-dump release that wrote it, or upgrade with `pip install -U rl-dump`"
         )
-        raise UnsupportedContractError(msg)
     if not isinstance(minor, int) or isinstance(minor, bool) or minor < 0:
-        msg = f"{where}: minor version {minor!r} of {found} is not a whole number"
-        raise UnsupportedContractError(msg)
+        raise UnsupportedContractError(
+            f"{where}: minor version {minor!r} of {found} is not a whole number"
+        )
     if minor > MINOR:
-        _log.warning("%s: %s minor %d is newer than the %d known here; unknown keys are ignored", where, found, minor, MINOR)
+        _log.warning(
+            "%s: %s minor %d is newer than the %d known here; unknown keys are ignored",
+            where,
+            found,
+            minor,
+            MINOR,
+        )
     return str(found)

@@ -1,6 +1,6 @@
 """Decide how a dump changes its container without changing itself.
 
-Layer: algorithms. Reading needs no torch; writing a `.pt` file does, and imports it then.
+Reading needs no torch; writing a `.pt` file does, and imports it then.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def convert(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> P
         The path written.
 
     Raises:
-        DumpError: the source cannot be read, is the target itself, or the target's container is unknown or needs torch and there is none.
+        DumpError: the source cannot be read, is the target itself, or the target's container is
+            unknown or needs torch and there is none.
         WriteError: the file system refused.
     """
     refuse_input(target, source)
@@ -44,28 +45,39 @@ def convert(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> P
         return write_columns(target, dump.header, dump.columns())
 
 
-def write_columns(target: str | os.PathLike[str], header: DumpHeader, columns: Mapping[str, Column]) -> Path:
-    """Write columns under a header as it stands, producer and minor included; errors as for `convert`.
+def write_columns(
+    target: str | os.PathLike[str], header: DumpHeader, columns: Mapping[str, Column]
+) -> Path:
+    """Write columns under a header as it stands, producer and minor included; errors as for
+    `convert`.
 
     Args:
         target: the file to write.
-        header: what goes beside the columns; `fields`, `num_samples` and `row_groups` are made anew.
+        header: what goes beside the columns; `fields`, `num_samples` and `row_groups` are made
+            anew.
         columns: every column, with the same number of samples.
     """
     path = Path(target)
     if header["num_samples"] and not columns:
-        msg = f"{path}: {header['num_samples']} samples without a single field cannot be written"
-        raise DumpError(msg)
+        raise DumpError(
+            f"{path}: {header['num_samples']} samples without a single field cannot be written"
+        )
     if path.suffix == ".pt":
         return _write_archive(path, header, columns)
     if path.suffix != ".parquet":
-        msg = f"{path}: cannot tell the container from the suffix {path.suffix!r}; dumps end in .parquet or .pt"
-        raise DumpError(msg)
+        raise DumpError(
+            f"{path}: cannot tell the container from the suffix {path.suffix!r}; dumps end in"
+            " .parquet or .pt"
+        )
     stored = {name: store_smallest(column) for name, column in columns.items()}
     fields = [column.field for column in stored.values()]
-    with DumpWriter.with_header(path, {**header, "fields": {field.name: field.to_document() for field in fields}}) as writer:
+    with DumpWriter.with_header(
+        path, {**header, "fields": {field.name: field.to_document() for field in fields}}
+    ) as writer:
         for start, stop in row_group_bounds(row_bytes(stored, header["num_samples"])):
-            writer.write({name: column.take(np.arange(start, stop)) for name, column in stored.items()})
+            writer.write(
+                {name: column.take(np.arange(start, stop)) for name, column in stored.items()}
+            )
     return path
 
 
@@ -73,7 +85,9 @@ def _write_archive(path: Path, header: DumpHeader, columns: Mapping[str, Column]
     try:
         from rl_dump.torch.archive import save_archive
     except ImportError as error:
-        msg = f"{path}: writing a .pt file needs torch, which is not installed; `pip install 'rl-dump[torch]'`, or write .parquet"
-        raise DumpError(msg) from error
+        raise DumpError(
+            f"{path}: writing a .pt file needs torch, which is not installed; `pip install"
+            " 'rl-dump[torch]'`, or write .parquet"
+        ) from error
     documents = {name: column.field.to_document() for name, column in columns.items()}
     return save_archive(path, {**header, "fields": documents}, columns)

@@ -1,6 +1,7 @@
-"""Decide what a dump implies beyond its columns: the gap between two log-probs, the size of each kept set, which tokens were trained.
+"""Decide what a dump implies beyond its columns: the gap between two log-probs, the size of each
+kept set, which tokens were trained.
 
-Layer: algorithms. Summary, doctor and page all take these from here, so that they agree.
+Summary, doctor and page all take these from here, so that they agree.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ if TYPE_CHECKING:
 
     from rl_dump.reader import Dump
 
-__all__ = ["kept_set_sizes", "log_prob_gap", "mean_of", "ragged_field", "scalar_field", "trained_tokens"]
+__all__ = [
+    "kept_set_sizes",
+    "log_prob_gap",
+    "mean_of",
+    "ragged_field",
+    "scalar_field",
+    "trained_tokens",
+]
 
 
 def mean_of(values: NDArray[Any]) -> float:
@@ -47,12 +55,18 @@ def trained_tokens(dump: Dump) -> NDArray[np.bool_] | None:
 
 
 def log_prob_gap(dump: Dump) -> RaggedArray | None:
-    """Return |trainer's log-prob - engine's log-prob| of every response token: float32 [R] per sample (float64 if one of them is), None without a number per token of both.
+    """Return |trainer's log-prob - engine's log-prob| of every response token: float32 [R] per
+    sample (float64 if one of them is), None without a number per token of both.
 
     Zero where a token was not trained on: the engine gave it no log-prob.
     """
     ours, theirs = ragged_field(dump, "log_probs"), ragged_field(dump, "rollout_log_probs")
-    if ours is None or theirs is None or ours.values.ndim + theirs.values.ndim > 2 or not np.array_equal(ours.offsets, theirs.offsets):
+    if (
+        ours is None
+        or theirs is None
+        or ours.values.ndim + theirs.values.ndim > 2
+        or not np.array_equal(ours.offsets, theirs.offsets)
+    ):
         return None
     dtype = np.result_type(ours.dtype, theirs.dtype, np.float32)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -64,7 +78,8 @@ def log_prob_gap(dump: Dump) -> RaggedArray | None:
 
 
 def kept_set_sizes(dump: Dump) -> RaggedArray | None:
-    """Return how many ids each response token's kept set holds: int64 [R] per sample, None without kept sets.
+    """Return how many ids each response token's kept set holds: int64 [R] per sample, None without
+    kept sets.
 
     Offsets [0, 3, 4] of one sample mean sizes [3, 1].
     """

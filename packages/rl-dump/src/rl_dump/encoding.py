@@ -1,7 +1,9 @@
-"""Decide how the values of a column are packed in a Parquet file, by trying: what does not pay is not done.
+"""Decide how the values of a column are packed in a Parquet file, by trying: what does not pay is
+not done.
 
-Layer: algorithms (imports pyarrow). Log-probs of a trained policy, advantages that are constant over a response, and noise all ask for
-something else; the first row group tells them apart. Decompressing is what a reader waits for, so packing must earn it.
+Log-probs of a trained policy, advantages that are constant over a response, and noise all ask for
+something else; the first row group tells them apart. Decompressing is what a reader waits for, so
+packing must earn it.
 """
 
 from __future__ import annotations
@@ -61,9 +63,13 @@ def writer_options(fields: Sequence[Field], encodings: Mapping[str, Encoding]) -
     leaves = {_leaf(field): encodings[field.name] for field in fields}
     return {
         "compression": {leaf: encoding.compression for leaf, encoding in leaves.items()},
-        "compression_level": {leaf: 1 for leaf, encoding in leaves.items() if encoding.compression == "zstd"},
+        "compression_level": {
+            leaf: 1 for leaf, encoding in leaves.items() if encoding.compression == "zstd"
+        },
         "use_dictionary": [leaf for leaf, encoding in leaves.items() if encoding.dictionary],
-        "column_encoding": {leaf: encoding.named for leaf, encoding in leaves.items() if encoding.named} or None,
+        "column_encoding": (
+            {leaf: encoding.named for leaf, encoding in leaves.items() if encoding.named} or None
+        ),
         "write_page_checksum": True,
         "write_statistics": False,
         "version": "2.6",
@@ -76,7 +82,10 @@ def _choose(field: Field, array: pa.Array | None) -> Encoding:
     kind = _value_kind(array.type)
     if kind == "bool":
         return DICTIONARY
-    tried = {encoding: _size(field, array, encoding) for encoding in (DICTIONARY, SPLIT if kind == "float" else DELTA)}
+    tried = {
+        encoding: _size(field, array, encoding)
+        for encoding in (DICTIONARY, SPLIT if kind == "float" else DELTA)
+    }
     best = min(tried, key=lambda encoding: tried[encoding])
     return best if tried[best] < WORTH * _size(field, array, PLAIN) else PLAIN
 
@@ -84,7 +93,9 @@ def _choose(field: Field, array: pa.Array | None) -> Encoding:
 def _size(field: Field, array: pa.Array, encoding: Encoding) -> int:
     sink = pa.BufferOutputStream()
     schema = pa.schema([pa.field(field.name, array.type, nullable=field.nullable)])
-    with pq.ParquetWriter(sink, schema, **writer_options([field], {field.name: encoding})) as writer:
+    with pq.ParquetWriter(
+        sink, schema, **writer_options([field], {field.name: encoding})
+    ) as writer:
         writer.write_table(pa.Table.from_arrays([array], schema=schema))
     return int(sink.getvalue().size)
 

@@ -1,6 +1,6 @@
 """Decide which exceptions this package raises, and what a caller catches.
 
-Layer: errors (imports nothing). Everything derives from `DumpError`, itself a `ValueError`: one `except` clause covers a bad file,
+Everything derives from `DumpError`, itself a `ValueError`: one `except` clause covers a bad file,
 a bad argument and a failed write.
 """
 

@@ -1,8 +1,9 @@
 """Decide what describes a column, and the one form its values are held in.
 
-Layer: records. A `Column` is a field and its values in canonical form; the containers only ever see columns.
+A `Column` is a field and its values in canonical form; the containers only ever see columns.
 
-Invariant, matched by a test in `tests/unit/test_contract.py`: `Field.to_document` and `header.field_of` are inverse to each other.
+Invariant, matched by a test in `tests/unit/test_contract.py`: `Field.to_document` and
+`header.field_of` are inverse to each other.
 """
 
 from __future__ import annotations
@@ -108,8 +109,10 @@ class Column:
 
 
 def stored_dtype(dtype: str) -> str:
-    """Return the dtype a field of this logical dtype has in a Parquet file, before integers are narrowed.
+    """Return the dtype a field of this logical dtype has in a Parquet file, before integers are
+    narrowed.
 
-    Few readers of Parquet know half floats; float32 holds every value of both half formats: `stored_dtype("bfloat16")` is `"float32"`.
+    Few readers of Parquet know half floats; float32 holds every value of both half formats:
+    `stored_dtype("bfloat16")` is `"float32"`.
     """
     return "float32" if dtype in {"float16", "bfloat16"} else dtype

@@ -1,6 +1,7 @@
 """Decide how a dump's header is made, sealed and opened again.
 
-Layer: records. The header is JSON with a checksum beside it, so that a flipped bit in it is an error and never another batch id.
+The header is JSON with a checksum beside it, so that a flipped bit in it is an error and never
+another batch id.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ class HeaderKeywords(TypedDict, total=False):
     writer_rank: int
     """Global rank of the writing process; default 0."""
     dp_shards: Sequence[Mapping[str, Any]]
-    """One mapping per data-parallel rank: `rank`, `data_parallel_rank`, `sample_indices`, `partition`, `micro_batch_indices`,
-    `num_microbatches`, `global_batch_sizes`; default none."""
+    """One mapping per data-parallel rank: `rank`, `data_parallel_rank`, `sample_indices`,
+    `partition`, `micro_batch_indices`, `num_microbatches`, `global_batch_sizes`; default none.
+    """
     schedule: Mapping[str, Any] | None
     """The plan document (`schedule-plan.v1`) the batch ran under."""
     raw_reward: Iterable[float] | None
@@ -79,7 +81,8 @@ def make_header(
     dropped: Sequence[DroppedSample] = (),
     metadata: Mapping[str, Any] | None = None,
 ) -> DumpHeader:
-    """Return the header of a new dump: of `num_samples` samples with `fields`, and what `HeaderKeywords` describes.
+    """Return the header of a new dump: of `num_samples` samples with `fields`, and what
+    `HeaderKeywords` describes.
 
     Raises:
         UnsupportedContractError: `contract` is not one this package writes.
@@ -87,12 +90,12 @@ def make_header(
     """
     check_contract(contract, MINOR, where="write_dump")
     if isinstance(batch_id, bool) or not isinstance(batch_id, (int, str)):
-        msg = f"batch_id must be the batch counter or a word, got {batch_id!r}"
-        raise DumpError(msg)
+        raise DumpError(f"batch_id must be the batch counter or a word, got {batch_id!r}")
     for entry in dropped:
         if not entry.get("reason"):
-            msg = f"dropped sample {dict(entry)} gives no reason; say why it was not trained on"
-            raise DumpError(msg)
+            raise DumpError(
+                f"dropped sample {dict(entry)} gives no reason; say why it was not trained on"
+            )
     return {
         "contract": contract,
         "minor": MINOR,
@@ -126,31 +129,34 @@ def open_header(text: bytes, crc: bytes | None, *, where: str) -> DumpHeader:
         UnsupportedContractError: another contract.
     """
     if crc is None or not crc.isdigit() or int(crc) != zlib.crc32(text):
-        msg = f"{where}: the header's checksum does not match: the file is damaged"
-        raise DumpError(msg)
+        raise DumpError(f"{where}: the header's checksum does not match: the file is damaged")
     return header_of(documents.loads(text, what=f"{where}: header"), where=where)
 
 
 def header_of(found: object, *, where: str) -> DumpHeader:
-    """Check a header that was read, from wherever; keys that a newer minor added are dropped, keys it may lack get their default.
+    """Check a header that was read, from wherever; keys that a newer minor added are dropped, keys
+    it may lack get their default.
 
     Raises:
         DumpError: a key, or what stands in it, is missing or of the wrong type.
         UnsupportedContractError: another contract.
     """
     if not isinstance(found, dict):
-        msg = f"{where}: the header is a {type(found).__name__}, not an object"
-        raise DumpError(msg)
+        raise DumpError(f"{where}: the header is a {type(found).__name__}, not an object")
     check_contract(found.get("contract"), found.get("minor"), where=where)
-    header = {key: found.get(key, _DEFAULTS.get(key, _MISSING)) for key in DumpHeader.__annotations__}
-    wrong = [key for key, value in header.items() if not isinstance(value, _TYPES[key]) or value is _MISSING]
+    header = {
+        key: found.get(key, _DEFAULTS.get(key, _MISSING)) for key in DumpHeader.__annotations__
+    }
+    wrong = [
+        key
+        for key, value in header.items()
+        if not isinstance(value, _TYPES[key]) or value is _MISSING
+    ]
     if wrong:
-        msg = f"{where}: header key {wrong[0]!r} is missing or of the wrong type"
-        raise DumpError(msg)
+        raise DumpError(f"{where}: header key {wrong[0]!r} is missing or of the wrong type")
     inside = content_problem(header)
     if inside is not None:
-        msg = f"{where}: header key {inside} is of the wrong type"
-        raise DumpError(msg)
+        raise DumpError(f"{where}: header key {inside} is of the wrong type")
     return cast("DumpHeader", header)
 
 
@@ -174,12 +180,14 @@ def field_of(name: str, document: FieldDocument, *, where: str) -> Field:
         if field.kind not in get_args(Kind) or field.form not in get_args(Form):
             raise ValueError(field.kind, field.form)
         if field.kind in {"scalar", "ragged"} and any(
-            dtype.kind not in "iufb" or dtype.itemsize > 8 for dtype in (field.numpy_dtype, np.dtype(field.stored))
+            dtype.kind not in "iufb" or dtype.itemsize > 8
+            for dtype in (field.numpy_dtype, np.dtype(field.stored))
         ):
             raise ValueError(field.dtype, field.stored)
     except (KeyError, TypeError, ValueError) as error:
-        msg = f"{where}: field {name!r} is described by {document!r}, which this rl-dump cannot read"
-        raise DumpError(msg) from error
+        raise DumpError(
+            f"{where}: field {name!r} is described by {document!r}, which this rl-dump cannot read"
+        ) from error
     return field
 
 

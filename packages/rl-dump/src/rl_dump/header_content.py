@@ -1,8 +1,11 @@
-"""Decide whether what stands inside a header's lists and mappings is what their readers take for granted.
+"""Decide whether what stands inside a header's lists and mappings is what their readers take for
+granted.
 
-Layer: records. A checksum tells damage, not sense: a header that another program wrote can be sealed well and still hold a word for a number.
+A checksum tells damage, not sense: a header that another program wrote can be sealed well and still
+hold a word for a number.
 
-Invariant, matched by a test in `tests/unit/test_header.py`: a header that passes makes no reader of this package fail on a type.
+Invariant, matched by a test in `tests/unit/test_header.py`: a header that passes makes no reader of
+this package fail on a type.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ __all__ = ["content_problem"]
 
 
 def content_problem(header: Mapping[str, Any]) -> str | None:
-    """Return the first key whose content has a wrong type, with the place in it: `dropped[0].reason`; None if all is well.
+    """Return the first key whose content has a wrong type, with the place in it:
+    `dropped[0].reason`; None if all is well.
 
     Args:
         header: keys of the right outer type; those that are missing are not looked at.
@@ -31,7 +35,9 @@ def content_problem(header: Mapping[str, Any]) -> str | None:
         for row, entry in enumerate(header.get(key) or []):
             if not isinstance(entry, dict):
                 return f"{key}[{row}]"
-            wrong = next((name for name, holds in rules.items() if not holds(entry.get(name))), None)
+            wrong = next(
+                (name for name, holds in rules.items() if not holds(entry.get(name))), None
+            )
             if wrong is not None:
                 return f"{key}[{row}].{wrong}"
     rewards = header.get("raw_reward") or []

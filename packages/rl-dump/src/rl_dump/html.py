@@ -1,12 +1,14 @@
-"""Decide what the page of a dump holds: every sample's facts, and as many samples' tokens as the page may be large.
+"""Decide what the page of a dump holds: every sample's facts, and as many samples' tokens as the
+page may be large.
 
-Layer: algorithms. One file without references: it can be attached to an issue. Looks and behaviour are in `page/`.
+One file without references: it can be attached to an issue. Looks and behaviour are in `page/`.
 
 Invariants, each matched by a test in `tests/unit/test_html.py`:
 
 - the page refers to nothing outside of itself, and text of a dump can never become markup;
 - the list holds every sample; a sample whose tokens were left out says so;
-- a number is shown as the dump holds it, or marked as rounded: whole numbers beyond 2**53, NaN and infinity go as words where JSON lacks them.
+- a number is shown as the dump holds it, or marked as rounded: whole numbers beyond 2**53, NaN and
+  infinity go as words where JSON lacks them.
 """
 
 from __future__ import annotations
@@ -76,8 +78,8 @@ def write_html(
         target: the file to write; must end in `.html` or `.htm`.
         rollout: the rollout dump of the same batch, for prompt and response texts.
         tokenizer: a `tokenizer.json` or its folder, for the text of every token.
-        max_token_bytes: size of the tokens' part; samples beyond it are in the list without their tokens, those with the largest
-            log-prob gap (else the first) last to be left out.
+        max_token_bytes: size of the tokens' part; samples beyond it are in the list without their
+            tokens, those with the largest log-prob gap (else the first) last to be left out.
 
     Returns:
         The path written.
@@ -88,8 +90,10 @@ def write_html(
     """
     final = Path(target)
     if final.suffix.lower() not in {".html", ".htm"}:
-        msg = f"{final}: a page must end in .html or .htm; a rollout dump whose texts the page shall show goes to --rollout"
-        raise DumpError(msg)
+        raise DumpError(
+            f"{final}: a page must end in .html or .htm; a rollout dump whose texts the page shall"
+            " show goes to --rollout"
+        )
     refuse_input(final, dump.path, None if rollout is None else rollout.path, tokenizer)
     facts = _facts(dump)
     strips = _strips(dump)
@@ -103,11 +107,17 @@ def write_html(
         "facts": facts,
         "numbers": _numbers(facts),
         "ids": _ids_dtype(dump).str.lstrip("<"),
-        "strips": [{"name": name, "dtype": strip.dtype.str.lstrip("<|"), **_range(strip, dump)} for name, strip in strips.items()],
+        "strips": [
+            {"name": name, "dtype": strip.dtype.str.lstrip("<|"), **_range(strip, dump)}
+            for name, strip in strips.items()
+        ],
         "spans": spans,
         "texts": _texts(dump, rollout),
         "vocabulary": _vocabulary(dump, tokenizer),
-        "alarms": [{"code": alarm.code, "message": alarm.message, "row": alarm.row} for alarm in doctor(dump)],
+        "alarms": [
+            {"code": alarm.code, "message": alarm.message, "row": alarm.row}
+            for alarm in doctor(dump)
+        ],
         "summary": [_summary_row(entry) for entry in summary(dump).fields],
         "shards": [_shard(shard) for shard in dump.dp_shards],
         "dropped": [dict(entry) for entry in dump.dropped],
@@ -124,28 +134,44 @@ def _fill(document: Mapping[str, Any], blobs: str) -> str:
         "style": (folder / "page.css").read_text(encoding="utf-8"),
         "script": "\n".join((folder / name).read_text(encoding="utf-8") for name in _SCRIPTS),
         # A "<" inside a script element could end it.
-        "document": json.dumps(_jsonable(document), ensure_ascii=True, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
+        "document": (
+            json.dumps(
+                _jsonable(document), ensure_ascii=True, allow_nan=False, separators=(",", ":")
+            ).replace("<", "\\u003c")
+        ),
         "tokens": blobs,
     }
     page = (folder / "page.html").read_text(encoding="utf-8")
     head, *rest = page.split("@@")
-    return head + "".join(parts[piece] if index % 2 == 0 else piece for index, piece in enumerate(rest))
+    return head + "".join(
+        parts[piece] if index % 2 == 0 else piece for index, piece in enumerate(rest)
+    )
 
 
 def _facts(dump: Dump) -> dict[str, list[Any]]:
     """Return one value per sample and fact, in the order of the list's columns."""
-    facts: dict[str, list[Any]] = {"row": list(range(dump.num_samples)), "rollout_position": dump.positions().tolist()}
+    facts: dict[str, list[Any]] = {
+        "row": list(range(dump.num_samples)),
+        "rollout_position": dump.positions().tolist(),
+    }
     for name, field in dump.fields.items():
         if name in _TEXT_FIELDS or field.kind not in {"scalar", "text"}:
             continue
         column = dump.column(name)
-        facts[_page_name(name, dump)] = column.tolist() if isinstance(column, np.ndarray) else list(column)
+        facts[_page_name(name, dump)] = (
+            column.tolist() if isinstance(column, np.ndarray) else list(column)
+        )
     if dump.raw_reward is not None and "raw_reward" not in facts and dump.num_samples:
         whole = dump.raw_reward
-        facts["raw_reward"] = [whole[position] if position < len(whole) else None for position in facts["rollout_position"]]
+        facts["raw_reward"] = [
+            whole[position] if position < len(whole) else None
+            for position in facts["rollout_position"]
+        ]
     masks = ragged_field(dump, "loss_masks")
     if masks is not None:
-        facts["trained_fraction"] = [float((mask != 0).mean()) if len(mask) else None for mask in masks]
+        facts["trained_fraction"] = [
+            float((mask != 0).mean()) if len(mask) else None for mask in masks
+        ]
     for name, source, reduce in (
         ("mean_log_prob_gap", log_prob_gap(dump), mean_of),
         ("max_log_prob_gap", log_prob_gap(dump), np.max),
@@ -165,7 +191,10 @@ def _page_name(name: str, dump: Dump) -> str:
 
 
 def _numbers(facts: Mapping[str, list[Any]]) -> list[str]:
-    kinds = {name: {type(value) for value in values if value is not None} for name, values in facts.items()}
+    kinds = {
+        name: {type(value) for value in values if value is not None}
+        for name, values in facts.items()
+    }
     return [name for name, found in kinds.items() if found and found <= {int, float}]
 
 
@@ -177,7 +206,11 @@ def _strips(dump: Dump) -> dict[str, RaggedArray]:
     fields = [name for name in ("advantages", "loss_masks") if name in dump.fields]
     fields += [name for name in dump.fields if name not in {*fields, "tokens"}]
     sources = {name: ragged_field(dump, name) for name in fields}
-    ordered = {"log_prob_gap": derived["log_prob_gap"], **dict(list(sources.items())[:2]), "kept_set_size": derived["kept_set_size"]}
+    ordered = {
+        "log_prob_gap": derived["log_prob_gap"],
+        **dict(list(sources.items())[:2]),
+        "kept_set_size": derived["kept_set_size"],
+    }
     ordered |= {_page_name(name, dump): source for name, source in sources.items()}
     for name, source in ordered.items():
         if source is None or source.values.ndim != 1:
@@ -188,7 +221,8 @@ def _strips(dump: Dump) -> dict[str, RaggedArray]:
 
 
 def _packed(values: NDArray[Any]) -> NDArray[Any]:
-    """Use the smallest dtype that a browser has and that holds every value: uint8, int32, float32, else float64.
+    """Use the smallest dtype that a browser has and that holds every value: uint8, int32, float32,
+    else float64.
 
     Whole numbers beyond 2**53 are rounded by float64; the page marks every number of that size.
     """
@@ -205,7 +239,11 @@ def _packed(values: NDArray[Any]) -> NDArray[Any]:
 
 def _ids_dtype(dump: Dump) -> np.dtype[Any]:
     tokens = ragged_field(dump, "tokens")
-    fits = tokens is None or not tokens.values.size or -(2**31) <= int(tokens.values.min()) <= int(tokens.values.max()) < 2**31
+    fits = (
+        tokens is None
+        or not tokens.values.size
+        or -(2**31) <= int(tokens.values.min()) <= int(tokens.values.max()) < 2**31
+    )
     return np.dtype("<i4" if fits else "<f8")
 
 
@@ -214,7 +252,11 @@ def _range(strip: RaggedArray, dump: Dump) -> dict[str, float]:
     if trained is not None and len(trained) == len(values):
         values = values[trained]
     finite = values[np.isfinite(values)]
-    return {"low": float(finite.min()), "high": float(finite.max())} if finite.size else {"low": 0.0, "high": 0.0}
+    return (
+        {"low": float(finite.min()), "high": float(finite.max())}
+        if finite.size
+        else {"low": 0.0, "high": 0.0}
+    )
 
 
 def _priority(dump: Dump, facts: Mapping[str, list[Any]]) -> list[int]:
@@ -222,10 +264,15 @@ def _priority(dump: Dump, facts: Mapping[str, list[Any]]) -> list[int]:
     gaps = facts.get("max_log_prob_gap")
     if gaps is None:
         return list(range(dump.num_samples))
-    return sorted(range(dump.num_samples), key=lambda row: -math.inf if gaps[row] != gaps[row] else -(gaps[row] or 0.0))
+    return sorted(
+        range(dump.num_samples),
+        key=lambda row: -math.inf if gaps[row] != gaps[row] else -(gaps[row] or 0.0),
+    )
 
 
-def _token_blobs(dump: Dump, strips: Mapping[str, RaggedArray], order: list[int], limit: int) -> tuple[str, list[list[int] | None]]:
+def _token_blobs(
+    dump: Dump, strips: Mapping[str, RaggedArray], order: list[int], limit: int
+) -> tuple[str, list[list[int] | None]]:
     """Pack each sample's ids and strips; returns all of it as one text, and per row where in it: start, length, L, R."""
     tokens = ragged_field(dump, "tokens")
     spans: list[list[int] | None] = [None] * dump.num_samples
@@ -238,8 +285,13 @@ def _token_blobs(dump: Dump, strips: Mapping[str, RaggedArray], order: list[int]
         ids = tokens[row]
         response = len(next(iter(strips.values()))[row]) if strips else 0
         # Widest first: a browser reads typed arrays at multiples of their width only.
-        parts = sorted([ids.astype(kind), *(strip[row] for strip in strips.values())], key=lambda part: -part.dtype.itemsize)
-        packed = base64.b64encode(zlib.compress(b"".join(part.tobytes() for part in parts), 1)).decode("ascii")
+        parts = sorted(
+            [ids.astype(kind), *(strip[row] for strip in strips.values())],
+            key=lambda part: -part.dtype.itemsize,
+        )
+        packed = base64.b64encode(
+            zlib.compress(b"".join(part.tobytes() for part in parts), 1)
+        ).decode("ascii")
         if size + len(packed) > limit:
             break
         spans[row] = [size, len(packed), len(ids), response]
@@ -265,7 +317,11 @@ def _texts(dump: Dump, rollout: Dump | None) -> dict[str, list[str | None]]:
 
 
 def _text(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else json.dumps(_jsonable(value), ensure_ascii=False, indent=1)
+    return (
+        value
+        if value is None or isinstance(value, str)
+        else json.dumps(_jsonable(value), ensure_ascii=False, indent=1)
+    )
 
 
 def _vocabulary(dump: Dump, tokenizer: str | os.PathLike[str] | None) -> dict[int, str]:
@@ -274,15 +330,30 @@ def _vocabulary(dump: Dump, tokenizer: str | os.PathLike[str] | None) -> dict[in
     if tokenizer is None or tokens is None:
         return {}
     known = token_bytes(tokenizer)
-    return {int(number): known[int(number)].decode("latin-1") for number in np.unique(tokens.values) if int(number) in known}
+    return {
+        int(number): known[int(number)].decode("latin-1")
+        for number in np.unique(tokens.values)
+        if int(number) in known
+    }
 
 
 def _summary_row(entry: Any) -> list[Any]:
-    return [entry.name, entry.count, entry.minimum, entry.mean, entry.maximum, entry.num_non_finite, entry.num_missing]
+    return [
+        entry.name,
+        entry.count,
+        entry.minimum,
+        entry.mean,
+        entry.maximum,
+        entry.num_non_finite,
+        entry.num_missing,
+    ]
 
 
 def _shard(shard: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: shard.get(key) for key in ("rank", "data_parallel_rank", "num_microbatches", "global_batch_sizes")}
+    return {
+        key: shard.get(key)
+        for key in ("rank", "data_parallel_rank", "num_microbatches", "global_batch_sizes")
+    }
 
 
 def _jsonable(value: Any) -> Any:

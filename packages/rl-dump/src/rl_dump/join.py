@@ -1,6 +1,6 @@
 """Decide which sample of a train dump is which sample of the rollout dump of the same batch.
 
-Layer: algorithms. A pair is never a guess: position, index and tokens must not contradict each other.
+A pair is never a guess: position, index and tokens must not contradict each other.
 
 Invariants, each matched by a test in `tests/property/test_join_laws.py`:
 
@@ -77,8 +77,8 @@ class Join:
 def join(rollout_dump: Dump, train_dump: Dump) -> Join:
     """Match the samples of two dumps of one batch.
 
-    By rollout position first, cross-checked with index and tokens; what is left, by index, cross-checked with tokens; what is left
-    then, by tokens, where they are unique on both sides.
+    By rollout position first, cross-checked with index and tokens; what is left, by index,
+    cross-checked with tokens; what is left then, by tokens, where they are unique on both sides.
 
     Args:
         rollout_dump: a dump of contract `rollout-dump.v1`.
@@ -94,14 +94,15 @@ def join(rollout_dump: Dump, train_dump: Dump) -> Join:
 def _check(rollout_dump: Dump, train_dump: Dump) -> None:
     for dump, contract in ((rollout_dump, ROLLOUT_DUMP), (train_dump, TRAIN_DUMP)):
         if dump.contract != contract:
-            msg = f"{dump.path}: a {dump.contract}, join needs a {contract} here: rollout dump first, train dump second"
-            raise DumpError(msg)
+            raise DumpError(
+                f"{dump.path}: a {dump.contract}, join needs a {contract} here: rollout dump first,"
+                " train dump second"
+            )
     if rollout_dump.batch_id != train_dump.batch_id:
-        msg = (
-            f"{rollout_dump.path} is batch {rollout_dump.batch_id}, {train_dump.path} is batch {train_dump.batch_id}; "
-            "join takes two dumps of one batch"
+        raise DumpError(
+            f"{rollout_dump.path} is batch {rollout_dump.batch_id}, {train_dump.path} is batch"
+            f" {train_dump.batch_id}; join takes two dumps of one batch"
         )
-        raise DumpError(msg)
 
 
 _CROWD = 10_000
@@ -135,7 +136,9 @@ class _Matcher:
         self.rollout, self.train = rollout, train
         self.matched: dict[int, tuple[int, Method]] = {}
         self.free = set(rollout.rows)
-        self.noted = _Noted(train.dump, {position for position in train.positions if position is not None})
+        self.noted = _Noted(
+            train.dump, {position for position in train.positions if position is not None}
+        )
         self.conflicts: dict[int, str] = {}
         self.ambiguous: dict[tuple[str, int], str] = {}
 
@@ -154,16 +157,29 @@ class _Matcher:
                 self._note_ambiguous(method, candidates, rows)
                 continue
             for row in rows:
-                agreeing = [other for other in candidates if other in self.free and self._agrees(other, row, method)]
-                # One candidate per row, and (by index or tokens) one row per candidate: anything else would be a guess.
-                rivals = [rival for rival in rows if rival not in self.matched and agreeing and self._agrees(agreeing[0], rival, method)]
+                agreeing = [
+                    other
+                    for other in candidates
+                    if other in self.free and self._agrees(other, row, method)
+                ]
+                # One candidate per row, and (by index or tokens) one row per candidate: anything
+                # else would be a guess.
+                rivals = [
+                    rival
+                    for rival in rows
+                    if rival not in self.matched
+                    and agreeing
+                    and self._agrees(agreeing[0], rival, method)
+                ]
                 if len(agreeing) == 1 and len(rivals) == 1:
                     self.matched[row] = (agreeing[0], method)
                     self.free.discard(agreeing[0])
                 elif agreeing:
                     self._note_ambiguous(method, agreeing, rivals)
 
-    def _note_ambiguous(self, method: Method, rollout_rows: list[int], train_rows: list[int]) -> None:
+    def _note_ambiguous(
+        self, method: Method, rollout_rows: list[int], train_rows: list[int]
+    ) -> None:
         there, here = len(rollout_rows), len(train_rows)
         what = "the same tokens" if method == "tokens" else f"this {method}"
         for side, rows, counts in (
@@ -171,7 +187,10 @@ class _Matcher:
             ("train", train_rows, f"{there} there, {here} here"),
         ):
             for row in rows:
-                self.ambiguous.setdefault((side, row), f"ambiguous: {counts} have {what}, and nothing else tells them apart")
+                self.ambiguous.setdefault(
+                    (side, row),
+                    f"ambiguous: {counts} have {what}, and nothing else tells them apart",
+                )
 
     def _agrees(self, rollout_row: int, train_row: int, method: Method) -> bool:
         mine, theirs = self.train, self.rollout
@@ -195,7 +214,9 @@ class _Matcher:
 
     def _conflict(self, train_row: int, method: Method, text: str) -> None:
         if method != "tokens":
-            self.conflicts.setdefault(train_row, f"the sample of the same {method} is another one: {text}")
+            self.conflicts.setdefault(
+                train_row, f"the sample of the same {method} is another one: {text}"
+            )
 
     def _result(self) -> Join:
         pairs = []
@@ -205,7 +226,9 @@ class _Matcher:
                 Pair(
                     rollout_row=other,
                     train_row=row,
-                    rollout_position=self.rollout.positions[other] if position is None else position,
+                    rollout_position=(
+                        self.rollout.positions[other] if position is None else position
+                    ),
                     sample_index=self.rollout.indices[other] if index is None else index,
                     method=method,
                 )
@@ -221,17 +244,27 @@ class _Matcher:
         position, index = self.train.positions[row], self.train.indices[row]
         reason = self.conflicts.get(row) or self.ambiguous.get(("train", row))
         if reason is None:
-            reason = f"the rollout dump holds no sample {_named(position, index)}; was it removed, or is the file of another run?"
+            reason = (
+                f"the rollout dump holds no sample {_named(position, index)}; was it removed, or is"
+                " the file of another run?"
+            )
         return Missing(row=row, rollout_position=position, sample_index=index, reason=reason)
 
     def _missing_in_train(self, row: int) -> Missing:
         position, index = self.rollout.positions[row], self.rollout.indices[row]
-        reason = self.noted.reason(position, index) or ("removed by the producer (remove_sample)" if self.rollout.removed[row] else None)
+        reason = self.noted.reason(position, index) or (
+            "removed by the producer (remove_sample)" if self.rollout.removed[row] else None
+        )
         reason = reason or self.ambiguous.get(("rollout", row))
         if reason is None and REPLAY_KEY in self.train.dump.metadata:
-            reason = "the train dump is an export of one micro-batch, and this sample is not in that"
+            reason = (
+                "the train dump is an export of one micro-batch, and this sample is not in that"
+            )
         if reason is None:
-            reason = f"the train dump holds no sample {_named(position, index)} and does not list it as dropped"
+            reason = (
+                f"the train dump holds no sample {_named(position, index)} and does not list it as"
+                " dropped"
+            )
         return Missing(row=row, rollout_position=position, sample_index=index, reason=reason)
 
 
@@ -242,12 +275,21 @@ class _Noted:
         self.by_position: dict[int, str] = {}
         self.by_index: dict[int, str] = {}
         for shard in dump.dp_shards:
-            text = f"in the partition of data-parallel rank {shard.get('data_parallel_rank')}, but that shard's sample is not in the file"
+            text = (
+                f"in the partition of data-parallel rank {shard.get('data_parallel_rank')}, but"
+                " that shard's sample is not in the file"
+            )
             self.by_position |= dict.fromkeys(set(_numbers(shard.get("partition"))) - held, text)
         if dump.schedule is not None:
-            self.by_position |= dict.fromkeys(plan_dropped(dump.schedule), "dropped by the schedule")
+            self.by_position |= dict.fromkeys(
+                plan_dropped(dump.schedule), "dropped by the schedule"
+            )
         for entry in dump.dropped:
-            position, index, text = entry.get("rollout_position"), entry.get("sample_index"), f"dropped: {entry.get('reason')}"
+            position, index, text = (
+                entry.get("rollout_position"),
+                entry.get("sample_index"),
+                f"dropped: {entry.get('reason')}",
+            )
             if position is not None:
                 self.by_position[position] = text
             elif index is not None:
@@ -258,7 +300,9 @@ class _Noted:
         return found if found is not None or index is None else self.by_index.get(index)
 
 
-def _by_key(side: _Side, rows: Iterable[int], key: Callable[[_Side, int], Hashable]) -> dict[Hashable, list[int]]:
+def _by_key(
+    side: _Side, rows: Iterable[int], key: Callable[[_Side, int], Hashable]
+) -> dict[Hashable, list[int]]:
     groups: dict[Hashable, list[int]] = {}
     for row in rows:
         value = key(side, row)
@@ -272,16 +316,25 @@ def _integers(dump: Dump, name: str) -> list[int | None]:
         return [None] * dump.num_samples
     column = dump.column(name)
     values = column.tolist() if isinstance(column, np.ndarray) else list(column)
-    return [value if isinstance(value, int) and not isinstance(value, bool) else None for value in values]
+    return [
+        value if isinstance(value, int) and not isinstance(value, bool) else None
+        for value in values
+    ]
 
 
 def _flags(dump: Dump, name: str) -> list[bool]:
-    return [bool(value) for value in dump.column(name)] if name in dump.fields else [False] * dump.num_samples
+    return (
+        [bool(value) for value in dump.column(name)]
+        if name in dump.fields
+        else [False] * dump.num_samples
+    )
 
 
 def _numbers(value: object) -> list[int]:
     array = np.asarray([] if value is None else value)
-    return [int(number) for number in array.reshape(-1).tolist()] if array.dtype.kind in "iuf" else []
+    return (
+        [int(number) for number in array.reshape(-1).tolist()] if array.dtype.kind in "iuf" else []
+    )
 
 
 def _named(position: int | None, index: int | None) -> str:

@@ -1,6 +1,6 @@
 """Decide how columns lie in a Parquet file: arrow types, encodings, checksums.
 
-Layer: algorithms (imports pyarrow). One row per sample; ragged fields are list columns.
+One row per sample; ragged fields are list columns.
 
 Invariants, each matched by a test in `tests/unit/test_parquet.py`:
 
@@ -27,7 +27,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["CRC_KEY", "HEADER_KEY", "arrow_schema", "checksum", "decode", "encode", "smallest_stored"]
+__all__ = [
+    "CRC_KEY",
+    "HEADER_KEY",
+    "arrow_schema",
+    "checksum",
+    "decode",
+    "encode",
+    "smallest_stored",
+]
 
 HEADER_KEY = "rl_dump"
 """Key of the file's metadata that holds the header as JSON."""
@@ -38,18 +46,23 @@ _INTEGERS = ("uint8", "int8", "uint16", "int16", "int32", "uint32", "int64", "ui
 
 
 def smallest_stored(dtype: str, low: int, high: int) -> str:
-    """Return the smallest integer dtype that holds `low` to `high`, or `dtype` if it is not wider than 32 bits.
+    """Return the smallest integer dtype that holds `low` to `high`, or `dtype` if it is not wider
+    than 32 bits.
 
     Token ids below 151,936 held as int64: `smallest_stored("int64", 0, 151_935)` is `"int32"`.
     """
     if np.dtype(dtype).itemsize < 8:
         return dtype
-    return next(name for name in _INTEGERS if np.iinfo(name).min <= low and high <= np.iinfo(name).max)
+    return next(
+        name for name in _INTEGERS if np.iinfo(name).min <= low and high <= np.iinfo(name).max
+    )
 
 
 def arrow_schema(fields: Sequence[Field]) -> pa.Schema:
     """Return the arrow schema of a dump with these fields, without metadata."""
-    return pa.schema([pa.field(field.name, _arrow_type(field), nullable=field.nullable) for field in fields])
+    return pa.schema(
+        [pa.field(field.name, _arrow_type(field), nullable=field.nullable) for field in fields]
+    )
 
 
 def encode(column: Column, *, first_row: int = 0) -> pa.Array:
@@ -60,7 +73,8 @@ def encode(column: Column, *, first_row: int = 0) -> pa.Array:
         first_row: row of the first one in the file, for errors.
 
     Raises:
-        DumpError: an object value that cannot be written as JSON, or text that UTF-8 cannot hold; names field and sample.
+        DumpError: an object value that cannot be written as JSON, or text that UTF-8 cannot hold;
+            names field and sample.
     """
     field, values = column.field, column.values
     if field.kind == "text":
@@ -69,17 +83,29 @@ def encode(column: Column, *, first_row: int = 0) -> pa.Array:
                 documents.check_text(text, what=f"{field.name} of sample {row}")
         return pa.array(values, pa.string())
     if field.kind == "object":
-        return pa.array([_dump_object(field, row, value) for row, value in enumerate(values, first_row)], pa.string())
+        return pa.array(
+            [_dump_object(field, row, value) for row, value in enumerate(values, first_row)],
+            pa.string(),
+        )
     missing = None if column.valid is None else ~column.valid
     if not isinstance(values, RaggedArray):
-        return pa.array(np.asarray(values).astype(field.stored, copy=False), _value_type(field), mask=missing)
+        return pa.array(
+            np.asarray(values).astype(field.stored, copy=False), _value_type(field), mask=missing
+        )
     flat = values.values.reshape(-1).astype(field.stored, copy=False)
     offsets = values.offsets * int(np.prod(field.trailing, dtype=np.int64))
     if offsets[-1] > np.iinfo(np.int32).max:
-        msg = f"{field.name}: {int(offsets[-1])} values in one row group; write fewer samples at a time"
-        raise DumpError(msg)
+        raise DumpError(
+            f"{field.name}: {int(offsets[-1])} values in one row group; write fewer samples at a"
+            " time"
+        )
     mask = None if missing is None else pa.array(missing)
-    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(flat, _value_type(field)), _arrow_type(field), mask=mask)
+    return pa.ListArray.from_arrays(
+        pa.array(offsets.astype(np.int32)),
+        pa.array(flat, _value_type(field)),
+        _arrow_type(field),
+        mask=mask,
+    )
 
 
 def decode(field: Field, array: pa.Array, *, stored: bool = False) -> Column:
@@ -94,25 +120,36 @@ def decode(field: Field, array: pa.Array, *, stored: bool = False) -> Column:
         DumpError: the array has another type, or holds what the field forbids.
     """
     if array.type != _arrow_type(field):
-        msg = f"{field.name}: the header says {_arrow_type(field)}, the file holds {array.type}"
-        raise DumpError(msg)
+        raise DumpError(
+            f"{field.name}: the header says {_arrow_type(field)}, the file holds {array.type}"
+        )
     if field.kind == "text":
         return Column(field=field, values=array.to_pylist())
     if field.kind == "object":
         texts = array.to_pylist()
-        return Column(field=field, values=[None if text is None else documents.loads(text, what=field.name) for text in texts])
+        return Column(
+            field=field,
+            values=[
+                None if text is None else documents.loads(text, what=field.name) for text in texts
+            ],
+        )
     valid = None if array.null_count == 0 else np.asarray(array.is_valid())
     if field.kind == "scalar":
         return Column(field=field, values=_numbers(field, array, stored=stored), valid=valid)
     offsets = array.offsets.to_numpy().astype(np.int64)
     flat = _numbers(field, array.values[offsets[0] : offsets[-1]], stored=stored)
-    return Column(field=field, values=RaggedArray(*_with_trailing(field, flat, offsets - offsets[0])), valid=valid)
+    return Column(
+        field=field,
+        values=RaggedArray(*_with_trailing(field, flat, offsets - offsets[0])),
+        valid=valid,
+    )
 
 
 def checksum(array: pa.Array) -> int:
     """Return the CRC-32 of an array's lengths, missing values and numbers, whatever its slicing.
 
-    The same values give the same number before writing and after reading: a flipped bit anywhere between shows.
+    The same values give the same number before writing and after reading: a flipped bit anywhere
+    between shows.
     """
     state = zlib.crc32(np.asarray(array.is_valid()).tobytes()) if array.null_count else 0
     if pa.types.is_list(array.type):
@@ -122,12 +159,18 @@ def checksum(array: pa.Array) -> int:
     if pa.types.is_string(array.type):
         lengths = pc.fill_null(pc.binary_length(array), 0)
         state = zlib.crc32(lengths.to_numpy(zero_copy_only=False).astype("<i4").tobytes(), state)
-        return zlib.crc32("".join(text for text in array.to_pylist() if text is not None).encode(), state)
+        return zlib.crc32(
+            "".join(text for text in array.to_pylist() if text is not None).encode(), state
+        )
     return zlib.crc32(_plain_bytes(array), state)
 
 
 def _plain_bytes(array: pa.Array) -> Any:
-    filled = pc.fill_null(array, False if pa.types.is_boolean(array.type) else 0) if array.null_count else array
+    filled = (
+        pc.fill_null(array, False if pa.types.is_boolean(array.type) else 0)
+        if array.null_count
+        else array
+    )
     if not len(filled):
         return b""
     values = filled.to_numpy(zero_copy_only=False)
@@ -139,11 +182,13 @@ def _value_type(field: Field) -> pa.DataType:
     try:
         dtype = np.dtype(field.stored)
     except TypeError as error:
-        msg = f"{field.name}: stored dtype {field.stored!r} is not a numpy dtype"
-        raise DumpError(msg) from error
+        raise DumpError(
+            f"{field.name}: stored dtype {field.stored!r} is not a numpy dtype"
+        ) from error
     if dtype.kind not in "iufb" or dtype.itemsize > 8:
-        msg = f"{field.name}: stored dtype {field.stored!r} is not a boolean, integer or float"
-        raise DumpError(msg)
+        raise DumpError(
+            f"{field.name}: stored dtype {field.stored!r} is not a boolean, integer or float"
+        )
     return pa.from_numpy_dtype(dtype)
 
 
@@ -151,26 +196,30 @@ def _arrow_type(field: Field) -> pa.DataType:
     if field.kind in {"text", "object"}:
         return pa.string()
     # Values of a sample are never missing: stating it halves what a reader does per value.
-    return pa.list_(pa.field("element", _value_type(field), nullable=False)) if field.kind == "ragged" else _value_type(field)
+    return (
+        pa.list_(pa.field("element", _value_type(field), nullable=False))
+        if field.kind == "ragged"
+        else _value_type(field)
+    )
 
 
 def _numbers(field: Field, array: pa.Array, *, stored: bool) -> NDArray[Any]:
     if array.null_count:
         if field.kind == "ragged":
-            msg = f"{field.name}: a missing value inside a sample"
-            raise DumpError(msg)
+            raise DumpError(f"{field.name}: a missing value inside a sample")
         array = pc.fill_null(array, False if pa.types.is_boolean(array.type) else 0)
     values: NDArray[Any] = array.to_numpy(zero_copy_only=False)
     return values if stored else values.astype(field.numpy_dtype, copy=False)
 
 
-def _with_trailing(field: Field, flat: NDArray[Any], offsets: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def _with_trailing(
+    field: Field, flat: NDArray[Any], offsets: NDArray[np.int64]
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
     if not field.trailing:
         return flat, offsets
     width = int(np.prod(field.trailing))
     if width <= 0 or np.any(offsets % width):
-        msg = f"{field.name}: samples do not divide into items of shape {field.trailing}"
-        raise DumpError(msg)
+        raise DumpError(f"{field.name}: samples do not divide into items of shape {field.trailing}")
     return flat.reshape(-1, *field.trailing), offsets // width
 
 

@@ -1,7 +1,4 @@
-"""Decide how a Parquet dump is read: lazily, by column or by row group, every value checked against its checksum.
-
-Layer: algorithms (imports pyarrow).
-"""
+"""Decide how a Parquet dump is read: lazily, by column or by row group, every value checked against its checksum."""
 
 from __future__ import annotations
 
@@ -32,7 +29,16 @@ if TYPE_CHECKING:
 __all__ = ["ParquetSource"]
 
 _MAGIC = b"PAR1"
-_ARROW_ERRORS = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, IndexError, OverflowError, MemoryError)
+_ARROW_ERRORS = (
+    pa.ArrowException,
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    OverflowError,
+    MemoryError,
+)
 
 
 class ParquetSource:
@@ -52,12 +58,16 @@ class ParquetSource:
         keys = metadata.metadata or {}
         if HEADER_KEY.encode() not in keys:
             self.close()
-            msg = f"{path}: a Parquet file, but not a dump: it has no {HEADER_KEY!r} metadata"
-            raise DumpError(msg)
+            raise DumpError(
+                f"{path}: a Parquet file, but not a dump: it has no {HEADER_KEY!r} metadata"
+            )
         try:
-            self.header: DumpHeader = open_header(keys[HEADER_KEY.encode()], keys.get(CRC_KEY.encode()), where=str(path))
+            self.header: DumpHeader = open_header(
+                keys[HEADER_KEY.encode()], keys.get(CRC_KEY.encode()), where=str(path)
+            )
             self.fields: dict[str, Field] = {
-                name: field_of(name, document, where=str(path)) for name, document in self.header["fields"].items()
+                name: field_of(name, document, where=str(path))
+                for name, document in self.header["fields"].items()
             }
             self._starts = self._check_layout()
         except BaseException:
@@ -76,7 +86,11 @@ class ParquetSource:
         except _ARROW_ERRORS as error:
             raise self._damaged(f"field {name}", error) from error
         for group in range(len(self.header["row_groups"])):
-            self._check(name, group, whole.slice(self._starts[group], self._starts[group + 1] - self._starts[group]))
+            self._check(
+                name,
+                group,
+                whole.slice(self._starts[group], self._starts[group + 1] - self._starts[group]),
+            )
         return self._decode(field, whole, stored=stored)
 
     def sample(self, row: int) -> dict[str, Any]:
@@ -100,7 +114,9 @@ class ParquetSource:
                     self._check(name, group, table.column(name).combine_chunks())
             except DumpError as error:
                 problems.append(Problem(code="damaged", message=str(error)))
-        return problems or structure_problems(self.header, {name: self.column(name, stored=False) for name in self.fields})
+        return problems or structure_problems(
+            self.header, {name: self.column(name, stored=False) for name in self.fields}
+        )
 
     def close(self) -> None:
         """Release the file."""
@@ -111,8 +127,7 @@ class ParquetSource:
         try:
             return decode(field, array, stored=stored)
         except DumpError as error:
-            msg = f"{self._path}: field {error}"
-            raise DumpError(msg) from error
+            raise DumpError(f"{self._path}: field {error}") from error
 
     def _plain_column(self, field: Field, *, stored: bool) -> Column | None:
         """Read a response-aligned column past arrow, if it lies in the file as it is; None if not."""
@@ -122,11 +137,20 @@ class ParquetSource:
         if lengths is None:
             return None
         column, dtype = list(self.fields).index(field.name), np.dtype(field.stored)
-        values = read_plain(self._bytes, self._file.metadata, column, dtype, lengths, self.header["checksums"][field.name])
+        values = read_plain(
+            self._bytes,
+            self._file.metadata,
+            column,
+            dtype,
+            lengths,
+            self.header["checksums"][field.name],
+        )
         if values is None:
             return None
         logical = values if stored else values.astype(field.numpy_dtype, copy=False)
-        return Column(field=field, values=RaggedArray(logical, np.concatenate([[0], np.cumsum(lengths)])))
+        return Column(
+            field=field, values=RaggedArray(logical, np.concatenate([[0], np.cumsum(lengths)]))
+        )
 
     @cached_property
     def _response_lengths(self) -> NDArray[np.int64] | None:
@@ -138,7 +162,11 @@ class ParquetSource:
         except DumpError:
             # Another column than the one that is asked for: that one can be read without it.
             return None
-        usable = lengths.valid is None and lengths.field.kind == "scalar" and lengths.field.dtype == "int64"
+        usable = (
+            lengths.valid is None
+            and lengths.field.kind == "scalar"
+            and lengths.field.dtype == "int64"
+        )
         return np.asarray(lengths.values) if usable else None
 
     def _read_group(self, group: int) -> pa.Table:
@@ -154,12 +182,17 @@ class ParquetSource:
         except _ARROW_ERRORS as error:
             raise self._damaged(f"field {name}, row group {group}", error) from error
         if found != expected:
-            msg = f"{self._path}: field {name}, row group {group}: the checksum does not match: the file is damaged or was rewritten"
-            raise DumpError(msg)
+            raise DumpError(
+                f"{self._path}: field {name}, row group {group}: the checksum does not match: the"
+                " file is damaged or was rewritten"
+            )
 
     def _damaged(self, where: str, error: BaseException) -> DumpError:
         if isinstance(error, MemoryError):
-            return DumpError(f"{self._path}: {where}: does not fit into memory ({_one_line(error)}); read it where there is more")
+            return DumpError(
+                f"{self._path}: {where}: does not fit into memory ({_one_line(error)}); read it"
+                " where there is more"
+            )
         return DumpError(f"{self._path}: {where}: damaged ({_one_line(error)})")
 
     def _check_layout(self) -> list[int]:
@@ -167,22 +200,26 @@ class ParquetSource:
         metadata = self._file.metadata
         found = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
         if rows != found or sum(found) != self.header["num_samples"]:
-            msg = (
-                f"{self._path}: {sum(found)} samples in {len(found)} row groups, the header says {self.header['num_samples']} in {len(rows)}: "
-                "the file is damaged or was rewritten by another program"
+            raise DumpError(
+                f"{self._path}: {sum(found)} samples in {len(found)} row groups, the header says"
+                f" {self.header['num_samples']} in {len(rows)}: the file is damaged or was"
+                " rewritten by another program"
             )
-            raise DumpError(msg)
-        if any(not isinstance(checksums.get(name), list) or len(checksums[name]) != len(rows) for name in self.fields):
-            msg = f"{self._path}: a row group without checksums"
-            raise DumpError(msg)
+        if any(
+            not isinstance(checksums.get(name), list) or len(checksums[name]) != len(rows)
+            for name in self.fields
+        ):
+            raise DumpError(f"{self._path}: a row group without checksums")
         try:
             schema = self._file.schema_arrow
         except _ARROW_ERRORS as error:
             raise self._damaged("schema", error) from error
         expected = arrow_schema(list(self.fields.values()))
         if not schema.remove_metadata().equals(expected):
-            msg = f"{self._path}: columns {schema.names} do not have the names and types that the header gives"
-            raise DumpError(msg)
+            raise DumpError(
+                f"{self._path}: columns {schema.names} do not have the names and types that the"
+                " header gives"
+            )
         return [0, *np.cumsum(found).tolist()]
 
 
@@ -190,21 +227,17 @@ def _open(path: Path) -> tuple[pq.ParquetFile, memoryview]:
     """Map a file once, for arrow and for `read_plain`: both see the same file, whatever takes its name."""
     try:
         if not path.stat().st_size:
-            msg = f"{path}: empty file"
-            raise DumpError(msg)
+            raise DumpError(f"{path}: empty file")
         mapped = pa.memory_map(str(path))
         whole = memoryview(mapped.read_buffer())
     except OSError as error:
-        msg = f"{path}: cannot be opened: {error.strerror or error}"
-        raise DumpError(msg) from error
+        raise DumpError(f"{path}: cannot be opened: {error.strerror or error}") from error
     if whole[:4] != _MAGIC:
-        msg = f"{path}: not a Parquet file (it starts with {bytes(whole[:4])!r})"
-        raise DumpError(msg)
+        raise DumpError(f"{path}: not a Parquet file (it starts with {bytes(whole[:4])!r})")
     try:
         return pq.ParquetFile(mapped), whole
     except _ARROW_ERRORS as error:
-        msg = f"{path}: damaged or cut short ({_one_line(error)})"
-        raise DumpError(msg) from error
+        raise DumpError(f"{path}: damaged or cut short ({_one_line(error)})") from error
 
 
 def _one_line(error: BaseException) -> str:

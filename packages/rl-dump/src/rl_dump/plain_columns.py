@@ -1,11 +1,14 @@
-"""Decide how plain columns are read: straight from the mapped file, without rebuilding what is known already.
+"""Decide how plain columns are read: straight from the mapped file, without rebuilding what is
+known already.
 
-Layer: algorithms. Most floats of a dump are noise and lie in the file as they are. Arrow decodes two levels per value to find out how long
-each response is; the dump has said so in `response_lengths`. So the bytes at the end of each column chunk are taken for its values, and the
-checksum, over lengths and values, decides whether they are: a chunk that is packed, cut into several pages or damaged does not pass, gives
-None, and is left to arrow, which reads it or finds the words for what is wrong.
+Most floats of a dump are noise and lie in the file as they are. Arrow decodes two levels per value
+to find out how long each response is; the dump has said so in `response_lengths`. So the bytes at
+the end of each column chunk are taken for its values, and the checksum, over lengths and values,
+decides whether they are: a chunk that is packed, cut into several pages or damaged does not pass,
+gives None, and is left to arrow, which reads it or finds the words for what is wrong.
 
-Invariant, matched by tests in `tests/unit/test_plain_columns.py`: the result is what arrow gives, or None.
+Invariant, matched by tests in `tests/unit/test_plain_columns.py`: the result is what arrow gives,
+or None.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ def read_plain(
         checksums: CRC-32 of each row group's lengths and values, as `parquet.checksum` gives it.
 
     Returns:
-        Array [sum of lengths], checked; None if the column is packed, or is not what `lengths` and `checksums` say.
+        Array [sum of lengths], checked; None if the column is packed, or is not what `lengths` and
+        `checksums` say.
     """
     if lengths.size and (int(lengths.min()) < 0 or int(lengths.max()) > len(data)):
         return None

@@ -1,7 +1,4 @@
-"""Decide how something wrong with a dump is reported: one record per finding.
-
-Layer: records.
-"""
+"""Decide how something wrong with a dump is reported: one record per finding."""
 
 from __future__ import annotations
 
@@ -14,7 +11,8 @@ __all__ = ["Problem"]
 class Problem:
     """Report one thing that is wrong with a dump.
 
-    Example: `Problem(code="checksum", message="advantages: row group 3 is damaged", field="advantages")`.
+    Example: `Problem(code="checksum", message="advantages: row group 3 is damaged",
+    field="advantages")`.
     """
 
     code: str

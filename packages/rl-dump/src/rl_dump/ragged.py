@@ -1,8 +1,7 @@
 """Decide how variable-length columns are held: one flat array and its offsets.
 
-Layer: record (imports numpy and this package's errors only).
-
-Invariants, each matched by a test in `tests/unit/test_ragged.py` and `tests/property/test_ragged_laws.py`:
+Invariants, each matched by a test in `tests/unit/test_ragged.py` and
+`tests/property/test_ragged_laws.py`:
 
 - `offsets` is int64, starts at 0, never decreases and ends at `len(values)`;
 - item `i` is `values[offsets[i]:offsets[i + 1]]`, a view: reading an item copies nothing;
@@ -31,14 +30,19 @@ __all__ = ["RaggedArray"]
 class RaggedArray:
     """Hold one array per sample, end to end.
 
-    Three samples with 2, 0 and 1 tokens: `RaggedArray(np.array([7, 8, 9]), np.array([0, 2, 2, 3]))`.
+    Three samples with 2, 0 and 1 tokens: `RaggedArray(np.array([7, 8, 9]), np.array([0, 2, 2,
+    3]))`.
 
     Raises:
-        RaggedError: `offsets` are not int64-compatible, do not start at 0, decrease, or do not end at `len(values)`.
+        RaggedError: `offsets` are not int64-compatible, do not start at 0, decrease, or do not end
+            at `len(values)`.
     """
 
     values: NDArray[Any]
-    """All items end to end: [total, ...], any numpy dtype. Trailing dimensions are the same for every item."""
+    """All items end to end: [total, ...], any numpy dtype.
+
+    Trailing dimensions are the same for every item.
+    """
     offsets: NDArray[np.int64]
     """Start of every item and the end of the last one: int64 [num_items + 1], `offsets[0] == 0`."""
 
@@ -46,20 +50,27 @@ class RaggedArray:
         values = np.asarray(self.values)
         given = np.asarray(self.offsets)
         if given.ndim != 1 or given.size == 0 or given.dtype.kind not in "iu":
-            msg = f"offsets must be integers [num_items + 1] with at least one entry, got {given.dtype} {list(given.shape)}"
-            raise RaggedError(msg)
+            raise RaggedError(
+                "offsets must be integers [num_items + 1] with at least one entry, got"
+                f" {given.dtype} {list(given.shape)}"
+            )
         offsets = given.astype(np.int64, copy=False)
         if values.ndim == 0:
-            msg = "values must have at least one dimension, got a scalar; pass `np.atleast_1d(values)`"
-            raise RaggedError(msg)
+            raise RaggedError(
+                "values must have at least one dimension, got a scalar; pass"
+                " `np.atleast_1d(values)`"
+            )
         if offsets[0] != 0 or offsets[-1] != len(values):
-            msg = f"offsets must run from 0 to len(values) = {len(values)}, got {int(offsets[0])} to {int(offsets[-1])}"
-            raise RaggedError(msg)
+            raise RaggedError(
+                f"offsets must run from 0 to len(values) = {len(values)}, got {int(offsets[0])} to"
+                f" {int(offsets[-1])}"
+            )
         falls = np.flatnonzero(np.diff(offsets) < 0)
         if falls.size:
             at = int(falls[0])
-            msg = f"offsets decrease at item {at}: {int(offsets[at])} then {int(offsets[at + 1])}"
-            raise RaggedError(msg)
+            raise RaggedError(
+                f"offsets decrease at item {at}: {int(offsets[at])} then {int(offsets[at + 1])}"
+            )
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "offsets", offsets)
 
@@ -68,21 +79,29 @@ class RaggedArray:
         """Lay a list of arrays end to end.
 
         Args:
-            arrays: one array [length_i, ...] per item, of any length including 0; trailing dimensions agree.
-            dtype: dtype of the result's values. Values that do not fit an integer dtype are an error, never wrapped.
+            arrays: one array [length_i, ...] per item, of any length including 0; trailing
+                dimensions agree.
+            dtype: dtype of the result's values. Values that do not fit an integer dtype are an
+                error, never wrapped.
 
         Returns:
-            The ragged array; `from_list([[1, 2], []], np.int32)` has values [1, 2] and offsets [0, 2, 2].
+            The ragged array; `from_list([[1, 2], []], np.int32)` has values [1, 2] and offsets [0,
+            2, 2].
 
         Raises:
-            RaggedError: an item is a scalar, has other trailing dimensions, or does not fit `dtype`.
+            RaggedError: an item is a scalar, has other trailing dimensions, or does not fit
+                `dtype`.
         """
         target = np.dtype(dtype)
         items = [_item(index, array, target) for index, array in enumerate(arrays)]
-        shapes = {item.shape[1:] for item in items if item.size} or {item.shape[1:] for item in items}
+        shapes = {item.shape[1:] for item in items if item.size} or {
+            item.shape[1:] for item in items
+        }
         if len(shapes) > 1:
-            msg = f"items have different trailing dimensions: {sorted(shapes)}; a ragged array is ragged in its first dimension only"
-            raise RaggedError(msg)
+            raise RaggedError(
+                f"items have different trailing dimensions: {sorted(shapes)}; a ragged array is"
+                " ragged in its first dimension only"
+            )
         trailing = next(iter(shapes), ())
         offsets = np.zeros(len(items) + 1, np.int64)
         np.cumsum([len(item) for item in items], out=offsets[1:])
@@ -103,12 +122,12 @@ class RaggedArray:
             RaggedError: `parts` is empty or trailing dimensions differ.
         """
         if not parts:
-            msg = "concat needs at least one ragged array: an empty list has no dtype"
-            raise RaggedError(msg)
+            raise RaggedError("concat needs at least one ragged array: an empty list has no dtype")
         shapes = {part.values.shape[1:] for part in parts}
         if len(shapes) > 1:
-            msg = f"cannot concat values with different trailing dimensions: {sorted(shapes)}"
-            raise RaggedError(msg)
+            raise RaggedError(
+                f"cannot concat values with different trailing dimensions: {sorted(shapes)}"
+            )
         lengths = np.concatenate([part.lengths for part in parts])
         return cls(np.concatenate([part.values for part in parts]), _offsets_of(lengths))
 
@@ -135,8 +154,7 @@ class RaggedArray:
         count = len(self)
         position = index + count if index < 0 else index
         if not 0 <= position < count:
-            msg = f"item {index} asked of a ragged array with {count} items"
-            raise IndexError(msg)
+            raise IndexError(f"item {index} asked of a ragged array with {count} items")
         return self.values[self.offsets[position] : self.offsets[position + 1]]
 
     def __iter__(self) -> Iterator[NDArray[Any]]:
@@ -173,8 +191,9 @@ class RaggedArray:
         chosen = np.asarray(indices, np.int64).reshape(-1)
         outside = chosen[(chosen < 0) | (chosen >= len(self))]
         if outside.size:
-            msg = f"item {int(outside[0])} asked of a ragged array with {len(self)} items"
-            raise IndexError(msg)
+            raise IndexError(
+                f"item {int(outside[0])} asked of a ragged array with {len(self)} items"
+            )
         lengths = self.lengths[chosen]
         offsets = _offsets_of(lengths)
         # Row of each output value: the item's start, plus how far into the item it is.
@@ -185,14 +204,12 @@ class RaggedArray:
 def _item(index: int, array: ArrayLike, dtype: np.dtype[Any]) -> NDArray[Any]:
     item = np.asarray(array)
     if item.ndim == 0:
-        msg = f"item {index} is a scalar; every item must be an array [length, ...]"
-        raise RaggedError(msg)
+        raise RaggedError(f"item {index} is a scalar; every item must be an array [length, ...]")
     if item.size and item.dtype.kind in "iu" and dtype.kind in "iu":
         low, high = int(item.min()), int(item.max())
         limits = np.iinfo(dtype)
         if low < limits.min or high > limits.max:
-            msg = f"item {index} has values from {low} to {high}, outside {dtype}"
-            raise RaggedError(msg)
+            raise RaggedError(f"item {index} has values from {low} to {high}, outside {dtype}")
     return item.astype(dtype, copy=False)
 
 

@@ -1,6 +1,7 @@
-"""Decide what a dump looks like to whoever opens it: lazy columns, single samples, and what was noted beside them.
+"""Decide what a dump looks like to whoever opens it: lazy columns, single samples, and what was
+noted beside them.
 
-Layer: algorithms. `open_dump` picks the container by the file's suffix; `Dump` looks the same for all of them.
+`open_dump` picks the container by the file's suffix; `Dump` looks the same for all of them.
 
 Invariants, each matched by a test in `tests/unit/test_reader.py`:
 
@@ -126,11 +127,12 @@ class Dump:
 
         Args:
             name: a name in `fields`.
-            stored: keep the dtype of the file (token ids in the smallest integer that fits) instead of the contract's.
+            stored: keep the dtype of the file (token ids in the smallest integer that fits) instead
+                of the contract's.
 
         Returns:
-            An array [N] for one value per sample, a `RaggedArray` of N items for arrays, a list [N] for strings, objects and columns in
-            which some samples have no value (None).
+            An array [N] for one value per sample, a `RaggedArray` of N items for arrays, a list [N]
+            for strings, objects and columns in which some samples have no value (None).
 
         Raises:
             DumpError: there is no such field, or its bytes are damaged.
@@ -142,15 +144,15 @@ class Dump:
         """Read every field of one sample.
 
         Args:
-            row: 0-based row of the file; negative counts from the end. Not the rollout position: see `row_of_position`.
+            row: 0-based row of the file; negative counts from the end. Not the rollout position:
+                see `row_of_position`.
 
         Raises:
             DumpError: there is no such row, or its bytes are damaged.
         """
         position = row + self.num_samples if row < 0 else row
         if not 0 <= position < self.num_samples:
-            msg = f"{self.path}: sample {row} asked of {self.num_samples}"
-            raise DumpError(msg)
+            raise DumpError(f"{self.path}: sample {row} asked of {self.num_samples}")
         return self._source.sample(position)
 
     def positions(self) -> NDArray[np.int64]:
@@ -186,27 +188,38 @@ class Dump:
         """Return the dump."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Release the file."""
         self.close()
 
     def __repr__(self) -> str:
         """Name file, contract and size."""
-        return f"Dump({str(self.path)!r}, {self.contract}, batch {self.batch_id}, {self.num_samples} samples, {len(self.fields)} fields)"
+        return (
+            f"Dump({str(self.path)!r}, {self.contract}, batch {self.batch_id}, {self.num_samples}"
+            f" samples, {len(self.fields)} fields)"
+        )
 
     def _check_name(self, name: str) -> None:
         if name not in self.fields:
-            msg = f"{self.path}: no field {name!r}; it has {', '.join(self.fields) or 'none'}"
-            raise DumpError(msg)
+            raise DumpError(
+                f"{self.path}: no field {name!r}; it has {', '.join(self.fields) or 'none'}"
+            )
 
 
 def open_dump(path: str | os.PathLike[str], *, check_sums: bool = True) -> Dump:
     """Open a dump; only its header is read (of a `.pt` file: its pickle, but no tensor).
 
     Args:
-        path: a `.parquet` file, or a `.pt` file: ours, or one of slime's train or rollout dumps. Torch is not needed for either.
-        check_sums: compare the checksums of what is read from a `.pt` file. False only for files that torch wrote with
-            `torch.serialization.set_crc32_options(False)`; damage is then not noticed.
+        path: a `.parquet` file, or a `.pt` file: ours, or one of slime's train or rollout dumps.
+            Torch is not needed for either.
+        check_sums: compare the checksums of what is read from a `.pt` file. False only for files
+            that torch wrote with `torch.serialization.set_crc32_options(False)`; damage is then not
+            noticed.
 
     Raises:
         DumpError: the file is missing, damaged, or not a dump; one line that says what and where.
@@ -218,8 +231,10 @@ def open_dump(path: str | os.PathLike[str], *, check_sums: bool = True) -> Dump:
         return Dump(target, ParquetSource(target))
     if target.suffix == ".pt":
         return Dump(target, ArchiveSource(target, check_sums=check_sums))
-    msg = f"{target}: cannot tell the container from the suffix {target.suffix!r}; dumps end in .parquet or .pt"
-    raise DumpError(msg)
+    raise DumpError(
+        f"{target}: cannot tell the container from the suffix {target.suffix!r}; dumps end in"
+        " .parquet or .pt"
+    )
 
 
 def _check_kind(path: Path) -> None:
@@ -227,13 +242,15 @@ def _check_kind(path: Path) -> None:
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:
-        msg = f"{path}: cannot be opened: {getattr(error, 'strerror', None) or error}"
-        raise DumpError(msg) from error
+        raise DumpError(
+            f"{path}: cannot be opened: {getattr(error, 'strerror', None) or error}"
+        ) from error
     if stat.S_ISDIR(mode):
         raise DumpError(_folder_message(path))
     if not stat.S_ISREG(mode):
-        msg = f"{path}: a pipe, device or socket; a dump is a regular file: copy it into one first"
-        raise DumpError(msg)
+        raise DumpError(
+            f"{path}: a pipe, device or socket; a dump is a regular file: copy it into one first"
+        )
 
 
 def _folder_message(folder: Path) -> str:
@@ -242,5 +259,8 @@ def _folder_message(folder: Path) -> str:
         found = sorted(path for suffix in _SUFFIXES for path in folder.glob(pattern + suffix))
         if found:
             more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-            return f"{folder}: a folder; give one of its files: {', '.join(map(str, found[:_NAMED]))}{more}"
+            return (
+                f"{folder}: a folder; give one of its files:"
+                f" {', '.join(map(str, found[:_NAMED]))}{more}"
+            )
     return f"{folder}: a folder, and there is no .parquet or .pt file in it"

@@ -1,6 +1,6 @@
 """Decide what of a dump is needed to run one micro-batch again, alone.
 
-Layer: algorithms. The result is a train dump of its own: whatever reads dumps reads it.
+The result is a train dump of its own: whatever reads dumps reads it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,20 @@ REPLAY_KEY = "replay"
 """Key of the exported dump's metadata that says where the micro-batch comes from."""
 
 
-def export_micro_batch(dump: Dump, target: str | os.PathLike[str], *, step: int, data_parallel_rank: int, micro_batch: int) -> Path:
+def export_micro_batch(
+    dump: Dump,
+    target: str | os.PathLike[str],
+    *,
+    step: int,
+    data_parallel_rank: int,
+    micro_batch: int,
+) -> Path:
     """Write one micro-batch of a train dump to a file of its own.
 
-    The file holds the samples with all their fields (their loss denominators are those of the whole step), one shard with one
-    micro-batch, and under `metadata["replay"]` the step, rank and micro-batch they come from, with `num_microbatches` and
-    `global_batch_size` of that step where the dump notes them.
+    The file holds the samples with all their fields (their loss denominators are those of the whole
+    step), one shard with one micro-batch, and under `metadata["replay"]` the step, rank and
+    micro-batch they come from, with `num_microbatches` and `global_batch_size` of that step where
+    the dump notes them.
 
     Args:
         dump: a train dump.
@@ -42,15 +50,25 @@ def export_micro_batch(dump: Dump, target: str | os.PathLike[str], *, step: int,
         micro_batch: micro-batch within the step on that rank, 0-based.
 
     Raises:
-        DumpError: not a train dump, it does not say where samples ran, or there is no such micro-batch; the message says what there is.
-            Or the target is the dump itself.
+        DumpError: not a train dump, it does not say where samples ran, or there is no such
+            micro-batch; the message says what there is. Or the target is the dump itself.
         WriteError: the file system refused.
     """
     refuse_input(target, dump.path)
     rows = _rows(dump, step, data_parallel_rank, micro_batch)
     columns = {name: column.take(rows) for name, column in dump.columns().items()}
-    shard = next((shard for shard in dump.dp_shards if shard.get("data_parallel_rank") == data_parallel_rank), {})
-    sizes = {key: _of_step(shard.get(name), step) for key, name in (("num_microbatches",) * 2, ("global_batch_size", "global_batch_sizes"))}
+    shard = next(
+        (
+            shard
+            for shard in dump.dp_shards
+            if shard.get("data_parallel_rank") == data_parallel_rank
+        ),
+        {},
+    )
+    sizes = {
+        key: _of_step(shard.get(name), step)
+        for key, name in (("num_microbatches",) * 2, ("global_batch_size", "global_batch_sizes"))
+    }
     source: dict[str, Any] = {
         "step": step,
         "data_parallel_rank": data_parallel_rank,
@@ -64,7 +82,9 @@ def export_micro_batch(dump: Dump, target: str | os.PathLike[str], *, step: int,
         "partition": dump.positions()[rows].tolist(),
         "micro_batch_indices": [list(range(len(rows)))],
         "num_microbatches": [1],
-        "global_batch_sizes": None if sizes["global_batch_size"] is None else [sizes["global_batch_size"]],
+        "global_batch_sizes": (
+            None if sizes["global_batch_size"] is None else [sizes["global_batch_size"]]
+        ),
     }
     header: DumpHeader = {
         **dump.header,
@@ -78,23 +98,28 @@ def export_micro_batch(dump: Dump, target: str | os.PathLike[str], *, step: int,
     return write_columns(target, header, columns)
 
 
-def _rows(dump: Dump, step: int, rank: int, micro_batch: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _rows(
+    dump: Dump, step: int, rank: int, micro_batch: int
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     if dump.contract != TRAIN_DUMP:
-        msg = f"{dump.path}: a {dump.contract}; only a {TRAIN_DUMP} says which samples ran together"
-        raise DumpError(msg)
+        raise DumpError(
+            f"{dump.path}: a {dump.contract}; only a {TRAIN_DUMP} says which samples ran together"
+        )
     found = [scalar_field(dump, name) for name in ("step", "data_parallel_rank", "micro_batch")]
     if any(column is None for column in found):
-        msg = f"{dump.path}: has no step, data_parallel_rank and micro_batch for its samples; it was written without micro_batch_indices"
-        raise DumpError(msg)
+        raise DumpError(
+            f"{dump.path}: has no step, data_parallel_rank and micro_batch for its samples; it was"
+            " written without micro_batch_indices"
+        )
     places = np.stack([np.asarray(column, np.int64) for column in found], axis=1)
     rows = np.flatnonzero((places == [step, rank, micro_batch]).all(axis=1))
     if not rows.size:
         highest = places.max(axis=0).tolist() if len(places) else []
-        msg = (
-            f"{dump.path}: no sample ran in step {step}, rank {rank}, micro-batch {micro_batch} (a filler holds none); "
-            f"the highest are {dict(zip(('step', 'rank', 'micro-batch'), highest, strict=False))}"
+        raise DumpError(
+            f"{dump.path}: no sample ran in step {step}, rank {rank}, micro-batch {micro_batch} (a"
+            " filler holds none); the highest are"
+            f" {dict(zip(('step', 'rank', 'micro-batch'), highest, strict=False))}"
         )
-        raise DumpError(msg)
     return rows
 
 

@@ -1,8 +1,8 @@
-"""Decide which numbers describe a dump: per field count, range, mean and what is not finite; and those over batches.
+"""Decide which numbers describe a dump: per field count, range, mean and what is not finite; and
+those over batches.
 
-Layer: algorithms.
-
-Invariant, matched by a test in `tests/unit/test_summary.py`: response-aligned fields are counted over trained tokens only, once.
+Invariant, matched by a test in `tests/unit/test_summary.py`: response-aligned fields are counted
+over trained tokens only, once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ __all__ = ["BatchSummary", "FieldSummary", "summary", "trend"]
 class FieldSummary:
     """Describe the values of one field.
 
-    Example: log-probs [-1, -3, nan] give count 3, minimum -3, maximum -1, mean -2, num_non_finite 1.
+    Example: log-probs [-1, -3, nan] give count 3, minimum -3, maximum -1, mean -2, num_non_finite
+    1.
     """
 
     name: str
@@ -112,12 +113,16 @@ def trend(paths: Iterable[str | os.PathLike[str]]) -> list[BatchSummary]:
             contracts.add(dump.contract)
             found.append(summary(dump))
     if len(contracts) > 1:
-        msg = f"dumps of different contracts: {', '.join(sorted(contracts))}; give the train dumps or the rollout dumps of a run"
-        raise DumpError(msg)
+        raise DumpError(
+            f"dumps of different contracts: {', '.join(sorted(contracts))}; give the train dumps or"
+            " the rollout dumps of a run"
+        )
     return sorted(found, key=lambda batch: (isinstance(batch.batch_id, str), batch.batch_id))
 
 
-def _summarise(name: str, column: NDArray[Any] | RaggedArray | list[Any], chosen: NDArray[np.bool_] | None) -> FieldSummary:
+def _summarise(
+    name: str, column: NDArray[Any] | RaggedArray | list[Any], chosen: NDArray[np.bool_] | None
+) -> FieldSummary:
     missing = 0
     if isinstance(column, list):
         present = [np.asarray(item).reshape(-1) for item in column if item is not None]

@@ -1,6 +1,7 @@
-"""Decide which file a batch is written to, and refuse templates under which one batch would overwrite another.
+"""Decide which file a batch is written to, and refuse templates under which one batch would
+overwrite another.
 
-Layer: records (standard library only). A template is a path with `{batch_id}`; `{rollout_id}` means the same.
+A template is a path with `{batch_id}`; `{rollout_id}` means the same.
 """
 
 from __future__ import annotations
@@ -26,25 +27,34 @@ def resolve_template(template: str | os.PathLike[str], *, batch_id: int | str) -
     """Return the path of one batch's dump.
 
     Args:
-        template: a path with `{batch_id}` (or its alias `{rollout_id}`), with a width if wanted: `train_{batch_id:06d}.parquet`.
+        template: a path with `{batch_id}` (or its alias `{rollout_id}`), with a width if wanted:
+            `train_{batch_id:06d}.parquet`.
         batch_id: the batch counter, or a word such as `"eval_3"`.
 
     Raises:
-        DumpError: the template has no such placeholder, another placeholder or format, an unknown suffix, or cannot take this `batch_id`.
+        DumpError: the template has no such placeholder, another placeholder or format, an unknown
+            suffix, or cannot take this `batch_id`.
     """
     text = os.fspath(template)
     _check_placeholders(text)
-    if isinstance(batch_id, str) and (batch_id in {"", ".", ".."} or any(mark in batch_id for mark in ("/", "\\", "\0"))):
-        msg = f"batch_id {batch_id!r} cannot be part of a file name: it must be a number or a word without slashes"
-        raise DumpError(msg)
+    if isinstance(batch_id, str) and (
+        batch_id in {"", ".", ".."} or any(mark in batch_id for mark in ("/", "\\", "\0"))
+    ):
+        raise DumpError(
+            f"batch_id {batch_id!r} cannot be part of a file name: it must be a number or a word"
+            " without slashes"
+        )
     try:
         return Path(text.format(batch_id=batch_id, rollout_id=batch_id))
     except (ValueError, TypeError, IndexError) as error:
-        msg = f"dump template {text!r} does not take batch_id {batch_id!r}: {error}"
-        raise DumpError(msg) from error
+        raise DumpError(
+            f"dump template {text!r} does not take batch_id {batch_id!r}: {error}"
+        ) from error
 
 
-def check_templates(*, rollout: str | os.PathLike[str] | None, train: str | os.PathLike[str] | None) -> None:
+def check_templates(
+    *, rollout: str | os.PathLike[str] | None, train: str | os.PathLike[str] | None
+) -> None:
     """Refuse, at the start of a run, templates that would lose data.
 
     Args:
@@ -52,9 +62,14 @@ def check_templates(*, rollout: str | os.PathLike[str] | None, train: str | os.P
         train: template of the train dump; None if it is off.
 
     Raises:
-        DumpError: a template is not one (see `resolve_template`), or two batches, of one template or of both, get the same path.
+        DumpError: a template is not one (see `resolve_template`), or two batches, of one template
+            or of both, get the same path.
     """
-    named = {name: template for name, template in (("dump.rollout", rollout), ("dump.train", train)) if template is not None}
+    named = {
+        name: template
+        for name, template in (("dump.rollout", rollout), ("dump.train", train))
+        if template is not None
+    }
     owners: dict[str, tuple[str, int | str]] = {}
     for (name, template), batch_id in itertools.product(named.items(), _PROBES):
         path = _resolved(template, batch_id)
@@ -62,11 +77,15 @@ def check_templates(*, rollout: str | os.PathLike[str] | None, train: str | os.P
             continue
         other, other_id = owners.setdefault(path, (name, batch_id))
         if other != name:
-            msg = f"{other} for batch {other_id} and {name} for batch {batch_id} both write to {path}; give them different paths"
-            raise DumpError(msg)
+            raise DumpError(
+                f"{other} for batch {other_id} and {name} for batch {batch_id} both write to"
+                f" {path}; give them different paths"
+            )
         if other_id != batch_id:
-            msg = f"{name}: template {os.fspath(template)!r} gives batches {other_id} and {batch_id} the same path {path}"
-            raise DumpError(msg)
+            raise DumpError(
+                f"{name}: template {os.fspath(template)!r} gives batches {other_id} and {batch_id}"
+                f" the same path {path}"
+            )
 
 
 def _resolved(template: str | os.PathLike[str], batch_id: int | str) -> str | None:
@@ -81,21 +100,35 @@ def _resolved(template: str | os.PathLike[str], batch_id: int | str) -> str | No
 
 def _check_placeholders(text: str) -> None:
     try:
-        parts = [(name, spec or "", conversion) for _, name, spec, conversion in Formatter().parse(text) if name is not None]
+        parts = [
+            (name, spec or "", conversion)
+            for _, name, spec, conversion in Formatter().parse(text)
+            if name is not None
+        ]
     except ValueError as error:
-        msg = f"dump template {text!r} is not a format string: {error}"
-        raise DumpError(msg) from error
+        raise DumpError(f"dump template {text!r} is not a format string: {error}") from error
     unknown = [name for name, _, _ in parts if name not in _ALIASES]
     if unknown:
-        msg = f"dump template {text!r} has the unknown placeholder {{{unknown[0]}}}; use {{batch_id}}"
-        raise DumpError(msg)
-    cut = [spec for _, spec, conversion in parts if conversion is not None or not _WIDTH.fullmatch(spec)]
+        raise DumpError(
+            f"dump template {text!r} has the unknown placeholder {{{unknown[0]}}}; use {{batch_id}}"
+        )
+    cut = [
+        spec
+        for _, spec, conversion in parts
+        if conversion is not None or not _WIDTH.fullmatch(spec)
+    ]
     if cut:
-        msg = f"dump template {text!r} has the format {cut[0]!r}; only a width is allowed, because others can give two batches one path: {{batch_id:06d}}"
-        raise DumpError(msg)
+        raise DumpError(
+            f"dump template {text!r} has the format {cut[0]!r}; only a width is allowed, because"
+            " others can give two batches one path: {batch_id:06d}"
+        )
     if not parts:
-        msg = f"dump template {text!r} has no {{batch_id}}: every batch would overwrite the one before; add {{batch_id}} to the file name"
-        raise DumpError(msg)
+        raise DumpError(
+            f"dump template {text!r} has no {{batch_id}}: every batch would overwrite the one"
+            " before; add {batch_id} to the file name"
+        )
     if not text.endswith(_SUFFIXES):
-        msg = f"dump template {text!r} must end in {' or '.join(_SUFFIXES)}: the suffix chooses the container"
-        raise DumpError(msg)
+        raise DumpError(
+            f"dump template {text!r} must end in {' or '.join(_SUFFIXES)}: the suffix chooses the"
+            " container"
+        )

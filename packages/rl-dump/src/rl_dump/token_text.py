@@ -1,6 +1,6 @@
 """Decide which text a token id stands for, from a `tokenizer.json` alone.
 
-Layer: algorithms (standard library only). Enough of the format to show tokens to people: byte-level BPE, SentencePiece-like vocabularies
+Enough of the format to show tokens to people: byte-level BPE, SentencePiece-like vocabularies
 with and without byte fallback, WordPiece and word-level. Encoding text is not needed here.
 """
 
@@ -22,7 +22,8 @@ _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 
 
 def token_bytes(path: str | os.PathLike[str]) -> dict[int, bytes]:
-    """Return the bytes of every token id; a token may hold part of a character, so bytes and not text.
+    """Return the bytes of every token id; a token may hold part of a character, so bytes and not
+    text.
 
     Args:
         path: a `tokenizer.json`, or a folder that holds one.
@@ -33,20 +34,22 @@ def token_bytes(path: str | os.PathLike[str]) -> dict[int, bytes]:
     target = Path(path)
     target = target / "tokenizer.json" if target.is_dir() else target
     if target.exists() and not target.is_file():
-        msg = f"{target}: no regular file; give a tokenizer.json or its folder"
-        raise DumpError(msg)
+        raise DumpError(f"{target}: no regular file; give a tokenizer.json or its folder")
     try:
         document = json.loads(target.read_text(encoding="utf-8"))
         vocabulary = _vocabulary(document["model"])
         decode = _decoder(document)
         found = {number: decode(token) for token, number in vocabulary.items()}
-        found |= {int(entry["id"]): str(entry["content"]).encode() for entry in document.get("added_tokens") or []}
+        found |= {
+            int(entry["id"]): str(entry["content"]).encode()
+            for entry in document.get("added_tokens") or []
+        }
     except OSError as error:
-        msg = f"{target}: cannot be opened: {error.strerror or error}"
-        raise DumpError(msg) from error
+        raise DumpError(f"{target}: cannot be opened: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        msg = f"{target}: not a tokenizer.json ({type(error).__name__}: {error})"
-        raise DumpError(msg) from error
+        raise DumpError(
+            f"{target}: not a tokenizer.json ({type(error).__name__}: {error})"
+        ) from error
     return found
 
 
@@ -61,10 +64,14 @@ def _decoder(document: dict[str, Any]) -> Any:
     kinds = _kinds(document.get("decoder")) | _kinds(document.get("pre_tokenizer"))
     if "ByteLevel" in kinds:
         table = _byte_characters()
-        return lambda token: b"".join(bytes([table[char]]) if char in table else char.encode() for char in token)
+        return lambda token: b"".join(
+            bytes([table[char]]) if char in table else char.encode() for char in token
+        )
     if "WordPiece" in kinds or document["model"].get("type") == "WordPiece":
         prefix = document["model"].get("continuing_subword_prefix") or "##"
-        return lambda token: token[len(prefix) :].encode() if token.startswith(prefix) else f" {token}".encode()
+        return lambda token: (
+            token[len(prefix) :].encode() if token.startswith(prefix) else f" {token}".encode()
+        )
     if "Metaspace" in kinds or "Replace" in kinds or document["model"].get("byte_fallback"):
         return _from_metaspace
     return lambda token: token.encode()

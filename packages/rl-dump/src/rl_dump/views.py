@@ -1,9 +1,10 @@
 """Decide how documents that other packages own become columns of a dump.
 
-Layer: algorithms. A view takes the few keys it needs of `schedule-plan.v1`, `nucleus-set.v1`, `metric-record.v1` or `rollout-batch.v1`, and ignores
-the rest. Nothing of the owning package is imported.
+A view takes the few keys it needs of `schedule-plan.v1`, `nucleus-set.v1`, `metric-record.v1` or
+`rollout-batch.v1`, and ignores the rest. Nothing of the owning package is imported.
 
-Invariants, each matched by a test in `tests/golden/test_neighbours.py`: another contract id is refused, naming both ids; a newer minor is read.
+Invariants, each matched by a test in `tests/golden/test_neighbours.py`: another contract id is
+refused, naming both ids; a newer minor is read.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["batch_columns", "metric_values", "nucleus_columns", "plan_columns", "plan_dropped", "plan_fillers"]
+__all__ = [
+    "batch_columns",
+    "metric_values",
+    "nucleus_columns",
+    "plan_columns",
+    "plan_dropped",
+    "plan_fillers",
+]
 
 _OFFSETS = ".offsets"
 
@@ -33,7 +41,8 @@ def plan_columns(document: Mapping[str, Any], num_samples: int) -> dict[str, NDA
         num_samples: samples of the rollout batch.
 
     Returns:
-        `step`, `micro_batch` (counted inside the step) and `data_parallel_rank`: int64 [num_samples] by rollout position, -1 where dropped.
+        `step`, `micro_batch` (counted inside the step) and `data_parallel_rank`: int64
+        [num_samples] by rollout position, -1 where dropped.
 
     Raises:
         UnsupportedContractError: another contract.
@@ -47,13 +56,18 @@ def plan_columns(document: Mapping[str, Any], num_samples: int) -> dict[str, NDA
         }
         ranks = int(document["dp_size"])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise DumpError(f"schedule-plan.v1: cannot read {error}; write the plan again with rl-schedule") from error
+        raise DumpError(
+            f"schedule-plan.v1: cannot read {error}; write the plan again with rl-schedule"
+        ) from error
     per_step, positions = arrays["num_microbatches"], arrays["sample_positions"]
     if positions.size and not 0 <= int(positions.min()) <= int(positions.max()) < num_samples:
         raise DumpError(
-            f"schedule-plan.v1: has position {int(positions.max())}, but the batch has {num_samples} samples; is it of another batch?"
+            f"schedule-plan.v1: has position {int(positions.max())}, but the batch has"
+            f" {num_samples} samples; is it of another batch?"
         )
-    slots = np.concatenate([np.arange(count) for count in per_step.tolist()] or [np.zeros(0, np.int64)])
+    slots = np.concatenate(
+        [np.arange(count) for count in per_step.tolist()] or [np.zeros(0, np.int64)]
+    )
     sizes = np.diff(arrays["micro_batch_offsets"])
     places = {
         "step": np.tile(np.repeat(np.arange(per_step.size), per_step), ranks),
@@ -85,17 +99,24 @@ def plan_dropped(document: Mapping[str, Any]) -> list[int]:
 def plan_fillers(document: Mapping[str, Any]) -> list[tuple[int, int]]:
     """Return the micro-batches without samples as (data-parallel rank, micro-batch counted over all steps); raises as `plan_dropped`."""
     _check(document, "schedule-plan.v1")
-    return [(int(rank), int(slot)) for rank, slot in _plan_array(document, "filler_micro_batches", -1, 2).tolist()]
+    return [
+        (int(rank), int(slot))
+        for rank, slot in _plan_array(document, "filler_micro_batches", -1, 2).tolist()
+    ]
 
 
 def _plan_array(document: Mapping[str, Any], name: str, *shape: int) -> NDArray[np.int64]:
     try:
         return np.array(document["arrays"][name]["data"], np.int64).reshape(shape)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise DumpError(f"schedule-plan.v1: cannot read {name} ({error}); write the plan again with rl-schedule") from error
+        raise DumpError(
+            f"schedule-plan.v1: cannot read {name} ({error}); write the plan again with rl-schedule"
+        ) from error
 
 
-def nucleus_columns(document: Mapping[str, Any], arrays: Mapping[str, ArrayLike]) -> dict[str, NDArray[Any]]:
+def nucleus_columns(
+    document: Mapping[str, Any], arrays: Mapping[str, ArrayLike]
+) -> dict[str, NDArray[Any]]:
     """Name the arrays of one sample's kept sets as a dump does.
 
     Args:
@@ -124,7 +145,8 @@ def metric_values(document: Mapping[str, Any]) -> dict[str, float | None]:
         document: `metric-record.v1`.
 
     Returns:
-        By name: the mean where the kind is a mean or moments, the numerator otherwise; None for a mean of nothing. Histograms are left out.
+        By name: the mean where the kind is a mean or moments, the numerator otherwise; None for a
+            mean of nothing. Histograms are left out.
 
     Raises:
         UnsupportedContractError: another contract.
@@ -146,12 +168,15 @@ def metric_values(document: Mapping[str, Any]) -> dict[str, float | None]:
     return values
 
 
-def batch_columns(document: Mapping[str, Any], arrays: Mapping[str, ArrayLike]) -> dict[str, NDArray[Any] | RaggedArray]:
+def batch_columns(
+    document: Mapping[str, Any], arrays: Mapping[str, ArrayLike]
+) -> dict[str, NDArray[Any] | RaggedArray]:
     """Return the columns of a rollout batch as a dump takes them.
 
     Args:
         document: `rollout-batch.v1`.
-        arrays: the arrays beside it, with the dtypes the document states. A name with `.offsets` belongs to the column of that name.
+        arrays: the arrays beside it, with the dtypes the document states. A name with `.offsets`
+            belongs to the column of that name.
 
     Returns:
         Per column an array [N], or a `RaggedArray` of N items.
@@ -165,12 +190,25 @@ def batch_columns(document: Mapping[str, Any], arrays: Mapping[str, ArrayLike]) 
     missing = sorted(set(described) - set(arrays))
     if missing:
         raise DumpError(f"rollout-batch.v1: the arrays {missing} are missing beside the document")
-    held = {name: np.asarray(arrays[name], np.dtype(about["dtype"])) for name, about in described.items()}
+    held = {
+        name: np.asarray(arrays[name], np.dtype(about["dtype"]))
+        for name, about in described.items()
+    }
     names = [name for name in held if not name.endswith(_OFFSETS)]
-    return {name: RaggedArray(held[name], held[name + _OFFSETS]) if name + _OFFSETS in held else held[name] for name in names}
+    return {
+        name: (
+            RaggedArray(held[name], held[name + _OFFSETS])
+            if name + _OFFSETS in held
+            else held[name]
+        )
+        for name in names
+    }
 
 
 def _check(document: Mapping[str, Any], expected: str) -> None:
     found = document.get("contract")
     if found != expected:
-        raise UnsupportedContractError(f"contract {found!r}, but this rl-dump reads {expected!r}; upgrade the older of the two packages")
+        raise UnsupportedContractError(
+            f"contract {found!r}, but this rl-dump reads {expected!r}; upgrade the older of the two"
+            " packages"
+        )

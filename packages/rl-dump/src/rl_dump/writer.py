@@ -1,6 +1,8 @@
-"""Decide how a dump gets into a Parquet file: row groups of bounded size, checksums, and the file whole or not at all.
+"""Decide how a dump gets into a Parquet file: row groups of bounded size, checksums, and the file
+whole or not at all.
 
-Layer: algorithms. `write_dump` takes whole columns; `DumpWriter` takes them piece by piece, so that a producer need never hold a batch.
+`write_dump` takes whole columns; `DumpWriter` takes them piece by piece, so that a producer need
+never hold a batch.
 
 Invariants, each matched by a test in `tests/unit/test_writer.py`:
 
@@ -45,7 +47,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["ROW_GROUP_BYTES", "DumpWriter", "integer_range", "row_bytes", "row_group_bounds", "store_smallest", "write_dump"]
+__all__ = [
+    "ROW_GROUP_BYTES",
+    "DumpWriter",
+    "integer_range",
+    "row_bytes",
+    "row_group_bounds",
+    "store_smallest",
+    "write_dump",
+]
 
 ROW_GROUP_BYTES = 2 << 20
 """Values per row group, before compression: a reader of one sample decodes this much, a streaming writer holds this much."""
@@ -62,11 +72,13 @@ def write_dump(
 
     Args:
         path: where the file shall be; must end in `.parquet`. An existing file is replaced, whole.
-        columns: per field an array [N], a `RaggedArray` of N items, or a list of N values (strings, numbers, None, JSON).
-            Names, dtypes and lengths of the fields the contract names are checked; others are kept as they come.
+        columns: per field an array [N], a `RaggedArray` of N items, or a list of N values (strings,
+            numbers, None, JSON). Names, dtypes and lengths of the fields the contract names are
+            checked; others are kept as they come.
         response_fields: names of the fields with one value per response token.
-        header: `contract` (`train-dump.v2` or `rollout-dump.v1`), `batch_id`, and what else stands beside the samples: `dp_shards`,
-            `schedule`, `raw_reward`, `dropped`, `writer_rank`, `metadata`; each is described in `rl_dump.header.HeaderKeywords`.
+        header: `contract` (`train-dump.v2` or `rollout-dump.v1`), `batch_id`, and what else stands
+            beside the samples: `dp_shards`, `schedule`, `raw_reward`, `dropped`, `writer_rank`,
+            `metadata`; each is described in `rl_dump.header.HeaderKeywords`.
 
     Returns:
         The path written.
@@ -75,18 +87,24 @@ def write_dump(
         DumpError: the columns do not make a dump; the message lists every problem.
         WriteError: the file system refused.
     """
-    built = {name: store_smallest(column) for name, column in build_columns(columns, response_fields=response_fields).items()}
+    built = {
+        name: store_smallest(column)
+        for name, column in build_columns(columns, response_fields=response_fields).items()
+    }
     rows = len(next(iter(built.values()))) if built else 0
     with DumpWriter(path, fields=[column.field for column in built.values()], **header) as writer:
         for start, stop in row_group_bounds(row_bytes(built, rows)):
-            writer.write({name: column.take(np.arange(start, stop)) for name, column in built.items()})
+            writer.write(
+                {name: column.take(np.arange(start, stop)) for name, column in built.items()}
+            )
     return Path(path)
 
 
 class DumpWriter:
     """Write a dump row group by row group; use as a context manager.
 
-    The file appears under its name when the block ends without an exception; otherwise nothing is left behind.
+    The file appears under its name when the block ends without an exception; otherwise nothing is
+    left behind.
 
     Args:
         path: as for `write_dump`.
@@ -97,24 +115,43 @@ class DumpWriter:
         WriteError: the file system refused, here or in `write`.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, fields: Sequence[Field], **header: Unpack[HeaderKeywords]) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        fields: Sequence[Field],
+        **header: Unpack[HeaderKeywords],
+    ) -> None:
         self._path = Path(path)
         if self._path.suffix != ".parquet":
-            msg = f"{self._path}: this writer makes .parquet files; for .pt use rl_dump.torch.write_torch_archive or `rl-dump convert`"
-            raise DumpError(msg)
+            raise DumpError(
+                f"{self._path}: this writer makes .parquet files; for .pt use"
+                " rl_dump.torch.write_torch_archive or `rl-dump convert`"
+            )
         self._set_up(make_header(num_samples=0, fields=fields, **header))
 
     @classmethod
     def with_header(cls, path: str | os.PathLike[str], header: DumpHeader) -> DumpWriter:
         """Return a writer for a header that exists already, such as that of a dump that is converted."""
-        fields = [field_of(name, document, where=str(path)) for name, document in header["fields"].items()]
-        writer = cls(path, fields=fields, contract=header["contract"], batch_id=header["batch_id"], writer_rank=header["writer_rank"])
+        fields = [
+            field_of(name, document, where=str(path)) for name, document in header["fields"].items()
+        ]
+        writer = cls(
+            path,
+            fields=fields,
+            contract=header["contract"],
+            batch_id=header["batch_id"],
+            writer_rank=header["writer_rank"],
+        )
         writer._set_up(header)
         return writer
 
     def _set_up(self, header: DumpHeader) -> None:
         self._header: DumpHeader = {**header}
-        self._fields = {name: field_of(name, document, where=str(self._path)) for name, document in header["fields"].items()}
+        self._fields = {
+            name: field_of(name, document, where=str(self._path))
+            for name, document in header["fields"].items()
+        }
         self._rows: list[int] = []
         self._checksums: dict[str, list[int]] = {name: [] for name in self._fields}
         self._stack = contextlib.ExitStack()
@@ -133,39 +170,53 @@ class DumpWriter:
             columns: exactly the writer's fields, all with the same number of samples.
 
         Raises:
-            DumpError: other fields, different numbers of samples, or a value that cannot be written, with its field and sample.
+            DumpError: other fields, different numbers of samples, or a value that cannot be
+                written, with its field and sample.
             WriteError: the file system refused.
         """
         if set(columns) != set(self._fields):
-            msg = f"{self._path}: row group has fields {sorted(columns)}, the dump has {sorted(self._fields)}"
-            raise DumpError(msg)
+            raise DumpError(
+                f"{self._path}: row group has fields {sorted(columns)}, the dump has"
+                f" {sorted(self._fields)}"
+            )
         self.write_arrays(
-            {name: encode(replace(columns[name], field=field), first_row=sum(self._rows)) for name, field in self._fields.items()}
+            {
+                name: encode(replace(columns[name], field=field), first_row=sum(self._rows))
+                for name, field in self._fields.items()
+            }
         )
 
     def write_arrays(self, arrays: Mapping[str, pa.Array]) -> None:
         """Append one row group of arrow arrays, already in the types of `parquet.arrow_schema`; otherwise as `write`."""
         if self._temporary is None:
-            msg = f"{self._path}: nothing can be written outside of the writer's `with` block"
-            raise DumpError(msg)
+            raise DumpError(
+                f"{self._path}: nothing can be written outside of the writer's `with` block"
+            )
         rows = {len(array) for array in arrays.values()}
         if len(rows) > 1:
-            msg = f"{self._path}: columns of one row group have {sorted(rows)} samples"
-            raise DumpError(msg)
+            raise DumpError(f"{self._path}: columns of one row group have {sorted(rows)} samples")
         if not rows or rows == {0}:
             return
         with self._write_errors():
             parquet = self._parquet or self._open(arrays)
-            parquet.write_table(pa.table(dict(arrays), schema=parquet.schema), row_group_size=max(rows))
+            parquet.write_table(
+                pa.table(dict(arrays), schema=parquet.schema), row_group_size=max(rows)
+            )
         self._rows.append(max(rows))
         for name, array in arrays.items():
             self._checksums[name].append(checksum(array))
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Seal the file and give it its name, or remove it after an exception."""
         with self._stack:
             if kind is not None:
-                # Re-raised inside the stack, so that the temporary path goes away instead of taking its name.
+                # Re-raised inside the stack, so that the temporary path goes away instead of taking
+                # its name.
                 assert error is not None
                 raise error
             with self._write_errors():
@@ -180,7 +231,12 @@ class DumpWriter:
 
     def _seal(self) -> None:
         parquet = self._parquet or self._open({})
-        sealed: DumpHeader = {**self._header, "num_samples": sum(self._rows), "row_groups": self._rows, "checksums": self._checksums}
+        sealed: DumpHeader = {
+            **self._header,
+            "num_samples": sum(self._rows),
+            "row_groups": self._rows,
+            "checksums": self._checksums,
+        }
         text, crc = seal_header(sealed)
         parquet.add_key_value_metadata({HEADER_KEY: text, CRC_KEY: crc})
         parquet.close()
@@ -191,8 +247,7 @@ class DumpWriter:
         try:
             yield
         except OSError as error:
-            msg = f"cannot write {self._path}: {error.strerror or error}"
-            raise WriteError(msg) from error
+            raise WriteError(f"cannot write {self._path}: {error.strerror or error}") from error
 
 
 def store_smallest(column: Column, span: tuple[int, int] | None = None) -> Column:
@@ -205,7 +260,9 @@ def store_smallest(column: Column, span: tuple[int, int] | None = None) -> Colum
     span = integer_range(column) if span is None else span
     if span is None:
         return column
-    return replace(column, field=replace(column.field, stored=smallest_stored(column.field.dtype, *span)))
+    return replace(
+        column, field=replace(column.field, stored=smallest_stored(column.field.dtype, *span))
+    )
 
 
 def integer_range(column: Column) -> tuple[int, int] | None:
@@ -221,16 +278,23 @@ def row_bytes(columns: Mapping[str, Column], rows: int) -> NDArray[np.int64]:
     total = np.zeros(rows, np.int64)
     for column in columns.values():
         if isinstance(column.values, RaggedArray):
-            width = int(np.prod(column.field.trailing, dtype=np.int64)) * np.dtype(column.field.stored).itemsize
+            width = (
+                int(np.prod(column.field.trailing, dtype=np.int64))
+                * np.dtype(column.field.stored).itemsize
+            )
             total += column.values.lengths * width
         elif isinstance(column.values, list):
-            total += np.array([len(value) if isinstance(value, str) else 64 for value in column.values], np.int64)
+            total += np.array(
+                [len(value) if isinstance(value, str) else 64 for value in column.values], np.int64
+            )
         else:
             total += 8
     return total
 
 
-def row_group_bounds(sizes: NDArray[np.int64], limit: int = ROW_GROUP_BYTES) -> list[tuple[int, int]]:
+def row_group_bounds(
+    sizes: NDArray[np.int64], limit: int = ROW_GROUP_BYTES
+) -> list[tuple[int, int]]:
     """Cut samples into consecutive runs of at most `limit` bytes; a larger sample stands alone.
 
     Sizes [3, 3, 9, 1] with limit 6 give [(0, 2), (2, 3), (3, 4)].

@@ -13,8 +13,21 @@ from stubs.dump_batches import Columns, batch, equal, items_of, placed, taken
 from stubs.dump_layouts import Stream, cut, gatherer, stream_gatherer
 from stubs.dump_processes import run_ranks
 
-from rl_dump import BackgroundWriter, DumpError, RaggedArray, WriteError, compare, open_dump, write_dump
-from rl_dump.torch import DumpTopology, LogProbCapture, restore_context_parallel_fields_to_cpu, save_debug_train_data
+from rl_dump import (
+    BackgroundWriter,
+    DumpError,
+    RaggedArray,
+    WriteError,
+    compare,
+    open_dump,
+    write_dump,
+)
+from rl_dump.torch import (
+    DumpTopology,
+    LogProbCapture,
+    restore_context_parallel_fields_to_cpu,
+    save_debug_train_data,
+)
 from rl_dump.torch import shards as shards_module
 from rl_dump.torch.wire import receive_bytes
 
@@ -22,7 +35,9 @@ pytestmark = pytest.mark.distributed
 CP_FIELDS = ("log_probs", "rollout_log_probs", "advantages", "entropy")
 
 
-def trainer_shard(columns: Columns, shard: dict[str, Any], cp_rank: int = 0, cp_size: int = 1) -> dict[str, Any]:
+def trainer_shard(
+    columns: Columns, shard: dict[str, Any], cp_rank: int = 0, cp_size: int = 1
+) -> dict[str, Any]:
     """What rank `cp_rank` of a data-parallel rank holds: its samples, floats cut along the context axis."""
     part = taken(columns, shard["partition"])
     data = {}
@@ -32,7 +47,10 @@ def trainer_shard(columns: Columns, shard: dict[str, Any], cp_rank: int = 0, cp_
         if isinstance(column, RaggedArray):
             items = [torch.from_numpy(item.copy()) for item in column]
             if name in CP_FIELDS:
-                items = [cut(item, int(total), cp_rank, cp_size) for item, total in zip(items, part["total_lengths"], strict=True)]
+                items = [
+                    cut(item, int(total), cp_rank, cp_size)
+                    for item, total in zip(items, part["total_lengths"], strict=True)
+                ]
             data[name] = items
         else:
             data[name] = column if isinstance(column, list) else column.tolist()
@@ -41,11 +59,22 @@ def trainer_shard(columns: Columns, shard: dict[str, Any], cp_rank: int = 0, cp_
 
 
 def reference(folder: Path, columns: Columns, shards: list[dict[str, Any]]) -> Path:
-    return write_dump(folder / "reference.parquet", contract="train-dump.v2", batch_id=0, columns=columns, dp_shards=shards)
+    return write_dump(
+        folder / "reference.parquet",
+        contract="train-dump.v2",
+        batch_id=0,
+        columns=columns,
+        dp_shards=shards,
+    )
 
 
 def dp2_cp2(
-    rank: int, folder: Path, num_samples: int, longest: int, background: bool, suffix: str = ".parquet"
+    rank: int,
+    folder: Path,
+    num_samples: int,
+    longest: int,
+    background: bool,
+    suffix: str = ".parquet",
 ) -> tuple[str | None, list[int], list[int]]:
     dp_rank, cp_rank = divmod(rank, 2)
     cp_groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
@@ -77,24 +106,36 @@ def dp2_cp2(
     }
     if background:
         with BackgroundWriter() as writer:
-            path = save_debug_train_data(folder / f"t_{{batch_id}}{suffix}", background=writer, **options)
+            path = save_debug_train_data(
+                folder / f"t_{{batch_id}}{suffix}", background=writer, **options
+            )
     else:
-        path = save_debug_train_data(folder / f"t_{{batch_id}}{suffix}", chunk_bytes=4096, **options)
+        path = save_debug_train_data(
+            folder / f"t_{{batch_id}}{suffix}", chunk_bytes=4096, **options
+        )
     return None if path is None else str(path), restored, received
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_dp2_cp2_writes_one_file_equal_to_a_single_process(tmp_path: Path, background: bool) -> None:
+def test_dp2_cp2_writes_one_file_equal_to_a_single_process(
+    tmp_path: Path, background: bool
+) -> None:
     results = run_ranks(dp2_cp2, 4, tmp_path, 30, 60, background)
     assert [result[0] is not None for result in results] == [True, False, False, False]
     assert [path.name for path in tmp_path.iterdir()] == ["t_0.parquet"]
     columns, shards = placed(batch(30, longest=60))
-    with open_dump(results[0][0]) as found, open_dump(reference(tmp_path, columns, shards)) as expected:
+    with (
+        open_dump(results[0][0]) as found,
+        open_dump(reference(tmp_path, columns, shards)) as expected,
+    ):
         assert compare(found, expected) is None
         for name in columns:
             assert equal(found.column(name), expected.column(name)), name
         assert found.header["writer_rank"] == 0
-        assert [(shard["rank"], shard["data_parallel_rank"], shard["partition"]) for shard in found.dp_shards] == [
+        assert [
+            (shard["rank"], shard["data_parallel_rank"], shard["partition"])
+            for shard in found.dp_shards
+        ] == [
             (0, 0, shards[0]["partition"]),
             (2, 1, shards[1]["partition"]),
         ]
@@ -104,12 +145,18 @@ def test_dp2_cp2_writes_one_file_equal_to_a_single_process(tmp_path: Path, backg
 def test_restored_memory_is_one_chunk_and_collectives_are_few(tmp_path: Path) -> None:
     for _, restored, _ in run_ranks(dp2_cp2, 4, tmp_path, 60, 200, False):
         assert max(restored) <= 4096
-        assert len(restored) < 60 * len(CP_FIELDS) / 3, "one collective per field and chunk, not per sample"
+        assert len(restored) < 60 * len(CP_FIELDS) / 3, (
+            "one collective per field and chunk, not per sample"
+        )
 
 
-def test_the_writer_holds_one_row_group_of_another_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_writer_holds_one_row_group_of_another_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
-        shards_module, "row_group_bounds", lambda sizes: [(start, min(start + 8, len(sizes))) for start in range(0, len(sizes), 8)]
+        shards_module,
+        "row_group_bounds",
+        lambda sizes: [(start, min(start + 8, len(sizes))) for start in range(0, len(sizes), 8)],
     )
     results = run_ranks(dp2_cp2, 4, tmp_path, 160, 200, False)
     messages = [size for size in results[0][2] if size > 100]
@@ -120,16 +167,23 @@ def test_the_writer_holds_one_row_group_of_another_rank(tmp_path: Path, monkeypa
 def test_an_archive_is_written_by_the_same_call(tmp_path: Path) -> None:
     results = run_ranks(dp2_cp2, 4, tmp_path, 20, 30, False, ".pt")
     columns, shards = placed(batch(20, longest=30))
-    with open_dump(results[0][0]) as found, open_dump(reference(tmp_path, columns, shards)) as expected:
+    with (
+        open_dump(results[0][0]) as found,
+        open_dump(reference(tmp_path, columns, shards)) as expected,
+    ):
         assert compare(found, expected) is None
 
 
 def tp2_pp2(rank: int, folder: Path) -> str | None:
     pp_rank, tp_rank = divmod(rank, 2)
-    topology = DumpTopology(global_rank=rank, tp_rank=tp_rank, tp_size=2, pp_rank=pp_rank, pp_size=2)
+    topology = DumpTopology(
+        global_rank=rank, tp_rank=tp_rank, tp_size=2, pp_rank=pp_rank, pp_size=2
+    )
     columns, shards = placed(batch(10), dp_size=1)
     data = trainer_shard(columns, shards[0]) if topology.takes_part else {}
-    path = save_debug_train_data(folder / "t_{batch_id}.parquet", batch_id=0, rollout_data=data, topology=topology)
+    path = save_debug_train_data(
+        folder / "t_{batch_id}.parquet", batch_id=0, rollout_data=data, topology=topology
+    )
     return None if path is None else str(path)
 
 
@@ -137,14 +191,22 @@ def test_tp2_pp2_only_the_last_stages_first_rank_writes(tmp_path: Path) -> None:
     results = run_ranks(tp2_pp2, 4, tmp_path)
     assert [result is not None for result in results] == [False, False, True, False]
     columns, shards = placed(batch(10), dp_size=1)
-    with open_dump(results[2]) as found, open_dump(reference(tmp_path, columns, shards)) as expected:
+    with (
+        open_dump(results[2]) as found,
+        open_dump(reference(tmp_path, columns, shards)) as expected,
+    ):
         assert compare(found, expected) is None
         assert found.header["writer_rank"] == 2
 
 
 def restore_only(rank: int) -> dict[str, list[bytes]]:
     columns = batch(16, longest=50)
-    shard = {"partition": list(range(16)), "micro_batch_indices": [], "num_microbatches": [], "global_batch_sizes": []}
+    shard = {
+        "partition": list(range(16)),
+        "micro_batch_indices": [],
+        "num_microbatches": [],
+        "global_batch_sizes": [],
+    }
     gather, _ = gatherer(rank, 4, dist.group.WORLD)
     restored = restore_context_parallel_fields_to_cpu(
         trainer_shard(columns, shard, rank, 4), gather, keep_restored=rank == 0, chunk_bytes=1000
@@ -156,7 +218,8 @@ def test_cp4_fields_are_restored_bit_for_bit_on_the_writer_only() -> None:
     results = run_ranks(restore_only, 4)
     columns = batch(16, longest=50)
     assert results[0] == {
-        name: [item.tobytes() for item in columns[name]] for name in ("rollout_log_probs", "log_probs", "advantages", "entropy")
+        name: [item.tobytes() for item in columns[name]]
+        for name in ("rollout_log_probs", "log_probs", "advantages", "entropy")
     }
     assert results[1:] == [{}, {}, {}]
 
@@ -165,7 +228,9 @@ def restore_streams(rank: int) -> tuple[dict[str, list[bytes]], list[int]]:
     columns = batch(16, longest=50)
     totals, responses = columns["total_lengths"].tolist(), columns["response_lengths"].tolist()
     streams = []
-    for first in range(0, 16, 5):  # micro-batches of up to five samples, each a stream padded to the number of ranks
+    for first in range(
+        0, 16, 5
+    ):  # micro-batches of up to five samples, each a stream padded to the number of ranks
         lengths = totals[first : first + 5]
         padded = -(-sum(lengths) // 2) * 2
         streams += [Stream(offset, padded) for offset in np.cumsum([0, *lengths[:-1]]).tolist()]
@@ -176,23 +241,38 @@ def restore_streams(rank: int) -> tuple[dict[str, list[bytes]], list[int]]:
             for item, stream, total in zip(columns[name], streams, totals, strict=True)
         ]
     gather = stream_gatherer(streams, rank, 2, dist.group.WORLD)
-    restored = restore_context_parallel_fields_to_cpu(data, gather, keep_restored=rank == 1, chunk_bytes=1000)
+    restored = restore_context_parallel_fields_to_cpu(
+        data, gather, keep_restored=rank == 1, chunk_bytes=1000
+    )
     pieces = [len(piece) for piece in data["log_probs"]]
-    return {name: [item.tobytes() for item in column] for name, column in restored.values.items()}, pieces
+    return {
+        name: [item.tobytes() for item in column] for name, column in restored.values.items()
+    }, pieces
 
 
 def test_contiguous_parts_of_several_streams_are_restored_by_the_samples_numbers() -> None:
     (none, first), (restored, second) = run_ranks(restore_streams, 2)
     columns = batch(16, longest=50)
     assert none == {}
-    assert restored == {name: [item.tobytes() for item in columns[name]] for name in sorted(CP_FIELDS, key=list(restored).index)}
-    assert [mine + other for mine, other in zip(first, second, strict=True)] == columns["response_lengths"].tolist()
+    assert restored == {
+        name: [item.tobytes() for item in columns[name]]
+        for name in sorted(CP_FIELDS, key=list(restored).index)
+    }
+    assert [mine + other for mine, other in zip(first, second, strict=True)] == columns[
+        "response_lengths"
+    ].tolist()
     assert min(first) == min(second) == 0, "some sequences lie on one rank only"
 
 
 def three_shards(rank: int, folder: Path, fault: str) -> str | tuple[str, str]:
     group = dist.new_group([0, 1, 2])
-    topology = DumpTopology(global_rank=rank, dp_rank=rank, dp_size=3, shard_group=group, deadline_seconds=2 if fault == "absent" else 20)
+    topology = DumpTopology(
+        global_rank=rank,
+        dp_rank=rank,
+        dp_size=3,
+        shard_group=group,
+        deadline_seconds=2 if fault == "absent" else 20,
+    )
     columns, shards = placed(batch(30), dp_size=3)
     data = trainer_shard(columns, shards[rank])
     if rank == 1 and fault == "absent":
@@ -209,8 +289,15 @@ def three_shards(rank: int, folder: Path, fault: str) -> str | tuple[str, str]:
         data["partition"] = shards[1]["partition"]
     if rank == 1 and fault == "empty shard":
         columns, shards = placed(batch(0), dp_size=1)
-        data = trainer_shard(columns, {**shards[0], "partition": [], "micro_batch_indices": [], "num_microbatches": [0]})
-    target = folder / "file" / "t_{batch_id}.parquet" if fault == "disk" else folder / "t_{batch_id}.parquet"
+        data = trainer_shard(
+            columns,
+            {**shards[0], "partition": [], "micro_batch_indices": [], "num_microbatches": [0]},
+        )
+    target = (
+        folder / "file" / "t_{batch_id}.parquet"
+        if fault == "disk"
+        else folder / "t_{batch_id}.parquet"
+    )
     try:
         save_debug_train_data(target, batch_id=0, rollout_data=data, topology=topology)
     except DumpError as error:
@@ -228,7 +315,9 @@ def three_shards(rank: int, folder: Path, fault: str) -> str | tuple[str, str]:
         ("disk", "cannot write"),
     ],
 )
-def test_a_fault_of_one_rank_raises_on_every_rank_with_its_reason(tmp_path: Path, fault: str, message: str) -> None:
+def test_a_fault_of_one_rank_raises_on_every_rank_with_its_reason(
+    tmp_path: Path, fault: str, message: str
+) -> None:
     (tmp_path / "file").write_text("in the way")
     for result in run_ranks(three_shards, 3, tmp_path, fault):
         assert message in result[1], result
@@ -279,7 +368,11 @@ def training(rank: int, folder: Path, dumping: bool) -> tuple[list[bytes], bytes
                     for index in indices:
                         tokens = data["tokens"][index]
                         start = len(tokens) - data["response_lengths"][index]
-                        scores = torch.log_softmax(weight[tokens[:-1]], -1).gather(1, tokens[1:, None]).squeeze(1)[start - 1 :]
+                        scores = (
+                            torch.log_softmax(weight[tokens[:-1]], -1)
+                            .gather(1, tokens[1:, None])
+                            .squeeze(1)[start - 1 :]
+                        )
                         mine = cut(scores, len(tokens), cp_rank, 2)
                         capture.record(data["partition"][index], mine)
                         loss = loss - (mine * data["advantages"][index]).sum()

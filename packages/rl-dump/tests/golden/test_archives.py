@@ -26,7 +26,12 @@ def test_our_archive_holds_what_was_written() -> None:
 
 def test_a_slime_train_dump_has_the_contracts_names_and_keeps_what_neither_layout_names() -> None:
     with open_dump(FOLDER / "slime_train.pt") as dump:
-        assert (dump.contract, dump.batch_id, dump.header["writer_rank"], dump.header["producer"]["distribution"]) == (
+        assert (
+            dump.contract,
+            dump.batch_id,
+            dump.header["writer_rank"],
+            dump.header["producer"]["distribution"],
+        ) == (
             "train-dump.v2",
             9,
             1,
@@ -40,7 +45,11 @@ def test_a_slime_train_dump_has_the_contracts_names_and_keeps_what_neither_layou
         assert dump.column("nucleus_ids")[0].tolist() == [1, 2, 3, 4]
         assert dump.column("source_names") == ["math"] * 3
         inputs = dump.column("multimodal_train_inputs")
-        assert inputs == [{"pixels": Tensor(np.ones((2, 2), np.float32), "float32"), "sizes": [np.int64(2)]}, None, None]
+        assert inputs == [
+            {"pixels": Tensor(np.ones((2, 2), np.float32), "float32"), "sizes": [np.int64(2)]},
+            None,
+            None,
+        ]
         assert dump.raw_reward == [1.0, 0.0, 0.5]
         assert dump.verify() == []
 
@@ -59,12 +68,17 @@ def test_a_slime_rollout_dump_has_the_contracts_names_and_keeps_what_neither_lay
 
 @pytest.mark.parametrize("name", ["ours.pt", "slime_train.pt", "slime_rollout.pt"])
 def test_an_archive_becomes_parquet_without_torch(tmp_path: Path, name: str) -> None:
-    with open_dump(FOLDER / name) as dump, open_dump(convert(dump.path, tmp_path / "x.parquet")) as other:
+    with (
+        open_dump(FOLDER / name) as dump,
+        open_dump(convert(dump.path, tmp_path / "x.parquet")) as other,
+    ):
         assert other.verify() == dump.verify() == []
         for row in range(dump.num_samples):
             mine, theirs = dump.sample(row), other.sample(row)
             assert list(mine) == list(theirs)
             assert all(
-                np.array_equal(mine[field], theirs[field]) if isinstance(mine[field], np.ndarray) else mine[field] == theirs[field]
+                np.array_equal(mine[field], theirs[field])
+                if isinstance(mine[field], np.ndarray)
+                else mine[field] == theirs[field]
                 for field in mine
             )

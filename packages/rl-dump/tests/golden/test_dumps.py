@@ -11,7 +11,11 @@ from stubs.dump_batches import items_of, numbers_of
 from rl_dump import join, open_dump
 
 FOLDER = Path(__file__).parent
-FILES = sorted(path for contract in ("train-dump.v2", "rollout-dump.v1") for path in (FOLDER / contract).glob("*.parquet"))
+FILES = sorted(
+    path
+    for contract in ("train-dump.v2", "rollout-dump.v1")
+    for path in (FOLDER / contract).glob("*.parquet")
+)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")

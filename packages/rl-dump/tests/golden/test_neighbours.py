@@ -32,7 +32,10 @@ def test_a_plan_says_where_each_sample_runs_and_what_it_drops() -> None:
     assert columns["step"][[0, 6, 8]].tolist() == [0, 1, 2]
     assert views.plan_dropped(plan) == [10]
     assert views.plan_fillers(plan) == [(3, 1), (3, 2)]
-    assert views.plan_columns(document("schedule-plan.v1/empty.json"), num_samples=0)["step"].tolist() == []
+    assert (
+        views.plan_columns(document("schedule-plan.v1/empty.json"), num_samples=0)["step"].tolist()
+        == []
+    )
 
 
 def test_a_plan_of_another_batch_is_refused() -> None:
@@ -65,8 +68,12 @@ def test_a_batch_can_be_dumped_as_it_came(tmp_path: Path) -> None:
 VIEWS: dict[str, Callable[[Any], object]] = {
     "schedule-plan.v1/plain.json": lambda content: views.plan_columns(content, 99),
     "metric-record.v1/every_kind.json": views.metric_values,
-    "nucleus-set.v1/every_status.json": lambda content: views.nucleus_columns(content["document"], content["arrays"]),
-    "rollout-batch.v1/three_samples.json": lambda content: views.batch_columns(content["document"], content["arrays"]),
+    "nucleus-set.v1/every_status.json": lambda content: views.nucleus_columns(
+        content["document"], content["arrays"]
+    ),
+    "rollout-batch.v1/three_samples.json": lambda content: views.batch_columns(
+        content["document"], content["arrays"]
+    ),
 }
 
 
@@ -75,7 +82,12 @@ def test_another_major_is_refused_naming_both_and_a_newer_minor_is_read(name: st
     contract = name.partition("/")[0]
     content = document(name)
     inner = content.get("document", content)
-    VIEWS[name]({**content, **({"document": {**inner, "minor": 7}} if "document" in content else {"minor": 7})})
+    VIEWS[name](
+        {
+            **content,
+            **({"document": {**inner, "minor": 7}} if "document" in content else {"minor": 7}),
+        }
+    )
     inner["contract"] = "other.v9"
     with pytest.raises(UnsupportedContractError, match=rf"'other\.v9', .*'{contract}'"):
         VIEWS[name](content)

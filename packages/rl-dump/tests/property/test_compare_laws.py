@@ -15,7 +15,11 @@ from rl_dump import Dump, compare, open_dump, write_dump
 
 
 def written(folder: Path, name: str, columns: Columns) -> Dump:
-    return open_dump(write_dump(folder / f"{name}.parquet", contract="train-dump.v2", batch_id=0, columns=columns))
+    return open_dump(
+        write_dump(
+            folder / f"{name}.parquet", contract="train-dump.v2", batch_id=0, columns=columns
+        )
+    )
 
 
 @settings(max_examples=25)
@@ -35,9 +39,13 @@ def test_a_batch_equals_itself_in_any_order(seed: int, random: Random) -> None:
 
 @settings(max_examples=40)
 @given(st.integers(0, 20), st.data())
-def test_one_changed_value_is_found_where_it_is_from_either_side(seed: int, data: st.DataObject) -> None:
+def test_one_changed_value_is_found_where_it_is_from_either_side(
+    seed: int, data: st.DataObject
+) -> None:
     columns = batch(6, seed=seed)
-    name = data.draw(st.sampled_from(["tokens", "log_probs", "advantages", "loss_masks", "weight_versions"]))
+    name = data.draw(
+        st.sampled_from(["tokens", "log_probs", "advantages", "loss_masks", "weight_versions"])
+    )
     long_enough = [row for row in range(6) if len(columns[name][row])]
     if not long_enough:
         return
@@ -54,7 +62,11 @@ def test_one_changed_value_is_found_where_it_is_from_either_side(seed: int, data
         there, back = compare(first, second), compare(second, first)
         assert there is not None
         assert back is not None
-        assert (there.rollout_position, there.token, there.field) == (back.rollout_position, back.token, back.field) == (row, token, name)
+        assert (
+            (there.rollout_position, there.token, there.field)
+            == (back.rollout_position, back.token, back.field)
+            == (row, token, name)
+        )
         assert set(there.largest) == {name}
         np.testing.assert_allclose(there.largest[name], 1.0, rtol=1e-5)
         assert (there.first, there.second) == (back.second, back.first)

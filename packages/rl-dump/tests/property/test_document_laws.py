@@ -19,16 +19,34 @@ scalars = st.one_of(
     st.floats(allow_nan=True),
     st.text(max_size=8),
     st.binary(max_size=8),
-    st.sampled_from([np.float32(1.5), np.int64(-3), np.bool_(True), np.float64("nan"), np.uint8(7)]),
     st.sampled_from(
-        [np.arange(6, dtype=np.int32).reshape(2, 3), np.array([np.nan, 1e-40], np.float32), np.zeros((0, 2), np.uint16), np.array([True])]
+        [np.float32(1.5), np.int64(-3), np.bool_(True), np.float64("nan"), np.uint8(7)]
     ),
-    st.sampled_from([Tensor(np.array([1.5], np.float32), "bfloat16"), Tensor(np.zeros((2, 0), np.int64), "int64")]),
+    st.sampled_from(
+        [
+            np.arange(6, dtype=np.int32).reshape(2, 3),
+            np.array([np.nan, 1e-40], np.float32),
+            np.zeros((0, 2), np.uint16),
+            np.array([True]),
+        ]
+    ),
+    st.sampled_from(
+        [
+            Tensor(np.array([1.5], np.float32), "bfloat16"),
+            Tensor(np.zeros((2, 0), np.int64), "int64"),
+        ]
+    ),
 )
-keys = st.one_of(st.text(max_size=4), st.integers(-5, 5), st.sampled_from(["$tuple", "$map", "$float", "$"]))
+keys = st.one_of(
+    st.text(max_size=4), st.integers(-5, 5), st.sampled_from(["$tuple", "$map", "$float", "$"])
+)
 values = st.recursive(
     scalars,
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.lists(inner, max_size=3).map(tuple), st.dictionaries(keys, inner, max_size=3)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(keys, inner, max_size=3),
+    ),
     max_leaves=12,
 )
 
@@ -37,7 +55,11 @@ def same(left: Any, right: Any) -> bool:
     if type(left) is not type(right):
         return False
     if isinstance(left, np.ndarray):
-        return bool(left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes())
+        return bool(
+            left.dtype == right.dtype
+            and left.shape == right.shape
+            and left.tobytes() == right.tobytes()
+        )
     if isinstance(left, np.generic):
         return bool(left.tobytes() == right.tobytes())
     if isinstance(left, dict):
@@ -59,7 +81,9 @@ def test_a_value_inside_itself_is_refused() -> None:
         documents.dumps(loop)
 
 
-@pytest.mark.parametrize("value", [object(), {1, 2}, np.array(["a"]), np.array([None]), 1j, [lambda: 0]])
+@pytest.mark.parametrize(
+    "value", [object(), {1, 2}, np.array(["a"]), np.array([None]), 1j, [lambda: 0]]
+)
 def test_other_types_are_refused_by_name(value: object) -> None:
     with pytest.raises(DumpError, match="cannot write"):
         documents.dumps(value, what="metadata.x")

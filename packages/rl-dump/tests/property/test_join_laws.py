@@ -21,8 +21,14 @@ Scenario = tuple[list[list[int]], list[int | None], list[list[int]], bool, bool]
 def scenarios(draw: st.DrawFn) -> Scenario:
     """Samples with some equal tokens, and for either dump which rows it keeps, in which order, and which ids it lacks."""
     count = draw(st.integers(1, 8))
-    tokens = draw(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=3), min_size=count, max_size=count))
-    indices = draw(st.lists(st.one_of(st.none(), st.integers(0, 5)), min_size=count, max_size=count))
+    tokens = draw(
+        st.lists(
+            st.lists(st.integers(0, 2), min_size=1, max_size=3), min_size=count, max_size=count
+        )
+    )
+    indices = draw(
+        st.lists(st.one_of(st.none(), st.integers(0, 5)), min_size=count, max_size=count)
+    )
     sides = []
     for _ in range(2):
         rows = draw(st.permutations(range(count)))
@@ -34,31 +40,47 @@ def dumps(folder: Path, scenario: Scenario) -> list[Path]:
     tokens, indices, (rollout_rows, train_rows), positions, with_indices = scenario
     paths = []
     for contract, rows in (("rollout-dump.v1", rollout_rows), ("train-dump.v2", train_rows)):
-        columns: Columns = {"tokens": ragged([tokens[row] for row in rows], np.int64), "truth": np.array(rows, np.int64)}
+        columns: Columns = {
+            "tokens": ragged([tokens[row] for row in rows], np.int64),
+            "truth": np.array(rows, np.int64),
+        }
         if positions:
             columns["rollout_position"] = np.array(rows, np.int64)
         if with_indices:
             columns["sample_index"] = [indices[row] for row in rows]
-        paths.append(write_dump(folder / f"{contract}.parquet", contract=contract, batch_id=0, columns=columns))
+        paths.append(
+            write_dump(
+                folder / f"{contract}.parquet", contract=contract, batch_id=0, columns=columns
+            )
+        )
     return paths
 
 
 @settings(max_examples=40)
 @given(scenarios())
-def test_every_row_is_in_one_pair_or_one_missing_entry_and_pairs_have_equal_tokens(scenario: Scenario) -> None:
+def test_every_row_is_in_one_pair_or_one_missing_entry_and_pairs_have_equal_tokens(
+    scenario: Scenario,
+) -> None:
     with tempfile.TemporaryDirectory() as name:
         paths = dumps(Path(name), scenario)
         with open_dump(paths[0]) as rollout, open_dump(paths[1]) as train:
             result = join(rollout, train)
-            assert sorted([pair.rollout_row for pair in result.pairs] + [entry.row for entry in result.missing_in_train]) == list(
-                range(rollout.num_samples)
-            )
-            assert sorted([pair.train_row for pair in result.pairs] + [entry.row for entry in result.missing_in_rollout]) == list(
-                range(train.num_samples)
-            )
+            assert sorted(
+                [pair.rollout_row for pair in result.pairs]
+                + [entry.row for entry in result.missing_in_train]
+            ) == list(range(rollout.num_samples))
+            assert sorted(
+                [pair.train_row for pair in result.pairs]
+                + [entry.row for entry in result.missing_in_rollout]
+            ) == list(range(train.num_samples))
             for pair in result.pairs:
-                assert rollout.column("tokens")[pair.rollout_row].tolist() == train.column("tokens")[pair.train_row].tolist()
-            assert all(entry.reason for entry in (*result.missing_in_rollout, *result.missing_in_train))
+                assert (
+                    rollout.column("tokens")[pair.rollout_row].tolist()
+                    == train.column("tokens")[pair.train_row].tolist()
+                )
+            assert all(
+                entry.reason for entry in (*result.missing_in_rollout, *result.missing_in_train)
+            )
 
 
 @settings(max_examples=40)
@@ -74,7 +96,12 @@ def test_pairs_do_not_depend_on_the_order_of_rows(scenario: Scenario, random: Ra
         with tempfile.TemporaryDirectory() as name:
             paths = dumps(Path(name), (tokens, indices, [left, right], True, with_indices))
             with open_dump(paths[0]) as rollout, open_dump(paths[1]) as train:
-                pairs.append({(left[pair.rollout_row], right[pair.train_row]) for pair in join(rollout, train).pairs})
+                pairs.append(
+                    {
+                        (left[pair.rollout_row], right[pair.train_row])
+                        for pair in join(rollout, train).pairs
+                    }
+                )
     assert pairs[0] == pairs[1]
 
 
@@ -87,5 +114,7 @@ def test_with_positions_every_common_sample_is_found_and_no_other(scenario: Scen
         with open_dump(paths[0]) as rollout, open_dump(paths[1]) as train:
             result = join(rollout, train)
             common = set(sides[0]) & set(sides[1])
-            by_position = {sides[1][pair.train_row] for pair in result.pairs if pair.method == "position"}
+            by_position = {
+                sides[1][pair.train_row] for pair in result.pairs if pair.method == "position"
+            }
             assert by_position == common

@@ -14,18 +14,34 @@ from rl_dump.archive.pickle_machine import run_pickle
 from rl_dump.archive.tensors import archive_globals, storage_of
 
 scalars = st.one_of(
-    st.none(), st.booleans(), st.integers(-(2**80), 2**80), st.floats(allow_nan=False), st.text(max_size=300), st.binary(max_size=300)
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**80), 2**80),
+    st.floats(allow_nan=False),
+    st.text(max_size=300),
+    st.binary(max_size=300),
 )
-keys = st.one_of(st.text(max_size=3), st.integers(-3, 3), st.none(), st.tuples(st.integers(0, 3), st.text(max_size=2)))
+keys = st.one_of(
+    st.text(max_size=3),
+    st.integers(-3, 3),
+    st.none(),
+    st.tuples(st.integers(0, 3), st.text(max_size=2)),
+)
 values = st.recursive(
     scalars,
-    lambda inner: st.one_of(st.lists(inner, max_size=5), st.lists(inner, max_size=5).map(tuple), st.dictionaries(keys, inner, max_size=4)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=5),
+        st.lists(inner, max_size=5).map(tuple),
+        st.dictionaries(keys, inner, max_size=4),
+    ),
     max_leaves=30,
 )
 
 
 def machine(data: bytes, **options: Any) -> Any:
-    return run_pickle(data, known=archive_globals(), persistent_load=storage_of, where="file", **options)
+    return run_pickle(
+        data, known=archive_globals(), persistent_load=storage_of, where="file", **options
+    )
 
 
 @given(values, st.sampled_from([2, 3, 4, 5]))
@@ -35,7 +51,13 @@ def test_plain_data_reads_as_python_reads_it(value: object, protocol: int) -> No
     assert repr(found) == repr(value)
 
 
-@given(st.lists(st.one_of(st.floats(allow_nan=False), st.integers(0, 2**40), st.integers(-5, 5)), max_size=40), st.sampled_from([2, 4]))
+@given(
+    st.lists(
+        st.one_of(st.floats(allow_nan=False), st.integers(0, 2**40), st.integers(-5, 5)),
+        max_size=40,
+    ),
+    st.sampled_from([2, 4]),
+)
 def test_runs_of_numbers_read_as_single_ones_do(value: list[float], protocol: int) -> None:
     found = machine(pickle.dumps(value, protocol))
     assert found == value

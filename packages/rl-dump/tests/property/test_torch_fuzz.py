@@ -1,6 +1,8 @@
-"""Damaged and hostile files give a `DumpError` or the right data: never a crash, a hang, other data, or code that runs.
+"""Damaged and hostile files give a `DumpError` or the right data: never a crash, a hang, other
+data, or code that runs.
 
-Each case runs in a child process, so that a crash or a hang is seen and told with the seed that makes it. 300 cases by default; 10,000 with `-m fuzz`.
+Each case runs in a child process, so that a crash or a hang is seen and told with the seed that
+makes it. 300 cases by default; 10,000 with `-m fuzz`.
 """
 
 from __future__ import annotations
@@ -42,9 +44,17 @@ def observed(path: Path) -> tuple[dict[str, Any], list[str], str]:
             if isinstance(column, RaggedArray):
                 found[name] = (column.dtype.str, column.offsets.tobytes(), column.values.tobytes())
             else:
-                found[name] = (column.dtype.str, column.tobytes()) if isinstance(column, np.ndarray) else repr(column)
+                found[name] = (
+                    (column.dtype.str, column.tobytes())
+                    if isinstance(column, np.ndarray)
+                    else repr(column)
+                )
         samples = [repr(dump.sample(row)) for row in range(0, dump.num_samples, 5)]
-        header = {key: value for key, value in dump.header.items() if key not in {"row_groups", "checksums"}}
+        header = {
+            key: value
+            for key, value in dump.header.items()
+            if key not in {"row_groups", "checksums"}
+        }
         dump.verify()
         return found, samples, repr(header)
 
@@ -68,9 +78,12 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
         out[a : a + size] = out[b : b + size]
     elif kind == 5:
         at = rng.randrange(max(1, len(out) - 8))
-        out[at : at + 4] = struct.pack("<I", rng.choice([0, 1, 0x7FFFFFFF, 0xFFFFFFFF, rng.getrandbits(32)]))
+        out[at : at + 4] = struct.pack(
+            "<I", rng.choice([0, 1, 0x7FFFFFFF, 0xFFFFFFFF, rng.getrandbits(32)])
+        )
     else:
-        # Half of the changes go to the end, where both containers keep what tells where everything is.
+        # Half of the changes go to the end, where both containers keep what tells where everything
+        # is.
         for _ in range(rng.randrange(1, 4)):
             low = 0 if rng.random() < 0.5 else max(0, len(out) - 6000)
             out[rng.randrange(low, len(out))] ^= 1 << rng.randrange(8)
@@ -98,11 +111,15 @@ def resealed(data: bytes, rng: random.Random) -> bytes:
     changed = bytearray(text)
     for _ in range(rng.randrange(1, 3)):
         at = rng.randrange(len(changed))
-        changed[at : at + 1] = rng.choice([b"9", b"-", b"", b"[", b"null", b"1e9", b'"', b"\xff", bytes([rng.randrange(256)])])
+        changed[at : at + 1] = rng.choice(
+            [b"9", b"-", b"", b"[", b"null", b"1e9", b'"', b"\xff", bytes([rng.randrange(256)])]
+        )
     sink = io.BytesIO()
     with pq.ParquetWriter(sink, table.schema.remove_metadata()) as writer:
         writer.write_table(table)
-        writer.add_key_value_metadata({HEADER_KEY: bytes(changed), CRC_KEY: str(zlib.crc32(changed))})
+        writer.add_key_value_metadata(
+            {HEADER_KEY: bytes(changed), CRC_KEY: str(zlib.crc32(changed))}
+        )
     return sink.getvalue()
 
 
@@ -174,10 +191,19 @@ def slime_archive(folder: Path) -> Path:
         for name, column in columns.items():
             value = column[row]
             sample[name] = (
-                torch.from_numpy(np.array(value)) if isinstance(column, RaggedArray) else value if isinstance(value, str) else value.item()
+                torch.from_numpy(np.array(value))
+                if isinstance(column, RaggedArray)
+                else value
+                if isinstance(value, str)
+                else value.item()
             )
-        samples.append({**sample, "extra": {"t": torch.ones(2), "n": [1, None, "x"]}, "floats": [0.5] * row})
-    torch.save({"format_version": 2, "rollout_id": 0, "rank": 0, "samples": samples, "dp_shards": shards}, folder / "slime.pt")
+        samples.append(
+            {**sample, "extra": {"t": torch.ones(2), "n": [1, None, "x"]}, "floats": [0.5] * row}
+        )
+    torch.save(
+        {"format_version": 2, "rollout_id": 0, "rank": 0, "samples": samples, "dp_shards": shards},
+        folder / "slime.pt",
+    )
     return folder / "slime.pt"
 
 
@@ -186,7 +212,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("fuzz")
     rollout, train = write_pair(folder, 20)
     columns, shards = placed(batch(20))
-    archive = write_torch_archive(folder / "ours.pt", contract="train-dump.v2", batch_id=0, columns=columns, dp_shards=shards)
+    archive = write_torch_archive(
+        folder / "ours.pt", contract="train-dump.v2", batch_id=0, columns=columns, dp_shards=shards
+    )
     return {
         "train.parquet": train.read_bytes(),
         "rollout.parquet": rollout.read_bytes(),
@@ -219,7 +247,9 @@ def test_ten_thousand_changed_files_give_an_error_or_the_right_data(
 ) -> None:
     total = count * 10_000 // 300
     for start in range(1_000_000, 1_000_000 + total, 500):
-        run_cases(files[name], tmp_path / name, mutator, range(start, min(start + 500, 1_000_000 + total)))
+        run_cases(
+            files[name], tmp_path / name, mutator, range(start, min(start + 500, 1_000_000 + total))
+        )
 
 
 class Evil:
@@ -232,7 +262,11 @@ class Evil:
 
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_code_in_a_file_is_refused_by_name_and_never_runs(tmp_path: Path, protocol: int) -> None:
-    torch.save({"rollout_id": 0, "samples": [{"x": Evil(tmp_path / "ran")}]}, tmp_path / "evil.pt", pickle_protocol=protocol)
+    torch.save(
+        {"rollout_id": 0, "samples": [{"x": Evil(tmp_path / "ran")}]},
+        tmp_path / "evil.pt",
+        pickle_protocol=protocol,
+    )
     with pytest.raises(DumpError, match=r"holds an object of posix\.system"):
         open_dump(tmp_path / "evil.pt")
     assert not (tmp_path / "ran").exists()

@@ -41,7 +41,11 @@ def numbers_of(dump: Dump, name: str) -> npt.NDArray[Any]:
 def equal(found: object, expected: object) -> bool:
     """Say whether two columns are the same: kind, dtype and bits."""
     if isinstance(found, np.ndarray) and isinstance(expected, np.ndarray):
-        return found.dtype == expected.dtype and found.shape == expected.shape and found.tobytes() == expected.tobytes()
+        return (
+            found.dtype == expected.dtype
+            and found.shape == expected.shape
+            and found.tobytes() == expected.tobytes()
+        )
     return type(found) is type(expected) and bool(found == expected)
 
 
@@ -57,7 +61,10 @@ def batch(num_samples: int = 24, *, seed: int = 0, longest: int = 40) -> Columns
     log_probs = [(-rng.exponential(0.7, length)).astype(np.float32) for length in responses]
     rewards = rng.integers(0, 2, num_samples).astype(np.float64)
     sizes = [rng.integers(1, 5, length) for length in responses]
-    tokens = [rng.integers(0, len(ALPHABET), prompt + length) for prompt, length in zip(prompts, responses, strict=True)]
+    tokens = [
+        rng.integers(0, len(ALPHABET), prompt + length)
+        for prompt, length in zip(prompts, responses, strict=True)
+    ]
     kept = [
         np.concatenate(
             [
@@ -82,8 +89,16 @@ def batch(num_samples: int = 24, *, seed: int = 0, longest: int = 40) -> Columns
         "truncated": rng.random(num_samples) < 0.1,
         "finish_reason": ["stop"] * num_samples,
         "log_probs": ragged(log_probs, np.float32),
-        "rollout_log_probs": ragged([part + rng.normal(0, 1e-3, len(part)) for part in log_probs], np.float32),
-        "advantages": ragged([np.full(length, reward - 0.5) for length, reward in zip(responses, rewards, strict=True)], np.float32),
+        "rollout_log_probs": ragged(
+            [part + rng.normal(0, 1e-3, len(part)) for part in log_probs], np.float32
+        ),
+        "advantages": ragged(
+            [
+                np.full(length, reward - 0.5)
+                for length, reward in zip(responses, rewards, strict=True)
+            ],
+            np.float32,
+        ),
         "entropy": ragged([rng.exponential(0.5, length) for length in responses], np.float32),
         "weight_versions": ragged([np.full(length, 3) for length in responses], np.int64),
         "nucleus_ids": ragged(kept, np.int32),
@@ -93,7 +108,9 @@ def batch(num_samples: int = 24, *, seed: int = 0, longest: int = 40) -> Columns
     }
 
 
-def placed(columns: Columns, dp_size: int = 2, per_micro_batch: int = 3) -> tuple[Columns, list[dict[str, Any]]]:
+def placed(
+    columns: Columns, dp_size: int = 2, per_micro_batch: int = 3
+) -> tuple[Columns, list[dict[str, Any]]]:
     """Spread a batch over ranks and micro-batches of one step; returns its columns with their places, and the shards."""
     count = len(columns["rollout_position"])
     rank = np.arange(count) % dp_size
@@ -101,7 +118,10 @@ def placed(columns: Columns, dp_size: int = 2, per_micro_batch: int = 3) -> tupl
     shards = []
     for shard in range(dp_size):
         partition = np.flatnonzero(rank == shard)
-        indices = [list(range(start, min(start + per_micro_batch, len(partition)))) for start in range(0, len(partition), per_micro_batch)]
+        indices = [
+            list(range(start, min(start + per_micro_batch, len(partition))))
+            for start in range(0, len(partition), per_micro_batch)
+        ]
         shards.append(
             {
                 "rank": shard,
@@ -113,18 +133,24 @@ def placed(columns: Columns, dp_size: int = 2, per_micro_batch: int = 3) -> tupl
                 "global_batch_sizes": [len(np.unique(columns["rollout_ids"]))],
             }
         )
-    places = {"step": np.zeros(count, np.int64), "micro_batch": local // per_micro_batch, "data_parallel_rank": rank}
+    places = {
+        "step": np.zeros(count, np.int64),
+        "micro_batch": local // per_micro_batch,
+        "data_parallel_rank": rank,
+    }
     return {**columns, **places}, shards
 
 
 def taken(columns: Columns, rows: Any) -> Columns:
     """Return the batch's samples at `rows`."""
     return {
-        name: [column[row] for row in rows]
-        if isinstance(column, list)
-        else column.take(rows)
-        if isinstance(column, RaggedArray)
-        else column[rows]
+        name: (
+            [column[row] for row in rows]
+            if isinstance(column, list)
+            else column.take(rows)
+            if isinstance(column, RaggedArray)
+            else column[rows]
+        )
         for name, column in columns.items()
     }
 
@@ -146,7 +172,15 @@ def rollout_columns(columns: Columns) -> Columns:
         "loss_masks",
         "raw_reward",
     ]
-    names += ["truncated", "finish_reason", "rollout_log_probs", "weight_versions", "nucleus_ids", "nucleus_offsets", "nucleus_status"]
+    names += [
+        "truncated",
+        "finish_reason",
+        "rollout_log_probs",
+        "weight_versions",
+        "nucleus_ids",
+        "nucleus_offsets",
+        "nucleus_status",
+    ]
     split = [
         (ids[: len(ids) - length], ids[len(ids) - length :])
         for ids, length in zip(columns["tokens"], columns["response_lengths"].tolist(), strict=True)
@@ -161,14 +195,25 @@ def rollout_columns(columns: Columns) -> Columns:
 
 
 def write_pair(
-    folder: Path, num_samples: int = 24, *, batch_id: int | str = 0, seed: int = 0, longest: int = 40, suffix: str = ".parquet"
+    folder: Path,
+    num_samples: int = 24,
+    *,
+    batch_id: int | str = 0,
+    seed: int = 0,
+    longest: int = 40,
+    suffix: str = ".parquet",
 ) -> Pair:
     """Write the rollout dump and the train dump of one batch."""
     columns, shards = placed(batch(num_samples, seed=seed, longest=longest))
     write = rl_dump.write_dump
     if suffix == ".pt":
         from rl_dump.torch import write_torch_archive as write
-    rollout = write(folder / f"rollout_{batch_id}{suffix}", contract="rollout-dump.v1", batch_id=batch_id, columns=rollout_columns(columns))
+    rollout = write(
+        folder / f"rollout_{batch_id}{suffix}",
+        contract="rollout-dump.v1",
+        batch_id=batch_id,
+        columns=rollout_columns(columns),
+    )
     train = write(
         folder / f"train_{batch_id}{suffix}",
         contract="train-dump.v2",
@@ -182,7 +227,13 @@ def write_pair(
 
 def write_tokenizer(folder: Path) -> Path:
     """Write a character tokenizer."""
-    document = {"model": {"type": "WordLevel", "vocab": {char: number for number, char in enumerate(ALPHABET)}}, "added_tokens": []}
+    document = {
+        "model": {
+            "type": "WordLevel",
+            "vocab": {char: number for number, char in enumerate(ALPHABET)},
+        },
+        "added_tokens": [],
+    }
     path = folder / "tokenizer.json"
     path.write_text(json.dumps(document))
     return path

@@ -39,7 +39,9 @@ class Browser:
 
     def call(self, path: str, body: dict[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._base + path, data, {"Content-Type": "application/json"})
+        request = urllib.request.Request(
+            self._base + path, data, {"Content-Type": "application/json"}
+        )
         with urllib.request.urlopen(request, timeout=DEADLINE_SECONDS) as answer:
             return json.load(answer)["value"]
 
@@ -49,7 +51,10 @@ class Browser:
 
     def run(self, script: str, *arguments: Any) -> Any:
         """Run the body of an async function in the page and return what it returns."""
-        wrapped = f"const done = arguments[arguments.length - 1]; (async (...args) => {{ {script} }})(...arguments).then(done, (e) => done('ERROR ' + e.stack));"
+        wrapped = (
+            f"const done = arguments[arguments.length - 1]; (async (...args) => {{ {script}"
+            " })(...arguments).then(done, (e) => done('ERROR ' + e.stack));"
+        )
         value = self.call("/execute/async", {"script": wrapped, "args": list(arguments)})
         assert not (isinstance(value, str) and value.startswith("ERROR ")), value
         return value
@@ -62,14 +67,26 @@ def browser(folder: Path, *, width: int = 1400, height: int = 900) -> Iterator[B
         port = free.getsockname()[1]
     base = f"http://127.0.0.1:{port}"
     with (folder / "chromedriver.log").open("w") as log:
-        process = subprocess.Popen(["chromedriver", f"--port={port}", "--allowed-ips=127.0.0.1"], stdout=log, stderr=log)
+        process = subprocess.Popen(
+            ["chromedriver", f"--port={port}", "--allowed-ips=127.0.0.1"], stdout=log, stderr=log
+        )
     try:
         _wait(base)
         options = {
-            "args": [*_FLAGS, f"--window-size={width},{height}", f"--user-data-dir={folder / 'profile'}"],
+            "args": [
+                *_FLAGS,
+                f"--window-size={width},{height}",
+                f"--user-data-dir={folder / 'profile'}",
+            ],
             "binary": shutil.which("chromium"),
         }
-        capabilities = {"alwaysMatch": {"browserName": "chrome", "goog:chromeOptions": options, "timeouts": {"script": 30000}}}
+        capabilities = {
+            "alwaysMatch": {
+                "browserName": "chrome",
+                "goog:chromeOptions": options,
+                "timeouts": {"script": 30000},
+            }
+        }
         session = Browser(base).call("/session", {"capabilities": capabilities})["sessionId"]
         try:
             yield Browser(f"{base}/session/{session}")

@@ -15,7 +15,10 @@ def owned(total: int, response: int, rank: int, size: int) -> list[int]:
     """Return the response indices whose logits rank `rank` of `size` holds: chunk r and its mirror image."""
     chunk = -(-total // (2 * size))
     first = response_start = total - response - 1
-    positions = [*range(rank * chunk, (rank + 1) * chunk), *range((2 * size - 1 - rank) * chunk, (2 * size - rank) * chunk)]
+    positions = [
+        *range(rank * chunk, (rank + 1) * chunk),
+        *range((2 * size - 1 - rank) * chunk, (2 * size - rank) * chunk),
+    ]
     return [position - first for position in positions if response_start <= position < total - 1]
 
 
@@ -23,12 +26,18 @@ def cut(full: torch.Tensor, total: int, rank: int, size: int) -> torch.Tensor:
     return full[owned(total, len(full), rank, size)]
 
 
-def gatherer(rank: int, size: int, group: dist.ProcessGroup | None) -> tuple[GatherTensor, list[int]]:
+def gatherer(
+    rank: int, size: int, group: dist.ProcessGroup | None
+) -> tuple[GatherTensor, list[int]]:
     """Return a `gather_tensor` that joins several samples in one all-reduce, and the list of the bytes each call restored."""
     restored = []
 
     def gather(
-        pieces: Sequence[torch.Tensor], total_lengths: Sequence[int], response_lengths: Sequence[int], *, samples: range
+        pieces: Sequence[torch.Tensor],
+        total_lengths: Sequence[int],
+        response_lengths: Sequence[int],
+        *,
+        samples: range,
     ) -> list[torch.Tensor]:
         flat = torch.zeros(sum(response_lengths), dtype=pieces[0].dtype)
         start = 0
@@ -53,19 +62,33 @@ class Stream:
         """Return the response indices whose logits lie in the part of rank `rank` of `size`."""
         part = self.length // size
         first = self.offset + total - response - 1
-        return [row - first for row in range(first, first + response) if rank * part <= row < (rank + 1) * part]
+        return [
+            row - first
+            for row in range(first, first + response)
+            if rank * part <= row < (rank + 1) * part
+        ]
 
 
-def stream_gatherer(streams: list[Stream], rank: int, size: int, group: dist.ProcessGroup | None) -> GatherTensor:
+def stream_gatherer(
+    streams: list[Stream], rank: int, size: int, group: dist.ProcessGroup | None
+) -> GatherTensor:
     """Return a `gather_tensor` for the contiguous layout: it looks up where each sample lies by its number."""
 
     def gather(
-        pieces: Sequence[torch.Tensor], total_lengths: Sequence[int], response_lengths: Sequence[int], *, samples: range
+        pieces: Sequence[torch.Tensor],
+        total_lengths: Sequence[int],
+        response_lengths: Sequence[int],
+        *,
+        samples: range,
     ) -> list[torch.Tensor]:
         flat = torch.zeros(sum(response_lengths), dtype=pieces[0].dtype)
         start = 0
-        for piece, total, response, sample in zip(pieces, total_lengths, response_lengths, samples, strict=True):
-            flat[[start + index for index in streams[sample].owned(total, response, rank, size)]] = piece
+        for piece, total, response, sample in zip(
+            pieces, total_lengths, response_lengths, samples, strict=True
+        ):
+            flat[
+                [start + index for index in streams[sample].owned(total, response, rank, size)]
+            ] = piece
             start += response
         dist.all_reduce(flat, group=group)
         return list(torch.split(flat, list(response_lengths)))

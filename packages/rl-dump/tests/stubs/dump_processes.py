@@ -21,8 +21,14 @@ if TYPE_CHECKING:
 DEADLINE_SECONDS = 60.0
 
 
-def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, deadline_seconds: float = DEADLINE_SECONDS) -> list[Any]:
-    """Return `function(rank, *args)` of every rank; an exception of a rank is raised here with its traceback.
+def run_ranks(
+    function: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    deadline_seconds: float = DEADLINE_SECONDS,
+) -> list[Any]:
+    """Return `function(rank, *args)` of every rank; an exception of a rank is raised here with its
+    traceback.
 
     Processes are forked after torch is loaded, so that each costs milliseconds and not the import.
     """
@@ -30,23 +36,32 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, deadlin
     with tempfile.TemporaryDirectory() as folder:
         pipes = [context.Pipe(duplex=False) for _ in range(world_size)]
         processes = [
-            context.Process(target=_main, args=(function, rank, world_size, folder, pipes[rank][1], args), daemon=True)
+            context.Process(
+                target=_main,
+                args=(function, rank, world_size, folder, pipes[rank][1], args),
+                daemon=True,
+            )
             for rank in range(world_size)
         ]
         with warnings.catch_warnings():
-            # Python warns of fork in a process with threads; the children touch none of the parent's.
+            # Python warns of fork in a process with threads; the children touch none of the
+            # parent's.
             warnings.simplefilter("ignore", DeprecationWarning)
             for process in processes:
                 process.start()
         try:
-            results = [_receive(rank, pipe, deadline_seconds) for rank, (pipe, _) in enumerate(pipes)]
+            results = [
+                _receive(rank, pipe, deadline_seconds) for rank, (pipe, _) in enumerate(pipes)
+            ]
         finally:
             for process in processes:
                 process.join(5.0)
                 if process.is_alive():
                     process.kill()
                     process.join()
-    failures = [f"rank {rank}:\n{result[1]}" for rank, result in enumerate(results) if result[0] == "error"]
+    failures = [
+        f"rank {rank}:\n{result[1]}" for rank, result in enumerate(results) if result[0] == "error"
+    ]
     if failures:
         raise AssertionError("\n".join(failures))
     return [result[1] for result in results]
@@ -62,12 +77,23 @@ def _receive(rank: int, pipe: Any, deadline_seconds: float) -> tuple[str, Any]:
     return answer
 
 
-def _main(function: Callable[..., Any], rank: int, world_size: int, folder: str, pipe: Any, args: tuple[Any, ...]) -> None:
+def _main(
+    function: Callable[..., Any],
+    rank: int,
+    world_size: int,
+    folder: str,
+    pipe: Any,
+    args: tuple[Any, ...],
+) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     try:
         dist.init_process_group(
-            "gloo", init_method=f"file://{Path(folder) / 'store'}", rank=rank, world_size=world_size, timeout=timedelta(seconds=30)
+            "gloo",
+            init_method=f"file://{Path(folder) / 'store'}",
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=30),
         )
         answer = ("ok", function(rank, *args))
     except BaseException:  # whatever it is, the parent shall see it

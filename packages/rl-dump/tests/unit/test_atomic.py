@@ -37,7 +37,10 @@ def test_success_replaces_the_old_file(tmp_path: Path) -> None:
 def test_what_the_file_system_refuses_is_a_write_error_with_the_path(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with (
-        pytest.raises(WriteError, match=r"cannot write .*file/x: Not a directory|cannot write .*file/x: File exists"),
+        pytest.raises(
+            WriteError,
+            match=r"cannot write .*file/x: Not a directory|cannot write .*file/x: File exists",
+        ),
         atomic_path(tmp_path / "file" / "x"),
     ):
         pass
@@ -53,7 +56,9 @@ def test_a_directory_in_the_way_is_a_write_error(tmp_path: Path, columns: Column
 def test_a_pipe_or_device_is_never_replaced(tmp_path: Path, columns: Columns) -> None:
     pipe = tmp_path / "x.parquet"
     os.mkfifo(pipe)
-    with pytest.raises(WriteError, match="a device, pipe or socket, and only a regular file can be replaced"):
+    with pytest.raises(
+        WriteError, match="a device, pipe or socket, and only a regular file can be replaced"
+    ):
         write_dump(pipe, contract="train-dump.v2", batch_id=0, columns=columns)
     assert pipe.is_fifo()
 
@@ -70,13 +75,17 @@ def test_a_file_is_known_as_an_input_under_every_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
-def test_a_full_disk_is_a_write_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, columns: Columns) -> None:
+def test_a_full_disk_is_a_write_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, columns: Columns
+) -> None:
     import pyarrow.parquet as pq
 
     import rl_dump.writer as module
 
     real = pq.ParquetWriter
-    full = SimpleNamespace(ParquetWriter=lambda path, *rest, **options: real("/dev/full", *rest, **options))
+    full = SimpleNamespace(
+        ParquetWriter=lambda path, *rest, **options: real("/dev/full", *rest, **options)
+    )
     monkeypatch.setattr(module, "pq", full)
     with pytest.raises(WriteError, match=r"cannot write .*x\.parquet: .*No space left on device"):
         write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns)
@@ -84,7 +93,9 @@ def test_a_full_disk_is_a_write_error(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def test_a_killed_writer_leaves_the_old_dump_readable(tmp_path: Path, columns: Columns) -> None:
-    target = write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=1, columns=columns)
+    target = write_dump(
+        tmp_path / "x.parquet", contract="train-dump.v2", batch_id=1, columns=columns
+    )
     code = f"""
 import os, sys
 from rl_dump import DumpWriter, open_dump

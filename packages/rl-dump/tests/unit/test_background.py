@@ -41,11 +41,15 @@ def test_submit_returns_before_the_job_is_done_and_waits_when_full() -> None:
         assert time.monotonic() - start > 0.05
 
 
-def test_a_failed_job_raises_at_the_next_submit_with_its_path_and_the_new_job_is_not_taken() -> None:
+def test_a_failed_job_raises_at_the_next_submit_with_its_path_and_the_new_job_is_not_taken() -> (
+    None
+):
     ran = []
     with BackgroundWriter() as writer:
         writer.submit(lambda: 1 / 0, path="bad.parquet")
-        with pytest.raises(WriteError, match=r"dump bad\.parquet was not written: division by zero"):
+        with pytest.raises(
+            WriteError, match=r"dump bad\.parquet was not written: division by zero"
+        ):
             writer.submit(lambda: ran.append(1), path="next.parquet")
         assert ran == []
         writer.submit(lambda: ran.append(2), path="next.parquet")
@@ -98,7 +102,10 @@ def test_every_failure_is_told_at_once_and_the_jobs_behind_it_still_run() -> Non
     writer.submit(partial(fail, "two"), path="c.parquet")
     writer.submit(lambda: ran.append("d"), path="d.parquet")
     gate.set()
-    with pytest.raises(WriteError, match=r"dump a\.parquet was not written: one; dump c\.parquet was not written: two") as told:
+    with pytest.raises(
+        WriteError,
+        match=r"dump a\.parquet was not written: one; dump c\.parquet was not written: two",
+    ) as told:
         writer.close()
     assert isinstance(told.value.__cause__, OSError)
     assert ran == ["b", "d"]
@@ -110,7 +117,10 @@ def test_close_names_the_stuck_job_and_those_behind_it() -> None:
     writer = BackgroundWriter(max_pending=3, deadline_seconds=0.05)
     writer.submit(gate.wait, path="a.parquet")
     writer.submit(lambda: ran.append("b"), path="b.parquet")
-    with pytest.raises(WriteError, match=r"a\.parquet is not written after 0\.05 s.*; dump b\.parquet was not written"):
+    with pytest.raises(
+        WriteError,
+        match=r"a\.parquet is not written after 0\.05 s.*; dump b\.parquet was not written",
+    ):
         writer.close()
     gate.set()
     writer.close()
@@ -132,7 +142,9 @@ def test_whatever_ends_a_job_is_a_write_error(wrong: BaseException) -> None:
 def test_a_closed_writer_takes_no_job() -> None:
     writer = BackgroundWriter()
     writer.close()
-    with pytest.raises(WriteError, match=r"dump a\.parquet was not written: this BackgroundWriter is closed"):
+    with pytest.raises(
+        WriteError, match=r"dump a\.parquet was not written: this BackgroundWriter is closed"
+    ):
         writer.submit(lambda: None, path="a.parquet")
 
 
@@ -146,17 +158,28 @@ writer.submit(threading.Event().wait, path="stuck.parquet")
 """
     close = "try:\n    writer.close()\nexcept WriteError as error:\n    print(error)"
     for end, stream in ((close, "stdout"), ("", "stderr")):
-        found = subprocess.run([sys.executable, "-c", code.format(close=end)], capture_output=True, text=True, timeout=60, check=True)
+        found = subprocess.run(
+            [sys.executable, "-c", code.format(close=end)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
         assert "stuck.parquet is not written after 0.1 s" in getattr(found, stream)
 
 
 def test_a_process_that_ends_without_close_still_writes(tmp_path: Path) -> None:
-    code = "import sys, time, pathlib, rl_dump\nw = rl_dump.BackgroundWriter()\nw.submit(lambda: (time.sleep(0.3), pathlib.Path(sys.argv[1]).write_text('x')), path='x')"
+    code = (
+        "import sys, time, pathlib, rl_dump\nw = rl_dump.BackgroundWriter()\nw.submit(lambda:"
+        " (time.sleep(0.3), pathlib.Path(sys.argv[1]).write_text('x')), path='x')"
+    )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "x")], timeout=60, check=True)
     assert (tmp_path / "x").read_text() == "x"
 
 
-def test_a_failed_job_behind_an_exception_in_the_block_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_job_behind_an_exception_in_the_block_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with pytest.raises(KeyError), BackgroundWriter() as writer:
         writer.submit(lambda: 1 / 0, path="bad.parquet")
         raise KeyError

@@ -44,9 +44,16 @@ def test_stats_trend_doctor_verify_of_a_good_dump(pair: Pair) -> None:
     assert json.loads(run("verify", pair[1], "--json").output) == {"problems": []}
 
 
-def test_join_exits_1_when_something_is_missing(tmp_path: Path, pair: Pair, columns: Columns) -> None:
+def test_join_exits_1_when_something_is_missing(
+    tmp_path: Path, pair: Pair, columns: Columns
+) -> None:
     assert run("join", *pair).exit_code == 0
-    part = write_dump(tmp_path / "part.parquet", contract="train-dump.v2", batch_id=0, columns=taken(columns, range(20)))
+    part = write_dump(
+        tmp_path / "part.parquet",
+        contract="train-dump.v2",
+        batch_id=0,
+        columns=taken(columns, range(20)),
+    )
     result = run("join", pair[0], part)
     assert result.exit_code == 1
     assert "20 samples in both" in result.output
@@ -56,17 +63,25 @@ def test_join_exits_1_when_something_is_missing(tmp_path: Path, pair: Pair, colu
 
 def test_diff_exits_1_and_names_the_place(tmp_path: Path, pair: Pair, columns: Columns) -> None:
     assert run("diff", pair[1], pair[1]).exit_code == 0
-    first = write_dump(tmp_path / "a.parquet", contract="train-dump.v2", batch_id=0, columns=columns)
+    first = write_dump(
+        tmp_path / "a.parquet", contract="train-dump.v2", batch_id=0, columns=columns
+    )
     other = write_dump(
         tmp_path / "b.parquet",
         contract="train-dump.v2",
         batch_id=0,
-        columns={**columns, "advantages": ragged([item + 1 for item in columns["advantages"]], np.float32)},
+        columns={
+            **columns,
+            "advantages": ragged([item + 1 for item in columns["advantages"]], np.float32),
+        },
     )
     result = run("diff", first, other)
     assert result.exit_code == 1
     assert "sample at rollout position 0" in result.output
-    assert json.loads(run("diff", first, other, "--json").output)["difference"]["field"] == "advantages"
+    assert (
+        json.loads(run("diff", first, other, "--json").output)["difference"]["field"]
+        == "advantages"
+    )
     assert run("diff", first, other, "--atol", "1.5").exit_code == 0
 
 
@@ -74,7 +89,9 @@ def test_doctor_exits_1_on_an_alarm(tmp_path: Path) -> None:
     columns = {**batch(6), "truncated": np.ones(6, bool)}
     path = write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns)
     assert run("doctor", path).exit_code == 1
-    assert "truncated" in [alarm["code"] for alarm in json.loads(run("doctor", path, "--json").output)["alarms"]]
+    assert "truncated" in [
+        alarm["code"] for alarm in json.loads(run("doctor", path, "--json").output)["alarms"]
+    ]
 
 
 def test_html_and_replay_write_files(tmp_path: Path, pair: Pair) -> None:
@@ -128,7 +145,9 @@ COMMANDS = [
 ]
 
 
-def test_a_bad_file_is_exit_code_2_and_one_line_for_every_command(tmp_path: Path, pair: Pair) -> None:
+def test_a_bad_file_is_exit_code_2_and_one_line_for_every_command(
+    tmp_path: Path, pair: Pair
+) -> None:
     for path in bad_files(tmp_path, pair[1]):
         for command, *rest in COMMANDS:
             second = [path if argument == "same" else tmp_path / argument for argument in rest]
@@ -141,13 +160,17 @@ def test_a_bad_file_is_exit_code_2_and_one_line_for_every_command(tmp_path: Path
     assert not (tmp_path / "out.parquet").exists()
 
 
-def test_a_file_of_another_major_is_exit_code_2_and_says_what_to_do(tmp_path: Path, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_another_major_is_exit_code_2_and_says_what_to_do(
+    tmp_path: Path, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import rl_dump.header
     from rl_dump.contract import check_contract
 
     with monkeypatch.context() as patch:
         patch.setattr(rl_dump.header, "check_contract", lambda *_, **__: None)
-        path = write_dump(tmp_path / "new.parquet", contract="train-dump.v7", batch_id=0, columns=batch(2))
+        path = write_dump(
+            tmp_path / "new.parquet", contract="train-dump.v7", batch_id=0, columns=batch(2)
+        )
     assert check_contract("train-dump.v2", 0, where="x") == "train-dump.v2"
     result = run("show", path)
     assert result.exit_code == 2
@@ -167,16 +190,24 @@ def test_another_parquet_file_is_no_dump(tmp_path: Path) -> None:
 
 def test_the_module_runs_as_a_program_and_shows_no_traceback(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "rl_dump", "show", tmp_path / "nope.parquet"], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "rl_dump", "show", tmp_path / "nope.parquet"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.strip().splitlines() == [f"rl-dump: {tmp_path / 'nope.parquet'}: cannot be opened: No such file or directory"]
+    assert done.stderr.strip().splitlines() == [
+        f"rl-dump: {tmp_path / 'nope.parquet'}: cannot be opened: No such file or directory"
+    ]
 
 
 def test_verify_lists_what_is_wrong_and_exits_1(tmp_path: Path, pair: Pair) -> None:
     column = pq.read_metadata(pair[1]).row_group(0).column(0)
-    end_of_values = (column.dictionary_page_offset or column.data_page_offset) + column.total_compressed_size
+    end_of_values = (
+        column.dictionary_page_offset or column.data_page_offset
+    ) + column.total_compressed_size
     raw = bytearray(pair[1].read_bytes())
     raw[end_of_values - 1] ^= 0xFF
     pair[1].write_bytes(raw)
@@ -206,7 +237,11 @@ def test_warnings_are_one_line_on_standard_error(tmp_path: Path, pair: Pair) -> 
         writer.write_table(table)
         writer.add_key_value_metadata({HEADER_KEY: text, CRC_KEY: crc})
     done = subprocess.run(
-        [sys.executable, "-m", "rl_dump", "show", str(tmp_path / "new.parquet")], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "rl_dump", "show", str(tmp_path / "new.parquet")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     (line,) = done.stderr.strip().splitlines()
@@ -239,16 +274,33 @@ def test_no_command_writes_over_what_it_reads(tmp_path: Path, pair: Pair) -> Non
     assert {path: path.read_bytes() for path in pair} == before
 
 
-def test_what_a_dump_holds_is_text_and_never_markup_or_terminal_codes(tmp_path: Path, columns: Columns) -> None:
+def test_what_a_dump_holds_is_text_and_never_markup_or_terminal_codes(
+    tmp_path: Path, columns: Columns
+) -> None:
     folder = tmp_path / "run[red]"
-    prompts = [r"\[x^2\] = \[a+b\]", "[/b]", "[red]hi[/red]", "a\x1b]0;owned\x07b\x1b[31m\x9bc", r"\\[/b]"]
-    part = {**taken(columns, range(len(prompts))), "prompt": prompts, "x[/b]\x1b": np.arange(len(prompts))}
-    path = write_dump(folder / "r[/b].parquet", contract="rollout-dump.v1", batch_id="[/b]\x1b", columns=part)
+    prompts = [
+        r"\[x^2\] = \[a+b\]",
+        "[/b]",
+        "[red]hi[/red]",
+        "a\x1b]0;owned\x07b\x1b[31m\x9bc",
+        r"\\[/b]",
+    ]
+    part = {
+        **taken(columns, range(len(prompts))),
+        "prompt": prompts,
+        "x[/b]\x1b": np.arange(len(prompts)),
+    }
+    path = write_dump(
+        folder / "r[/b].parquet", contract="rollout-dump.v1", batch_id="[/b]\x1b", columns=part
+    )
     for row, prompt in enumerate(prompts):
         result = run("show", path, "--sample", row)
         assert result.exit_code == 0
         assert str(path) in result.output.replace("\n", "")
-        assert prompt.replace("\x1b", r"\x1b").replace("\x07", r"\x07").replace("\x9b", r"\x9b") in result.output
+        assert (
+            prompt.replace("\x1b", r"\x1b").replace("\x07", r"\x07").replace("\x9b", r"\x9b")
+            in result.output
+        )
     for arguments in (
         ("show", path),
         ("stats", path),

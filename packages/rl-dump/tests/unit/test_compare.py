@@ -22,15 +22,23 @@ def told(found: Difference | None) -> Difference:
 class Against(Protocol):
     """Compare the batch with a changed one."""
 
-    def __call__(self, changed: Columns, *, atol: float = 0.0, rtol: float = 0.0) -> Difference | None: ...
+    def __call__(
+        self, changed: Columns, *, atol: float = 0.0, rtol: float = 0.0
+    ) -> Difference | None: ...
 
 
 @pytest.fixture
 def against(tmp_path: Path, columns: Columns) -> Iterator[Against]:
-    first = open_dump(write_dump(tmp_path / "a.parquet", contract="train-dump.v2", batch_id=0, columns=columns))
+    first = open_dump(
+        write_dump(tmp_path / "a.parquet", contract="train-dump.v2", batch_id=0, columns=columns)
+    )
 
     def run(changed: Columns, *, atol: float = 0.0, rtol: float = 0.0) -> Difference | None:
-        with open_dump(write_dump(tmp_path / "b.parquet", contract="train-dump.v2", batch_id=0, columns=changed)) as second:
+        with open_dump(
+            write_dump(
+                tmp_path / "b.parquet", contract="train-dump.v2", batch_id=0, columns=changed
+            )
+        ) as second:
             return compare(first, second, atol=atol, rtol=rtol)
 
     with first:
@@ -38,27 +46,45 @@ def against(tmp_path: Path, columns: Columns) -> Iterator[Against]:
 
 
 def test_differences_within_the_tolerances_are_none(against: Against, columns: Columns) -> None:
-    shifted = {**columns, "log_probs": ragged([item + np.float32(1e-4) for item in columns["log_probs"]], np.float32)}
+    shifted = {
+        **columns,
+        "log_probs": ragged([item + np.float32(1e-4) for item in columns["log_probs"]], np.float32),
+    }
     assert against(shifted, atol=1e-3) is None
     assert told(against(shifted, atol=1e-6)).field == "log_probs"
     assert against(shifted, rtol=1.0, atol=2e-4) is None
-    whole = {**columns, "weight_versions": ragged([item + 1 for item in columns["weight_versions"]], np.int64)}
+    whole = {
+        **columns,
+        "weight_versions": ragged([item + 1 for item in columns["weight_versions"]], np.int64),
+    }
     assert told(against(whole, atol=100.0)).field == "weight_versions", "tolerances are for floats"
 
 
-def test_nan_equals_nan_and_nothing_else(against: Against, columns: Columns, tmp_path: Path) -> None:
-    with_nan = {**columns, "entropy": ragged([np.full(len(item), np.nan) for item in columns["entropy"]], np.float32)}
+def test_nan_equals_nan_and_nothing_else(
+    against: Against, columns: Columns, tmp_path: Path
+) -> None:
+    with_nan = {
+        **columns,
+        "entropy": ragged([np.full(len(item), np.nan) for item in columns["entropy"]], np.float32),
+    }
     found = told(against(with_nan, atol=1e9))
     assert found.field == "entropy"
     assert found.largest["entropy"] == np.inf
-    path = write_dump(tmp_path / "n.parquet", contract="train-dump.v2", batch_id=0, columns=with_nan)
+    path = write_dump(
+        tmp_path / "n.parquet", contract="train-dump.v2", batch_id=0, columns=with_nan
+    )
     with open_dump(path) as first, open_dump(path) as second:
         assert compare(first, second) is None
 
 
 def test_whole_numbers_beyond_double_precision_are_told_apart(tmp_path: Path) -> None:
     paths = [
-        write_dump(tmp_path / f"{add}.parquet", contract="train-dump.v2", batch_id=0, columns={"x": np.array([2**60 + add])})
+        write_dump(
+            tmp_path / f"{add}.parquet",
+            contract="train-dump.v2",
+            batch_id=0,
+            columns={"x": np.array([2**60 + add])},
+        )
         for add in (0, 1)
     ]
     with open_dump(paths[0]) as first, open_dump(paths[1]) as second:
@@ -80,12 +106,21 @@ def test_other_lengths_missing_values_and_words_differ(against: Against, columns
     words[3] = "length"
     assert (
         told(against({**columns, "finish_reason": words})).message
-        == "sample at rollout position 3: finish_reason is stop in the first dump, length in the second"
+        == "sample at rollout position 3: finish_reason is stop in the first dump, length in the"
+        " second"
     )
-    assert told(against({**columns, "sample_index": [None, *columns["sample_index"][1:].tolist()]})).second is None
     assert (
-        told(against({name: column for name, column in columns.items() if name != "entropy"})).message
-        == "field entropy is only in the first dump (1 fields are in one of them only); what both hold of the 24 samples in both is equal"
+        told(
+            against({**columns, "sample_index": [None, *columns["sample_index"][1:].tolist()]})
+        ).second
+        is None
+    )
+    assert (
+        told(
+            against({name: column for name, column in columns.items() if name != "entropy"})
+        ).message
+        == "field entropy is only in the first dump (1 fields are in one of them only); what both"
+        " hold of the 24 samples in both is equal"
     )
 
 
@@ -96,7 +131,11 @@ def test_other_samples_are_the_difference(against: Against, columns: Columns) ->
 
 
 def test_where_a_sample_ran_is_not_compared(tmp_path: Path, columns: Columns) -> None:
-    places = {"step": np.zeros(24, np.int64), "micro_batch": np.arange(24), "data_parallel_rank": np.zeros(24, np.int64)}
+    places = {
+        "step": np.zeros(24, np.int64),
+        "micro_batch": np.arange(24),
+        "data_parallel_rank": np.zeros(24, np.int64),
+    }
     paths = [
         write_dump(
             tmp_path / f"{add}.parquet",
@@ -123,7 +162,9 @@ def test_dumps_of_two_kinds_and_negative_tolerances_are_refused(pair: Pair) -> N
 
 def of_values(folder: Path, first: Any, second: Any, **tolerances: float) -> Difference | None:
     paths = [
-        write_dump(folder / f"{name}.parquet", contract="train-dump.v2", batch_id=0, columns={"x": values})
+        write_dump(
+            folder / f"{name}.parquet", contract="train-dump.v2", batch_id=0, columns={"x": values}
+        )
         for name, values in (("a", first), ("b", second))
     ]
     with open_dump(paths[0]) as one, open_dump(paths[1]) as other:
@@ -147,7 +188,9 @@ def of_values(folder: Path, first: Any, second: Any, **tolerances: float) -> Dif
         (np.array([True]), np.array([2.0]), 1.0),
     ],
 )
-def test_numbers_of_two_types_are_compared_as_numbers(tmp_path: Path, first: Any, second: Any, largest: float) -> None:
+def test_numbers_of_two_types_are_compared_as_numbers(
+    tmp_path: Path, first: Any, second: Any, largest: float
+) -> None:
     assert told(of_values(tmp_path, first, second)).largest["x"] == largest
 
 
@@ -168,10 +211,14 @@ def test_one_number_in_two_types_is_equal(tmp_path: Path, first: Any, second: An
 def test_the_relative_tolerance_is_the_same_from_either_side(tmp_path: Path) -> None:
     assert of_values(tmp_path, np.array([1.0]), np.array([1.1]), rtol=0.095) is None
     assert told(of_values(tmp_path, np.array([1.0]), np.array([1.1]), rtol=0.09)).field == "x"
-    assert told(of_values(tmp_path, np.array([np.inf]), np.array([1.0]), atol=1, rtol=1)).field == "x"
+    assert (
+        told(of_values(tmp_path, np.array([np.inf]), np.array([1.0]), atol=1, rtol=1)).field == "x"
+    )
 
 
-def test_what_both_hold_is_compared_even_if_the_samples_are_not_the_same(against: Against, columns: Columns) -> None:
+def test_what_both_hold_is_compared_even_if_the_samples_are_not_the_same(
+    against: Against, columns: Columns
+) -> None:
     part = taken(columns, range(4, 24))
     assert told(against(part)).message.endswith("what both hold of the 20 samples in both is equal")
     rewards = part["rewards"].copy()

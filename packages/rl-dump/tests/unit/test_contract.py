@@ -11,7 +11,16 @@ import pytest
 from stubs.dump_batches import Pair
 
 from rl_dump import UnsupportedContractError, documents, open_dump
-from rl_dump.contract import CONTRACTS, FIELD_RULES, MINOR, DroppedSample, DumpHeader, FieldDocument, Producer, check_contract
+from rl_dump.contract import (
+    CONTRACTS,
+    FIELD_RULES,
+    MINOR,
+    DroppedSample,
+    DumpHeader,
+    FieldDocument,
+    Producer,
+    check_contract,
+)
 from rl_dump.fields import Field
 from rl_dump.header import field_of, header_of
 
@@ -19,7 +28,9 @@ jsonschema = pytest.importorskip("jsonschema")
 
 
 def schema(contract: str) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((files("rl_dump") / "schemas" / f"{contract}.json").read_text())
+    document: dict[str, Any] = json.loads(
+        (files("rl_dump") / "schemas" / f"{contract}.json").read_text()
+    )
     return document
 
 
@@ -44,7 +55,10 @@ def test_written_headers_satisfy_their_schema(pair: Pair) -> None:
 def test_another_major_is_refused_naming_both_ids_and_the_fix() -> None:
     with pytest.raises(
         UnsupportedContractError,
-        match=r"x\.parquet: contract 'train-dump\.v3', but .* train-dump\.v2 and rollout-dump\.v1; .*pip install -U",
+        match=(
+            r"x\.parquet: contract 'train-dump\.v3', but .* train-dump\.v2 and rollout-dump\.v1;"
+            r" .*pip install -U"
+        ),
     ):
         check_contract("train-dump.v3", 0, where="x.parquet")
 
@@ -55,7 +69,9 @@ def test_a_minor_that_is_no_number_is_refused(minor: object) -> None:
         check_contract("train-dump.v2", minor, where="x")
 
 
-def test_a_newer_minor_is_read_with_one_log_line_and_unknown_keys_ignored(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_newer_minor_is_read_with_one_log_line_and_unknown_keys_ignored(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
     with open_dump(pair[1]) as dump:
         header = dict(dump.header)
     newer = {**header, "minor": MINOR + 5, "key_of_the_future": [1]}
@@ -63,13 +79,21 @@ def test_a_newer_minor_is_read_with_one_log_line_and_unknown_keys_ignored(pair: 
         found = header_of(newer, where="x")
     assert "key_of_the_future" not in found
     assert [record.getMessage() for record in caplog.records] == [
-        f"x: train-dump.v2 minor {MINOR + 5} is newer than the {MINOR} known here; unknown keys are ignored"
+        f"x: train-dump.v2 minor {MINOR + 5} is newer than the {MINOR} known here; unknown keys are"
+        " ignored"
     ]
 
 
 def test_field_documents_and_fields_are_inverse() -> None:
     field = Field(
-        name="x", kind="ragged", dtype="bfloat16", stored="float32", trailing=(2, 3), nullable=True, response_aligned=True, form="tensor"
+        name="x",
+        kind="ragged",
+        dtype="bfloat16",
+        stored="float32",
+        trailing=(2, 3),
+        nullable=True,
+        response_aligned=True,
+        form="tensor",
     )
     assert field_of("x", field.to_document(), where="here") == field
 

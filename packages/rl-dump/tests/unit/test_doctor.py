@@ -16,10 +16,17 @@ from rl_dump import Alarm, Thresholds, doctor, export_micro_batch, open_dump, wr
 Columns = dict[str, Any]
 
 
-def alarms(folder: Path, columns: Columns, thresholds: Thresholds | None = None, **header: Any) -> dict[str, Alarm]:
-    path = write_dump(folder / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns, **header)
+def alarms(
+    folder: Path, columns: Columns, thresholds: Thresholds | None = None, **header: Any
+) -> dict[str, Alarm]:
+    path = write_dump(
+        folder / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns, **header
+    )
     with open_dump(path) as dump:
-        return {alarm.code: alarm for alarm in (doctor(dump) if thresholds is None else doctor(dump, thresholds))}
+        return {
+            alarm.code: alarm
+            for alarm in (doctor(dump) if thresholds is None else doctor(dump, thresholds))
+        }
 
 
 @pytest.fixture
@@ -28,10 +35,15 @@ def healthy(columns: Columns) -> Columns:
     keep = [row for row, mask in enumerate(masks) if len(mask)]
     from stubs.dump_batches import taken
 
-    return {**taken({**columns, "loss_masks": ragged(masks, np.int32)}, keep), "rollout_position": np.arange(len(keep))}
+    return {
+        **taken({**columns, "loss_masks": ragged(masks, np.int32)}, keep),
+        "rollout_position": np.arange(len(keep)),
+    }
 
 
-def changed(columns: Columns, name: str, change: Callable[[list[npt.NDArray[Any]]], None]) -> Columns:
+def changed(
+    columns: Columns, name: str, change: Callable[[list[npt.NDArray[Any]]], None]
+) -> Columns:
     items = [item.copy() for item in columns[name]]
     change(items)
     return {**columns, name: ragged(items, columns[name].dtype)}
@@ -57,8 +69,14 @@ def test_a_log_prob_gap_names_the_worst_sample(tmp_path: Path, healthy: Columns)
 
     found = alarms(tmp_path, changed(healthy, "log_probs", change))["log-prob-gap"]
     assert found.row == 6
-    few = alarms(tmp_path, changed(healthy, "log_probs", lambda items: items[6].__setitem__(0, 9.0)), Thresholds(mean_log_prob_gap=99.0))
-    assert "log-prob-gap" in few, "one token with a gap no rounding explains is enough in a small batch"
+    few = alarms(
+        tmp_path,
+        changed(healthy, "log_probs", lambda items: items[6].__setitem__(0, 9.0)),
+        Thresholds(mean_log_prob_gap=99.0),
+    )
+    assert "log-prob-gap" in few, (
+        "one token with a gap no rounding explains is enough in a small batch"
+    )
 
 
 def test_groups_that_teach_nothing_count_rollouts_once(tmp_path: Path) -> None:
@@ -105,7 +123,10 @@ def masked(rollouts: list[int], trained: list[int], **changed: Any) -> Columns:
 def test_a_masked_rollout_is_told_from_what_runs_mask_on_purpose(tmp_path: Path) -> None:
     found = alarms(tmp_path, masked([7, 8, 8, 9], [1, 0, 0, 0]))["fully-masked"]
     assert found.row == 1
-    assert found.message.startswith("2 rollouts (3 samples) have no trained token, though they were not cut off and have an advantage")
+    assert found.message.startswith(
+        "2 rollouts (3 samples) have no trained token, though they were not cut off and have an"
+        " advantage"
+    )
     sibling = masked([7, 8, 8], [1, 0, 1])
     over_long = masked([7, 8], [1, 0], truncated=np.array([False, True]))
     no_advantage = masked([7, 8], [1, 0], advantages=ragged([[0.5, 0.5], [0, 0]], np.float32))
@@ -113,7 +134,9 @@ def test_a_masked_rollout_is_told_from_what_runs_mask_on_purpose(tmp_path: Path)
         assert "fully-masked" not in alarms(tmp_path, columns, Thresholds(truncated_fraction=1.0))
 
 
-def test_without_rollouts_advantages_and_truncation_every_masked_sample_counts(tmp_path: Path) -> None:
+def test_without_rollouts_advantages_and_truncation_every_masked_sample_counts(
+    tmp_path: Path,
+) -> None:
     columns = {"loss_masks": ragged([[1], [0], []], np.int32)}
     found = alarms(tmp_path, columns)["fully-masked"]
     assert (found.row, found.message.split(" have")[0]) == (1, "2 rollouts (2 samples)")
@@ -124,9 +147,14 @@ def test_without_rollouts_advantages_and_truncation_every_masked_sample_counts(t
 
 
 def test_a_shard_that_is_missing(tmp_path: Path, healthy: Columns) -> None:
-    columns, shards = placed({**healthy, "sample_index": np.arange(len(healthy["rollout_position"]))})
+    columns, shards = placed(
+        {**healthy, "sample_index": np.arange(len(healthy["rollout_position"]))}
+    )
     shards[1]["partition"].append(77)
-    assert "the first at rollout position 77" in alarms(tmp_path, columns, dp_shards=shards)["incomplete"].message
+    assert (
+        "the first at rollout position 77"
+        in alarms(tmp_path, columns, dp_shards=shards)["incomplete"].message
+    )
 
 
 def test_a_sampled_id_outside_of_its_kept_set(tmp_path: Path, healthy: Columns) -> None:
@@ -150,9 +178,21 @@ def test_a_micro_batch_on_its_own_raises_no_alarm_about_the_batch(tmp_path: Path
         "log_probs": columns["rollout_log_probs"],
     }
     columns, shards = placed(columns)
-    whole = write_dump(tmp_path / "t.parquet", contract="train-dump.v2", batch_id=0, columns=columns, dp_shards=shards)
+    whole = write_dump(
+        tmp_path / "t.parquet",
+        contract="train-dump.v2",
+        batch_id=0,
+        columns=columns,
+        dp_shards=shards,
+    )
     with open_dump(whole) as dump:
-        assert {alarm.code for alarm in doctor(dump)} >= {"truncated", "zero-std-groups", "no-signal"}
-        path = export_micro_batch(dump, tmp_path / "one.parquet", step=0, data_parallel_rank=1, micro_batch=0)
+        assert {alarm.code for alarm in doctor(dump)} >= {
+            "truncated",
+            "zero-std-groups",
+            "no-signal",
+        }
+        path = export_micro_batch(
+            dump, tmp_path / "one.parquet", step=0, data_parallel_rank=1, micro_batch=0
+        )
     with open_dump(path) as one:
         assert doctor(one) == []

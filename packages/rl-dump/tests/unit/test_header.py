@@ -16,7 +16,13 @@ from rl_dump.inference import column_of
 
 
 def header(**changed: Any) -> dict[str, Any]:
-    made = make_header(num_samples=2, fields=[column_of("x", [1, 2]).field], contract="train-dump.v2", batch_id=3, metadata={"a": 1})
+    made = make_header(
+        num_samples=2,
+        fields=[column_of("x", [1, 2]).field],
+        contract="train-dump.v2",
+        batch_id=3,
+        metadata={"a": 1},
+    )
     return {**made, **changed}
 
 
@@ -46,7 +52,15 @@ def test_a_header_is_an_object(found: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("num_samples", "2"), ("batch_id", None), ("fields", []), ("dp_shards", {}), ("dropped", None), ("writer_rank", 0.5)]
+    ("key", "value"),
+    [
+        ("num_samples", "2"),
+        ("batch_id", None),
+        ("fields", []),
+        ("dp_shards", {}),
+        ("dropped", None),
+        ("writer_rank", 0.5),
+    ],
 )
 def test_a_key_of_the_wrong_type_is_named(key: str, value: object) -> None:
     with pytest.raises(DumpError, match=f"f: header key '{key}' is missing or of the wrong type"):
@@ -54,12 +68,23 @@ def test_a_key_of_the_wrong_type_is_named(key: str, value: object) -> None:
 
 
 def test_keys_that_may_be_absent_have_defaults_and_unknown_ones_are_dropped() -> None:
-    bare = {key: value for key, value in header(new_in_minor_9=1).items() if key not in {"dp_shards", "raw_reward", "schedule", "metadata"}}
+    bare = {
+        key: value
+        for key, value in header(new_in_minor_9=1).items()
+        if key not in {"dp_shards", "raw_reward", "schedule", "metadata"}
+    }
     found = header_of(json.loads(json.dumps(bare)), where="f")
-    assert (found["dp_shards"], found["raw_reward"], found["schedule"], found["metadata"]) == ([], None, None, {})
+    assert (found["dp_shards"], found["raw_reward"], found["schedule"], found["metadata"]) == (
+        [],
+        None,
+        None,
+        {},
+    )
     assert "new_in_minor_9" not in found
     with pytest.raises(DumpError, match="header key 'num_samples' is missing"):
-        header_of({key: value for key, value in header().items() if key != "num_samples"}, where="f")
+        header_of(
+            {key: value for key, value in header().items() if key != "num_samples"}, where="f"
+        )
     with pytest.raises(UnsupportedContractError, match=r"train-dump\.v1"):
         header_of(header(contract="train-dump.v1"), where="f")
 
@@ -109,10 +134,19 @@ def test_what_stands_inside_a_key_is_checked_and_named(key: str, value: object, 
 
 
 def test_what_producers_write_passes() -> None:
-    shard = {"rank": 0, "data_parallel_rank": None, "partition": [1, 2], "num_microbatches": [2, None], "micro_batch_indices": [[0], [1]]}
+    shard = {
+        "rank": 0,
+        "data_parallel_rank": None,
+        "partition": [1, 2],
+        "num_microbatches": [2, None],
+        "micro_batch_indices": [[0], [1]],
+    }
     arrays = {**shard, "partition": np.array([1, 2]), "global_batch_sizes": (2,)}
     dropped = [{"rollout_position": None, "sample_index": 2**80, "reason": "x"}, {}]
-    assert header_of(header(dp_shards=[shard, arrays, {}], dropped=dropped, raw_reward=[1, 0.5, float("nan")]), where="f")
+    assert header_of(
+        header(dp_shards=[shard, arrays, {}], dropped=dropped, raw_reward=[1, 0.5, float("nan")]),
+        where="f",
+    )
 
 
 def test_a_lone_surrogate_in_a_header_is_refused() -> None:

@@ -58,7 +58,9 @@ def test_a_field_of_the_contract_gets_its_dtype_exactly() -> None:
     assert column_of("rewards", []).field.dtype == "float64"
 
 
-def test_log_probs_keep_an_arrays_precision_and_lists_take_the_smallest_that_loses_nothing() -> None:
+def test_log_probs_keep_an_arrays_precision_and_lists_take_the_smallest_that_loses_nothing() -> (
+    None
+):
     assert column_of("log_probs", ragged([[0.1]], np.float64)).field.dtype == "float64"
     assert column_of("log_probs", ragged([[0.1]], np.float16)).field.dtype == "float16"
     assert column_of("log_probs", [[0.5, -0.25], []]).field.dtype == "float32"
@@ -70,7 +72,11 @@ def test_log_probs_keep_an_arrays_precision_and_lists_take_the_smallest_that_los
     ("name", "values", "message"),
     [
         ("truncated", [2, 3], "do not fit the contract's bool"),
-        ("nucleus_status", ragged([[256]], np.int64), "values from 256 to 256 do not fit the contract's uint8"),
+        (
+            "nucleus_status",
+            ragged([[256]], np.int64),
+            "values from 256 to 256 do not fit the contract's uint8",
+        ),
         ("tokens", ragged([[0.5]], np.float32), "the contract says int64, got float32"),
         ("rewards", ["a"], "the contract says float64, got strings"),
         ("rewards", [1, "a"], "the contract says float64, got values of mixed types"),
@@ -99,6 +105,8 @@ def test_fields_the_contract_holds_as_json_stay_objects() -> None:
 
 
 def test_half_precision_without_a_numpy_name_is_stated_by_the_caller() -> None:
-    column = build_columns({"x": ragged([[1.5]], np.float32)}, response_fields=(), dtypes={"x": "bfloat16"})["x"]
+    column = build_columns(
+        {"x": ragged([[1.5]], np.float32)}, response_fields=(), dtypes={"x": "bfloat16"}
+    )["x"]
     assert (column.field.dtype, column.field.stored) == ("bfloat16", "float32")
     assert column.field.numpy_dtype == np.float32

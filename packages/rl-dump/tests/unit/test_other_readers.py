@@ -24,7 +24,15 @@ def expected(train: Path) -> dict[str, Any]:
     with open_dump(train) as dump:
         return {
             name: dump.column(name)
-            for name in ("tokens", "log_probs", "rewards", "loss_masks", "finish_reason", "truncated", "nucleus_offsets")
+            for name in (
+                "tokens",
+                "log_probs",
+                "rewards",
+                "loss_masks",
+                "finish_reason",
+                "truncated",
+                "nucleus_offsets",
+            )
         }
 
 
@@ -60,9 +68,17 @@ def test_duckdb_reads_it(train: Path, expected: dict[str, Any]) -> None:
 def test_pyarrow_finds_the_header_in_the_files_metadata(train: Path) -> None:
     import pyarrow.parquet as pq
 
-    header = json.loads(pq.read_schema(train).metadata[b"rl_dump"]) if b"rl_dump" in (pq.read_schema(train).metadata or {}) else None
+    header = (
+        json.loads(pq.read_schema(train).metadata[b"rl_dump"])
+        if b"rl_dump" in (pq.read_schema(train).metadata or {})
+        else None
+    )
     header = header or json.loads(pq.read_metadata(train).metadata[b"rl_dump"])
-    assert (header["contract"], header["batch_id"], header["num_samples"]) == ("train-dump.v2", 0, 24)
+    assert (header["contract"], header["batch_id"], header["num_samples"]) == (
+        "train-dump.v2",
+        0,
+        24,
+    )
 
 
 def test_a_file_with_packed_columns_opens_everywhere(tmp_path: Path) -> None:
@@ -84,7 +100,9 @@ def test_a_file_with_packed_columns_opens_everywhere(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     group = pq.ParquetFile(path).metadata.row_group(0)
-    used = {encoding for index in range(group.num_columns) for encoding in group.column(index).encodings}
+    used = {
+        encoding for index in range(group.num_columns) for encoding in group.column(index).encodings
+    }
     assert {"DELTA_BINARY_PACKED", "RLE_DICTIONARY", "BYTE_STREAM_SPLIT"} <= used
     readers = []
     for name, read in (("pandas", "read_parquet"), ("polars", "read_parquet")):

@@ -19,7 +19,9 @@ from rl_dump.archive.tensors import archive_globals, storage_of
 
 
 def machine(data: bytes, **options: Any) -> Any:
-    return run_pickle(data, known=archive_globals(), persistent_load=storage_of, where="file.pt", **options)
+    return run_pickle(
+        data, known=archive_globals(), persistent_load=storage_of, where="file.pt", **options
+    )
 
 
 class Evil:
@@ -51,20 +53,30 @@ def _refused_classes() -> list[tuple[object, str]]:
 
 @pytest.mark.parametrize("protocol", [3, 4])
 @pytest.mark.parametrize(("value", "name"), _refused_classes())
-def test_hostile_classes_are_refused_by_name_and_nothing_runs(value: Any, name: str, protocol: int, tmp_path: Path) -> None:
+def test_hostile_classes_are_refused_by_name_and_nothing_runs(
+    value: Any, name: str, protocol: int, tmp_path: Path
+) -> None:
     target = tmp_path / "ran"
     if isinstance(value, Evil) and "{target}" in repr(value.call):
         call = (
             value.call[0],
             tuple(
-                [part.replace("{target}", str(target)) for part in argument]
-                if isinstance(argument, list)
-                else argument.replace("{target}", str(target))
+                (
+                    [part.replace("{target}", str(target)) for part in argument]
+                    if isinstance(argument, list)
+                    else argument.replace("{target}", str(target))
+                )
                 for argument in value.call[1]
             ),
         )
         value = Evil(*call)
-    with pytest.raises(DumpError, match=rf"file\.pt: holds an object of {name}, which is not plain data; refused, and nothing was run"):
+    with pytest.raises(
+        DumpError,
+        match=(
+            rf"file\.pt: holds an object of {name}, which is not plain data; refused, and nothing"
+            r" was run"
+        ),
+    ):
         machine(pickle.dumps({"samples": [value]}, protocol))
     assert not target.exists()
 
@@ -83,7 +95,10 @@ def test_hostile_classes_are_refused_by_name_and_nothing_runs(value: Any, name: 
         (b"\x80\x02N)\x81.", "opcode 0x81"),
         (b"\x80\x02h\x07.", "damaged at byte"),
         (b"\x80\x02X\xff\xff\xff\x7f.", "ends at byte 8, inside a value of 2147483647 bytes"),
-        (b"\x80\x04\x8d" + struct.pack("<Q", 2**63) + b".", "inside a value of 9223372036854775808 bytes"),
+        (
+            b"\x80\x04\x8d" + struct.pack("<Q", 2**63) + b".",
+            "inside a value of 9223372036854775808 bytes",
+        ),
         (b"\x80\x02\x8b\xff\xff\xff\x7f.", "an integer of 2147483647 bytes"),
         (b"\x80\x02\x8b\xff\xff\xff\xff.", "an integer of -1 bytes"),
         (b"\x80\x02N\x85K\x01K\x02s.", "items for a tuple, not a dict"),
@@ -91,13 +106,19 @@ def test_hostile_classes_are_refused_by_name_and_nothing_runs(value: Any, name: 
         (b"\x80\x02}]K\x01s.", "a list as a key"),
         (b"\x80\x02})\x85\x85K\x01s.", "a tuple as a key"),
         (b"\x80\x02ccollections\nOrderedDict\n.", "holds collections.OrderedDict instead of data"),
-        (b"\x80\x02ccollections\nOrderedDict\n]R.", "a call of collections.OrderedDict that plain data does not need"),
+        (
+            b"\x80\x02ccollections\nOrderedDict\n]R.",
+            "a call of collections.OrderedDict that plain data does not need",
+        ),
         (b"\x80\x02K\x01)R.", "a call of int"),
         (b"\x80\x02]}b.", "state for a list"),
         (b"\x80\x02K\x01Q.", "a persistent id that is not a storage"),
         (b"\x80\x04\x8c\x02os\x8c\x06system\x93.", "holds an object of os.system"),
         (b"\x80\x04K\x01K\x02\x93.", "a global without a name"),
-        (b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x05\x00\x00\x00utf-8\x86R.", "file.pt: a call of _codecs.encode"),
+        (
+            b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x05\x00\x00\x00utf-8\x86R.",
+            "file.pt: a call of _codecs.encode",
+        ),
         (b"\x80\x02ccollections\nOrderedDict\n(]tR.", None),
         (b"\x80\x02cnumpy\ndtype\nX\x01\x00\x00\x00O\x85R.", "not a boolean, integer or float"),
     ],

@@ -37,12 +37,21 @@ def written(path: Path, columns: Columns) -> Path:
     return write_dump(path, contract="train-dump.v2", batch_id=0, columns=columns)
 
 
-def plain(path: Path, name: str, lengths: npt.NDArray[np.int64] | None = None) -> npt.NDArray[Any] | None:
+def plain(
+    path: Path, name: str, lengths: npt.NDArray[np.int64] | None = None
+) -> npt.NDArray[Any] | None:
     """Call `read_plain` as the reader does."""
     with open_dump(path) as dump:
         given = np.asarray(dump.column("response_lengths")) if lengths is None else lengths
         column, dtype = list(dump.fields).index(name), np.dtype(dump.fields[name].stored)
-        return read_plain(memoryview(path.read_bytes()), pq.read_metadata(path), column, dtype, given, dump.header["checksums"][name])
+        return read_plain(
+            memoryview(path.read_bytes()),
+            pq.read_metadata(path),
+            column,
+            dtype,
+            given,
+            dump.header["checksums"][name],
+        )
 
 
 @pytest.fixture
@@ -55,32 +64,46 @@ def arrow_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, str], Any]:
     return read
 
 
-def test_the_result_is_what_arrow_gives(tmp_path: Path, arrow_only: Callable[[Path, str], Any]) -> None:
+def test_the_result_is_what_arrow_gives(
+    tmp_path: Path, arrow_only: Callable[[Path, str], Any]
+) -> None:
     columns = noise()
     path = written(tmp_path / "x.parquet", columns)
     assert pq.read_metadata(path).num_row_groups > 2
     with open_dump(path) as dump:
         for name in ("log_probs", "values", "kl"):
             assert dump.column(name) == columns[name] == arrow_only(path, name)
-    assert [plain(path, name) is not None for name in ("log_probs", "values", "kl")] == [True, True, False], (
-        "float16 is packed: a third of the bits of the float32 it is stored as are always zero"
-    )
+    assert [plain(path, name) is not None for name in ("log_probs", "values", "kl")] == [
+        True,
+        True,
+        False,
+    ], "float16 is packed: a third of the bits of the float32 it is stored as are always zero"
 
 
 def test_values_are_little_endian_in_the_file_and_in_the_checksum(tmp_path: Path) -> None:
     values = np.random.default_rng(0).normal(size=5000)
-    path = written(tmp_path / "x.parquet", {"response_lengths": np.array([5000]), "log_probs": ragged([values], np.float32)})
+    path = written(
+        tmp_path / "x.parquet",
+        {"response_lengths": np.array([5000]), "log_probs": ragged([values], np.float32)},
+    )
     raw = values.astype("<f4").tobytes()
     assert raw in path.read_bytes()
     with open_dump(path) as dump:
-        assert dump.header["checksums"]["log_probs"] == [zlib.crc32(raw, zlib.crc32((5000).to_bytes(4, "little")))]
+        assert dump.header["checksums"]["log_probs"] == [
+            zlib.crc32(raw, zlib.crc32((5000).to_bytes(4, "little")))
+        ]
     numbers = pa.array(np.array([1, 256], np.int32))
     assert checksum(numbers) == zlib.crc32(b"\x01\0\0\0\0\x01\0\0")
 
 
 @pytest.mark.parametrize("num_samples", [0, 1, 7])
-def test_no_samples_and_empty_responses_are_columns_like_others(tmp_path: Path, num_samples: int) -> None:
-    columns: Columns = {"response_lengths": np.zeros(num_samples, np.int64), "log_probs": ragged([np.zeros(0)] * num_samples, np.float32)}
+def test_no_samples_and_empty_responses_are_columns_like_others(
+    tmp_path: Path, num_samples: int
+) -> None:
+    columns: Columns = {
+        "response_lengths": np.zeros(num_samples, np.int64),
+        "log_probs": ragged([np.zeros(0)] * num_samples, np.float32),
+    }
     with open_dump(written(tmp_path / "x.parquet", columns)) as dump:
         assert dump.column("log_probs") == columns["log_probs"]
         assert dump.verify() == []
@@ -93,7 +116,10 @@ def test_a_sample_without_a_value_is_none_not_empty(tmp_path: Path) -> None:
         tmp_path / "x.parquet",
         contract="train-dump.v2",
         batch_id=0,
-        columns={"response_lengths": np.array([9000, 0, 9000]), "teacher_log_probs": [first, None, last]},
+        columns={
+            "response_lengths": np.array([9000, 0, 9000]),
+            "teacher_log_probs": [first, None, last],
+        },
     )
     with open_dump(path) as dump:
         assert dump.fields["teacher_log_probs"].nullable
@@ -106,26 +132,54 @@ def test_a_sample_without_a_value_is_none_not_empty(tmp_path: Path) -> None:
     "options",
     [
         pytest.param({"compression": "none", "use_dictionary": False}, id="plain, with statistics"),
-        pytest.param({"compression": "none", "use_dictionary": False, "data_page_version": "2.0"}, id="pages of version 2"),
-        pytest.param({"compression": "none", "use_dictionary": False, "data_page_size": 4096, "write_page_index": True}, id="many pages"),
+        pytest.param(
+            {"compression": "none", "use_dictionary": False, "data_page_version": "2.0"},
+            id="pages of version 2",
+        ),
+        pytest.param(
+            {
+                "compression": "none",
+                "use_dictionary": False,
+                "data_page_size": 4096,
+                "write_page_index": True,
+            },
+            id="many pages",
+        ),
         pytest.param({"compression": "none", "use_dictionary": True}, id="dictionary"),
-        pytest.param({"compression": "none", "use_dictionary": True, "dictionary_pagesize_limit": 100}, id="dictionary given up"),
+        pytest.param(
+            {"compression": "none", "use_dictionary": True, "dictionary_pagesize_limit": 100},
+            id="dictionary given up",
+        ),
         pytest.param({"compression": "snappy", "use_dictionary": False}, id="snappy"),
         pytest.param({"compression": "lz4"}, id="lz4"),
-        pytest.param({"compression": "none", "use_dictionary": False, "use_byte_stream_split": True}, id="split"),
+        pytest.param(
+            {"compression": "none", "use_dictionary": False, "use_byte_stream_split": True},
+            id="split",
+        ),
     ],
 )
-def test_files_that_another_writer_packed_are_read_the_same(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_files_that_another_writer_packed_are_read_the_same(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
     columns = noise(80)
     path = written(tmp_path / "x.parquet", columns)
     source = pq.ParquetFile(path)
     other = tmp_path / "other.parquet"
     if options.get("use_byte_stream_split"):
-        options = {**options, "use_byte_stream_split": [f"{name}.list.element" for name in ("log_probs", "values", "kl")]}
+        options = {
+            **options,
+            "use_byte_stream_split": [
+                f"{name}.list.element" for name in ("log_probs", "values", "kl")
+            ],
+        }
     with pq.ParquetWriter(other, source.schema_arrow.remove_metadata(), **options) as writer:
         for group in range(source.num_row_groups):
             writer.write_table(source.read_row_group(group))
-        keys = {key: value for key, value in source.metadata.metadata.items() if key.startswith(b"rl_dump")}
+        keys = {
+            key: value
+            for key, value in source.metadata.metadata.items()
+            if key.startswith(b"rl_dump")
+        }
         writer.add_key_value_metadata(keys)
     with open_dump(other) as dump:
         assert dump.verify() == []
@@ -146,13 +200,18 @@ def test_a_flipped_bit_anywhere_in_a_chunk_is_refused(tmp_path: Path) -> None:
     values_at = start + size - 4 * int(np.sum(columns["response_lengths"]))
     inside = [start + size - 1, values_at, *rng.integers(values_at, start + size, 30).tolist()]
     for at in inside:
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << int(rng.integers(8))]) + whole[at + 1 :])
+        path.write_bytes(
+            whole[:at] + bytes([whole[at] ^ 1 << int(rng.integers(8))]) + whole[at + 1 :]
+        )
         with open_dump(path) as dump:
-            with pytest.raises(DumpError, match="field log_probs, row group 0: the checksum does not match"):
+            with pytest.raises(
+                DumpError, match="field log_probs, row group 0: the checksum does not match"
+            ):
                 dump.column("log_probs")
             assert [problem.code for problem in dump.verify()] == ["damaged"]
             assert dump.column("values") == columns["values"], "the other columns are as they were"
-    # Page header and levels: what they say is not needed for the values, so these are right, or refused.
+    # Page header and levels: what they say is not needed for the values, so these are right, or
+    # refused.
     for at in range(start, values_at):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x80]) + whole[at + 1 :])
         with open_dump(path) as dump:
@@ -178,14 +237,25 @@ def test_lengths_that_the_file_does_not_have_are_left_to_arrow(tmp_path: Path) -
     lengths = np.asarray(columns["response_lengths"])
     assert plain(path, "log_probs", lengths) is not None
     longer = np.where(np.arange(300) == 5, lengths + 1, lengths)
-    for wrong in (lengths[::-1].copy(), longer, lengths - 1, lengths + (1 << 40), np.full(300, 1 << 62), lengths * 3):
+    for wrong in (
+        lengths[::-1].copy(),
+        longer,
+        lengths - 1,
+        lengths + (1 << 40),
+        np.full(300, 1 << 62),
+        lengths * 3,
+    ):
         assert plain(path, "log_probs", wrong) is None
 
 
 def test_a_footer_that_points_elsewhere_gives_nothing(tmp_path: Path) -> None:
     columns = noise()
     path = written(tmp_path / "x.parquet", columns)
-    whole, metadata, lengths = memoryview(path.read_bytes()), pq.read_metadata(path), np.asarray(columns["response_lengths"])
+    whole, metadata, lengths = (
+        memoryview(path.read_bytes()),
+        pq.read_metadata(path),
+        np.asarray(columns["response_lengths"]),
+    )
     with open_dump(path) as dump:
         checksums = dump.header["checksums"]["log_probs"]
     float32 = np.dtype(np.float32)

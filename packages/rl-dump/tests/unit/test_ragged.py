@@ -42,7 +42,10 @@ def test_trailing_dimensions_are_kept() -> None:
 
 
 def test_concat_appends_and_promotes() -> None:
-    first, second = RaggedArray.from_list([[1]], np.int32), RaggedArray.from_list([[2.5], []], np.float64)
+    first, second = (
+        RaggedArray.from_list([[1]], np.int32),
+        RaggedArray.from_list([[2.5], []], np.float64),
+    )
     both = RaggedArray.concat([first, second])
     assert both.dtype == np.float64
     assert [item.tolist() for item in both] == [[1.0], [2.5], []]
@@ -97,4 +100,9 @@ def test_concat_of_nothing_or_of_other_shapes_is_refused() -> None:
     with pytest.raises(RaggedError, match="at least one"):
         RaggedArray.concat([])
     with pytest.raises(RaggedError, match="trailing"):
-        RaggedArray.concat([RaggedArray.from_list([np.zeros((1, 2))], np.float64), RaggedArray.from_list([[1.0]], np.float64)])
+        RaggedArray.concat(
+            [
+                RaggedArray.from_list([np.zeros((1, 2))], np.float64),
+                RaggedArray.from_list([[1.0]], np.float64),
+            ]
+        )

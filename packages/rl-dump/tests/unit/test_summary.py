@@ -25,7 +25,9 @@ def small(tmp_path: Path) -> Iterator[Dump]:
         "sample_index": [None, 4],
         "teacher_log_probs": [None, np.array([1.0, 2.0], np.float32)],
     }
-    with open_dump(write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns)) as dump:
+    with open_dump(
+        write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns)
+    ) as dump:
         yield dump
 
 
@@ -37,7 +39,13 @@ def field(dump: Dump, name: str) -> FieldSummary:
 
 def test_per_token_fields_are_summarised_over_trained_tokens(small: Dump) -> None:
     found = field(small, "log_probs")
-    assert (found.count, found.minimum, found.maximum, found.mean, found.num_non_finite) == (3, -3.0, -1.0, -2.0, 1)
+    assert (found.count, found.minimum, found.maximum, found.mean, found.num_non_finite) == (
+        3,
+        -3.0,
+        -1.0,
+        -2.0,
+        1,
+    )
     assert field(small, "loss_masks").mean == 0.75
 
 
@@ -48,8 +56,14 @@ def test_missing_values_are_counted(small: Dump) -> None:
 
 
 def test_the_mean_of_large_numbers_is_finite_though_their_sum_is_not(tmp_path: Path) -> None:
-    columns: Columns = {"x": np.full(8, 1.7e308), "y": np.array([np.inf] + [1.0] * 7), "n": np.full(8, 2**63 - 1)}
-    with open_dump(write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns)) as dump:
+    columns: Columns = {
+        "x": np.full(8, 1.7e308),
+        "y": np.array([np.inf] + [1.0] * 7),
+        "n": np.full(8, 2**63 - 1),
+    }
+    with open_dump(
+        write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns)
+    ) as dump:
         assert field(dump, "x").mean == pytest.approx(1.7e308, rel=1e-12)
         assert field(dump, "y").mean == 1.0
 
@@ -59,7 +73,9 @@ def test_log_probs_that_are_not_one_number_per_token_have_no_gap(tmp_path: Path)
         "response_lengths": np.array([2]),
         **dict.fromkeys(("log_probs", "rollout_log_probs"), ragged([np.zeros((2, 1))], np.float32)),
     }
-    with open_dump(write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns)) as dump:
+    with open_dump(
+        write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns)
+    ) as dump:
         assert log_prob_gap(dump) is None
         assert doctor(dump) == []
 
@@ -75,7 +91,12 @@ def test_the_gap_and_the_kept_sets_are_derived(small: Dump) -> None:
 
 
 def test_an_empty_dump_has_no_means(tmp_path: Path) -> None:
-    path = write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=0, columns={"rewards": np.zeros(0)})
+    path = write_dump(
+        tmp_path / "x.parquet",
+        contract="train-dump.v2",
+        batch_id=0,
+        columns={"rewards": np.zeros(0)},
+    )
     with open_dump(path) as dump:
         assert field(dump, "rewards").mean is None
 

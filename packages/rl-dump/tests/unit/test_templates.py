@@ -46,7 +46,11 @@ def test_a_word_under_a_numeric_format_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("rollout", "train"),
-    [("d/{batch_id}.pt", "d/{batch_id}.pt"), ("d/{batch_id}.pt", "d/{rollout_id}.pt"), ("d/{batch_id}.pt", "d/../d/./{batch_id}.pt")],
+    [
+        ("d/{batch_id}.pt", "d/{batch_id}.pt"),
+        ("d/{batch_id}.pt", "d/{rollout_id}.pt"),
+        ("d/{batch_id}.pt", "d/../d/./{batch_id}.pt"),
+    ],
 )
 def test_equal_paths_for_both_dumps_are_refused_however_written(rollout: str, train: str) -> None:
     with pytest.raises(DumpError, match="both write to"):
@@ -57,11 +61,20 @@ def test_links_to_one_folder_are_the_same_path(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     with pytest.raises(DumpError, match="both write to"):
-        check_templates(rollout=tmp_path / "real" / "{batch_id}.pt", train=tmp_path / "link" / "{batch_id}.pt")
+        check_templates(
+            rollout=tmp_path / "real" / "{batch_id}.pt", train=tmp_path / "link" / "{batch_id}.pt"
+        )
 
 
 @pytest.mark.parametrize(
-    "template", ["{batch_id!s:.0}.pt", "{batch_id!r}.pt", "{batch_id:.1}.pt", "{batch_id:.0e}.pt", "{batch_id:{batch_id}d}.pt"]
+    "template",
+    [
+        "{batch_id!s:.0}.pt",
+        "{batch_id!r}.pt",
+        "{batch_id:.1}.pt",
+        "{batch_id:.0e}.pt",
+        "{batch_id:{batch_id}d}.pt",
+    ],
 )
 def test_formats_that_can_give_two_batches_one_path_are_refused(template: str) -> None:
     with pytest.raises(DumpError, match="only a width is allowed"):
@@ -70,7 +83,11 @@ def test_formats_that_can_give_two_batches_one_path_are_refused(template: str) -
 
 @pytest.mark.parametrize(
     ("rollout", "train"),
-    [("d/{batch_id}.pt", "d/1{batch_id}.pt"), ("d/{batch_id:03d}.pt", "d/{batch_id}.pt"), ("d/{batch_id}.pt", "d/eval_{batch_id}.pt")],
+    [
+        ("d/{batch_id}.pt", "d/1{batch_id}.pt"),
+        ("d/{batch_id:03d}.pt", "d/{batch_id}.pt"),
+        ("d/{batch_id}.pt", "d/eval_{batch_id}.pt"),
+    ],
 )
 def test_a_path_that_two_different_batches_share_is_refused(rollout: str, train: str) -> None:
     with pytest.raises(DumpError, match="both write to"):

@@ -21,7 +21,10 @@ def tokens(folder: Path, **document: Any) -> Any:
 def test_byte_level(tmp_path: Path) -> None:
     found = tokens(
         tmp_path,
-        model={"type": "BPE", "vocab": {"Hi": 0, "\u0120you": 1, "\u010a": 2, "\u00c3": 3, "\u00a9": 4}},
+        model={
+            "type": "BPE",
+            "vocab": {"Hi": 0, "\u0120you": 1, "\u010a": 2, "\u00c3": 3, "\u00a9": 4},
+        },
         decoder={"type": "ByteLevel"},
         added_tokens=[{"id": 9, "content": "<|end|>"}],
     )
@@ -29,17 +32,30 @@ def test_byte_level(tmp_path: Path) -> None:
 
 
 def test_metaspace_with_byte_fallback(tmp_path: Path) -> None:
-    decoder = {"type": "Sequence", "decoders": [{"type": "Replace"}, {"type": "ByteFallback"}, {"type": "Fuse"}]}
-    found = tokens(tmp_path, model={"type": "Unigram", "vocab": [["\u2581the", -1.0], ["<0xE4>", 0]]}, decoder=decoder)
+    decoder = {
+        "type": "Sequence",
+        "decoders": [{"type": "Replace"}, {"type": "ByteFallback"}, {"type": "Fuse"}],
+    }
+    found = tokens(
+        tmp_path,
+        model={"type": "Unigram", "vocab": [["\u2581the", -1.0], ["<0xE4>", 0]]},
+        decoder=decoder,
+    )
     assert found == {0: b" the", 1: b"\xe4"}
 
 
 def test_word_piece_and_word_level(tmp_path: Path) -> None:
-    assert tokens(tmp_path, model={"type": "WordPiece", "vocab": {"play": 0, "##ing": 1}}, decoder={"type": "WordPiece"}) == {
+    assert tokens(
+        tmp_path,
+        model={"type": "WordPiece", "vocab": {"play": 0, "##ing": 1}},
+        decoder={"type": "WordPiece"},
+    ) == {
         0: b" play",
         1: b"ing",
     }
-    assert tokens(tmp_path, model={"type": "WordLevel", "vocab": {"a": 0, "\n": 1}}, decoder=None) == {0: b"a", 1: b"\n"}
+    assert tokens(
+        tmp_path, model={"type": "WordLevel", "vocab": {"a": 0, "\n": 1}}, decoder=None
+    ) == {0: b"a", 1: b"\n"}
 
 
 def test_every_byte_has_one_character(tmp_path: Path) -> None:
@@ -49,7 +65,15 @@ def test_every_byte_has_one_character(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"model": {"vocab": 3}}', '{"model": {"vocab": {"a": "x"}}}', '{"model": {"vocab": [1]}}']
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"model": {"vocab": 3}}',
+        '{"model": {"vocab": {"a": "x"}}}',
+        '{"model": {"vocab": [1]}}',
+    ],
 )
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "tokenizer.json").write_text(text)

@@ -27,7 +27,17 @@ from rl_dump.torch import write_torch_archive
 
 
 def train_file(path: Path, samples: list[dict[str, Any]], **top: Any) -> Path:
-    torch.save({"format_version": 2, "rollout_id": 3, "rank": 0, "samples": samples, "dp_shards": [], **top}, path / "x.pt")
+    torch.save(
+        {
+            "format_version": 2,
+            "rollout_id": 3,
+            "rank": 0,
+            "samples": samples,
+            "dp_shards": [],
+            **top,
+        },
+        path / "x.pt",
+    )
     return path / "x.pt"
 
 
@@ -57,9 +67,15 @@ BASE = torch.arange(24, dtype=torch.float32).reshape(4, 6)
         *(torch.tensor([0.5, -3.25, float("inf")]).to(dtype) for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)),
     ],
 )  # fmt: skip
-def test_every_layout_and_dtype_reads_as_torch_reads_it(tmp_path: Path, tensor: torch.Tensor) -> None:
+def test_every_layout_and_dtype_reads_as_torch_reads_it(
+    tmp_path: Path, tensor: torch.Tensor
+) -> None:
     found = one(tmp_path, tensor)
-    expected = tensor.detach().float().numpy() if tensor.dtype == torch.bfloat16 else tensor.detach().numpy()
+    expected = (
+        tensor.detach().float().numpy()
+        if tensor.dtype == torch.bfloat16
+        else tensor.detach().numpy()
+    )
     assert found.dtype == expected.dtype
     assert found.shape == expected.shape
     assert np.array_equal(found, expected)
@@ -69,7 +85,9 @@ def test_tensors_that_share_a_storage_read_right(tmp_path: Path) -> None:
     flat = torch.arange(10)
     samples = [{"x": flat[:3]}, {"x": flat[3:10]}, {"x": flat[2:4]}, {"x": flat}]
     with open_dump(train_file(tmp_path, samples)) as dump:
-        assert [item.tolist() for item in dump.column("x")] == [sample["x"].tolist() for sample in samples]
+        assert [item.tolist() for item in dump.column("x")] == [
+            sample["x"].tolist() for sample in samples
+        ]
 
 
 def test_zero_dimensional_tensors_are_numbers(tmp_path: Path) -> None:
@@ -106,9 +124,14 @@ def test_numpy_scalars_are_numbers(tmp_path: Path, value: np.generic) -> None:
 
 
 def test_numpy_arrays_are_columns(tmp_path: Path) -> None:
-    samples = [{"x": np.arange(3, dtype=np.int16)}, {"x": np.asfortranarray(np.arange(4, dtype=np.int16))}]
+    samples = [
+        {"x": np.arange(3, dtype=np.int16)},
+        {"x": np.asfortranarray(np.arange(4, dtype=np.int16))},
+    ]
     with open_dump(train_file(tmp_path, samples)) as dump:
-        assert dump.column("x") == RaggedArray.from_list([sample["x"] for sample in samples], np.int16)
+        assert dump.column("x") == RaggedArray.from_list(
+            [sample["x"] for sample in samples], np.int16
+        )
         assert dump.fields["x"].form == "array"
 
 
@@ -171,7 +194,13 @@ def slime_sample(**change: Any) -> dict[str, Any]:
 
 def test_a_slime_rollout_dump_reads_under_the_contracts_names(tmp_path: Path) -> None:
     torch.save(
-        {"rollout_id": "eval_3", "samples": [slime_sample(), slime_sample(index=5, loss_mask=None, reward=0.5, status="completed")]},
+        {
+            "rollout_id": "eval_3",
+            "samples": [
+                slime_sample(),
+                slime_sample(index=5, loss_mask=None, reward=0.5, status="completed"),
+            ],
+        },
         tmp_path / "r.pt",
     )
     with open_dump(tmp_path / "r.pt") as dump:
@@ -190,14 +219,20 @@ def test_a_slime_rollout_dump_reads_under_the_contracts_names(tmp_path: Path) ->
 
 
 def test_rewards_of_several_parts_keep_their_name(tmp_path: Path) -> None:
-    torch.save({"rollout_id": 0, "samples": [slime_sample(reward={"format": 1.0}), slime_sample()]}, tmp_path / "r.pt")
+    torch.save(
+        {"rollout_id": 0, "samples": [slime_sample(reward={"format": 1.0}), slime_sample()]},
+        tmp_path / "r.pt",
+    )
     with open_dump(tmp_path / "r.pt") as dump:
         assert dump.column("reward") == [{"format": 1.0}, 1]
         assert "raw_reward" not in dump.fields
 
 
 def test_float_lists_that_need_double_precision_keep_it(tmp_path: Path) -> None:
-    torch.save({"rollout_id": 0, "samples": [slime_sample(rollout_log_probs=[-0.1, 0.0])]}, tmp_path / "r.pt")
+    torch.save(
+        {"rollout_id": 0, "samples": [slime_sample(rollout_log_probs=[-0.1, 0.0])]},
+        tmp_path / "r.pt",
+    )
     with open_dump(tmp_path / "r.pt") as dump:
         assert dump.column("rollout_log_probs")[0].tolist() == [-0.1, 0.0]
 
@@ -220,7 +255,11 @@ def test_our_archive_and_our_parquet_read_the_same(tmp_path: Path) -> None:
         for row in (0, 11):
             one_sample, other = first.sample(row), second.sample(row)
             assert list(one_sample) == list(other)
-            assert all(np.array_equal(one_sample[name], other[name]) and type(one_sample[name]) is type(other[name]) for name in one_sample)
+            assert all(
+                np.array_equal(one_sample[name], other[name])
+                and type(one_sample[name]) is type(other[name])
+                for name in one_sample
+            )
         skipped = {"fields", "row_groups", "checksums"}
         assert {key: value for key, value in first.header.items() if key not in skipped} == {
             key: value for key, value in second.header.items() if key not in skipped
@@ -230,7 +269,9 @@ def test_our_archive_and_our_parquet_read_the_same(tmp_path: Path) -> None:
 
 def test_other_tools_load_our_archive(tmp_path: Path) -> None:
     columns = batch(6)
-    path = write_torch_archive(tmp_path / "a.pt", contract="train-dump.v2", batch_id=5, columns=columns)
+    path = write_torch_archive(
+        tmp_path / "a.pt", contract="train-dump.v2", batch_id=5, columns=columns
+    )
     root = torch.load(path, weights_only=True)
     assert (root["format_version"], root["rollout_id"], len(root["samples"])) == (2, 5, 6)
     assert torch.equal(root["samples"][2]["tokens"], torch.from_numpy(columns["tokens"][2].copy()))
@@ -239,14 +280,26 @@ def test_other_tools_load_our_archive(tmp_path: Path) -> None:
 
 
 def test_empty_tensors_of_several_types_can_stand_in_one_archive(tmp_path: Path) -> None:
-    empty = {name: np.zeros(0, dtype) for name, dtype in (("a", np.float32), ("b", np.float64), ("c", np.int64))}
+    empty = {
+        name: np.zeros(0, dtype)
+        for name, dtype in (("a", np.float32), ("b", np.float64), ("c", np.int64))
+    }
     nested = {name: Tensor(array, array.dtype.name) for name, array in empty.items()}
     columns: Columns = {
-        **{name: RaggedArray.from_list([array, array], array.dtype) for name, array in empty.items()},
+        **{
+            name: RaggedArray.from_list([array, array], array.dtype)
+            for name, array in empty.items()
+        },
         "label": [nested, None],
     }
-    with open_dump(write_torch_archive(tmp_path / "e.pt", contract="train-dump.v2", batch_id=0, columns=columns)) as dump:
-        assert {name: items_of(dump, name).dtype for name in empty} == {name: array.dtype for name, array in empty.items()}
+    with open_dump(
+        write_torch_archive(
+            tmp_path / "e.pt", contract="train-dump.v2", batch_id=0, columns=columns
+        )
+    ) as dump:
+        assert {name: items_of(dump, name).dtype for name in empty} == {
+            name: array.dtype for name, array in empty.items()
+        }
         assert dump.column("label") == [nested, None]
 
 
@@ -282,7 +335,9 @@ def test_bfloat16_stays_bfloat16_through_both_containers(tmp_path: Path) -> None
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_files_that_are_no_dumps_are_refused_in_one_line(tmp_path: Path, write: Callable[[Path], object], message: str) -> None:
+def test_files_that_are_no_dumps_are_refused_in_one_line(
+    tmp_path: Path, write: Callable[[Path], object], message: str
+) -> None:
     write(tmp_path / "x.pt")
     with pytest.raises(DumpError, match=message) as failure:
         open_dump(tmp_path / "x.pt")
@@ -291,7 +346,9 @@ def test_files_that_are_no_dumps_are_refused_in_one_line(tmp_path: Path, write: 
 
 
 def test_a_flipped_bit_in_a_tensor_is_noticed_when_it_is_read(tmp_path: Path) -> None:
-    path = write_torch_archive(tmp_path / "a.pt", contract="train-dump.v2", batch_id=5, columns=batch(6))
+    path = write_torch_archive(
+        tmp_path / "a.pt", contract="train-dump.v2", batch_id=5, columns=batch(6)
+    )
     data = bytearray(path.read_bytes())
     at = data.index(batch(6)["log_probs"].values.tobytes()) + 5
     data[at] ^= 1
@@ -324,13 +381,18 @@ def test_a_view_beyond_its_storage_is_refused(tmp_path: Path) -> None:
         for name, data in entries.items():
             target.writestr(name, data)
     path.write_bytes(buffer.getvalue())
-    with open_dump(path) as dump, pytest.raises(DumpError, match="reaches element 508 of a storage of 500"):
+    with (
+        open_dump(path) as dump,
+        pytest.raises(DumpError, match="reaches element 508 of a storage of 500"),
+    ):
         dump.column("x")
 
 
 def test_rollout_columns_round_trip(tmp_path: Path) -> None:
     columns = rollout_columns(batch(5))
-    archive = write_torch_archive(tmp_path / "r.pt", contract="rollout-dump.v1", batch_id="eval_1", columns=columns)
+    archive = write_torch_archive(
+        tmp_path / "r.pt", contract="rollout-dump.v1", batch_id="eval_1", columns=columns
+    )
     with open_dump(archive) as dump:
         assert dump.column("prompt") == columns["prompt"]
         assert dump.column("metadata") == columns["metadata"]
@@ -338,10 +400,16 @@ def test_rollout_columns_round_trip(tmp_path: Path) -> None:
 
 
 def test_reading_whole_tensors_by_pattern_changes_nothing(tmp_path: Path) -> None:
-    path = write_torch_archive(tmp_path / "a.pt", contract="train-dump.v2", batch_id=5, columns=batch(40))
+    path = write_torch_archive(
+        tmp_path / "a.pt", contract="train-dump.v2", batch_id=5, columns=batch(40)
+    )
     with zipfile.ZipFile(path) as file:
         data = file.read("archive/data.pkl")
-    options: dict[str, Any] = {"known": archive_globals(), "persistent_load": storage_of, "where": "f"}
+    options: dict[str, Any] = {
+        "known": archive_globals(),
+        "persistent_load": storage_of,
+        "where": "f",
+    }
     assert run_pickle(data, **options) == run_pickle(data, patterns=False, **options)
 
 
@@ -350,7 +418,12 @@ def test_text_that_parquet_cannot_hold_is_shown_and_not_converted(tmp_path: Path
     torch.save({"samples": [slime_sample(), slime_sample(prompt="a\ud800")], "rollout_id": 1}, path)
     found = CliRunner().invoke(app, ["show", str(path), "--sample", "1"])
     assert (found.exit_code, "a\\ud800" in found.output) == (0, True)
-    assert json.loads(CliRunner().invoke(app, ["show", str(path), "--sample", "1", "--json"]).output)["prompt"] == "a\ud800"
+    assert (
+        json.loads(CliRunner().invoke(app, ["show", str(path), "--sample", "1", "--json"]).output)[
+            "prompt"
+        ]
+        == "a\ud800"
+    )
     with pytest.raises(DumpError, match="prompt of sample 1: holds the lone surrogate"):
         convert(path, tmp_path / "r.parquet")
 
@@ -359,18 +432,32 @@ def test_response_lengths_that_are_no_numbers_are_a_problem_of_verify(tmp_path: 
     path = tmp_path / "r.pt"
     torch.save({"samples": [slime_sample(response_length="two")], "rollout_id": 1}, path)
     with open_dump(path) as dump:
-        assert any("response_lengths: must hold one whole number" in problem.message for problem in dump.verify())
+        assert any(
+            "response_lengths: must hold one whole number" in problem.message
+            for problem in dump.verify()
+        )
 
 
 def test_positions_in_a_tensor_are_positions(tmp_path: Path) -> None:
-    samples = [{"tokens": torch.tensor([1, 2]), "total_lengths": 2, "response_lengths": 1, "rollout_position": 4}]
-    path = train_file(tmp_path, samples, dp_shards=[{"data_parallel_rank": 0, "partition": torch.tensor([4, 5])}])
+    samples = [
+        {
+            "tokens": torch.tensor([1, 2]),
+            "total_lengths": 2,
+            "response_lengths": 1,
+            "rollout_position": 4,
+        }
+    ]
+    path = train_file(
+        tmp_path, samples, dp_shards=[{"data_parallel_rank": 0, "partition": torch.tensor([4, 5])}]
+    )
     with open_dump(path) as dump:
         assert [alarm.code for alarm in doctor(dump)] == ["incomplete"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_told_with_the_systems_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: Columns) -> None:
+def test_a_full_disk_is_told_with_the_systems_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: Columns
+) -> None:
     @contextlib.contextmanager
     def full(target: Path) -> Iterator[Path]:
         with atomic_path(target) as temporary:
@@ -379,5 +466,7 @@ def test_a_full_disk_is_told_with_the_systems_reason(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr("rl_dump.torch.archive.atomic_path", full)
     with pytest.raises(WriteError, match=r"cannot write .*x\.pt: No space left on device"):
-        write_torch_archive(tmp_path / "x.pt", contract="train-dump.v2", batch_id=0, columns=columns)
+        write_torch_archive(
+            tmp_path / "x.pt", contract="train-dump.v2", batch_id=0, columns=columns
+        )
     assert list(tmp_path.iterdir()) == []

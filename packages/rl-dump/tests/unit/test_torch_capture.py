@@ -30,7 +30,10 @@ def test_samples_come_back_in_the_shards_order_and_are_forgotten() -> None:
 
 
 def test_a_sample_no_forward_recorded_is_named() -> None:
-    with LogProbCapture() as capture, pytest.raises(DumpError, match="for 1 samples, the first at rollout_position 4"):
+    with (
+        LogProbCapture() as capture,
+        pytest.raises(DumpError, match="for 1 samples, the first at rollout_position 4"),
+    ):
         capture.record(3, torch.zeros(1))
         capture.collect([3, 4])
 

@@ -21,8 +21,12 @@ def test_one_process_does_everything() -> None:
 def test_of_all_ranks_exactly_one_writes_and_it_is_the_last_stages_first() -> None:
     found = []
     for pp, tp, cp in itertools.product(range(2), range(2), range(2)):
-        topology = DumpTopology(global_rank=0, pp_rank=pp, pp_size=2, tp_rank=tp, tp_size=2, cp_rank=cp, cp_size=2)
-        found.append((pp, tp, cp, topology.takes_part, topology.is_shard_sender, topology.is_writer))
+        topology = DumpTopology(
+            global_rank=0, pp_rank=pp, pp_size=2, tp_rank=tp, tp_size=2, cp_rank=cp, cp_size=2
+        )
+        found.append(
+            (pp, tp, cp, topology.takes_part, topology.is_shard_sender, topology.is_writer)
+        )
     assert [place[:3] for place in found if place[3]] == [(1, 0, 0), (1, 0, 1)]
     assert [place[:3] for place in found if place[4]] == [(1, 0, 0)]
     assert [place[:3] for place in found if place[5]] == [(1, 0, 0)]

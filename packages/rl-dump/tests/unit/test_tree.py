@@ -14,7 +14,9 @@ from rl_dump.documents import MAX_DEPTH
 
 
 def test_plain_data_passes() -> None:
-    check_tree({"samples": [{"a": 1, "b": [1.5, None, "x", (True, b"y")], "c": np.float32(1)}]}, "f")
+    check_tree(
+        {"samples": [{"a": 1, "b": [1.5, None, "x", (True, b"y")], "c": np.float32(1)}]}, "f"
+    )
 
 
 def test_shared_containers_pass() -> None:

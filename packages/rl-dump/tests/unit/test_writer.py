@@ -16,7 +16,9 @@ from rl_dump.writer import ROW_GROUP_BYTES, row_bytes, row_group_bounds
 
 
 def write(path: Path, columns: Columns, **header: Any) -> Path:
-    return write_dump(path / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns, **header)
+    return write_dump(
+        path / "x.parquet", contract="train-dump.v2", batch_id=0, columns=columns, **header
+    )
 
 
 def test_every_column_comes_back_with_dtype_and_bits(tmp_path: Path, columns: Columns) -> None:
@@ -27,7 +29,20 @@ def test_every_column_comes_back_with_dtype_and_bits(tmp_path: Path, columns: Co
 
 @pytest.mark.parametrize(
     "dtype",
-    [np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64, np.float16, np.float32, np.float64],
+    [
+        np.bool_,
+        np.int8,
+        np.int16,
+        np.int32,
+        np.int64,
+        np.uint8,
+        np.uint16,
+        np.uint32,
+        np.uint64,
+        np.float16,
+        np.float32,
+        np.float64,
+    ],
 )
 def test_every_dtype_round_trips_scalar_and_ragged(tmp_path: Path, dtype: Any) -> None:
     if np.dtype(dtype).kind == "f":
@@ -44,7 +59,13 @@ def test_every_dtype_round_trips_scalar_and_ragged(tmp_path: Path, dtype: Any) -
 
 
 def test_token_ids_are_stored_in_the_smallest_integer_that_fits(tmp_path: Path) -> None:
-    for highest, stored in ((255, "uint8"), (256, "uint16"), (151_935, "int32"), (2**31, "uint32"), (2**40, "int64")):
+    for highest, stored in (
+        (255, "uint8"),
+        (256, "uint16"),
+        (151_935, "int32"),
+        (2**31, "uint32"),
+        (2**40, "int64"),
+    ):
         columns = {"tokens": ragged([[0, highest]], np.int64)}
         with open_dump(write(tmp_path, columns)) as dump:
             assert dump.fields["tokens"].stored == stored
@@ -59,14 +80,20 @@ def test_token_ids_are_stored_in_the_smallest_integer_that_fits(tmp_path: Path) 
 def test_row_groups_are_bounded(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     lengths = rng.integers(0, 60_000, 100)
-    columns = {"response_lengths": lengths, "log_probs": ragged([rng.normal(size=length) for length in lengths], np.float32)}
+    columns = {
+        "response_lengths": lengths,
+        "log_probs": ragged([rng.normal(size=length) for length in lengths], np.float32),
+    }
     path = write(tmp_path, columns)
     metadata = pq.ParquetFile(path).metadata
     with open_dump(path) as dump:
         assert metadata.num_row_groups == len(dump.header["row_groups"]) > 5
         sizes = row_bytes(dump.columns(), 100)
         ends = np.cumsum(dump.header["row_groups"])
-        assert all(sizes[end - count : end].sum() <= ROW_GROUP_BYTES for end, count in zip(ends, dump.header["row_groups"], strict=True))
+        assert all(
+            sizes[end - count : end].sum() <= ROW_GROUP_BYTES
+            for end, count in zip(ends, dump.header["row_groups"], strict=True)
+        )
 
 
 def test_a_sample_larger_than_a_row_group_stands_alone() -> None:
@@ -78,7 +105,13 @@ def test_a_sample_larger_than_a_row_group_stands_alone() -> None:
 def test_page_checksums_are_written(tmp_path: Path, columns: Columns) -> None:
     path = write(tmp_path, columns)
     data = bytearray(path.read_bytes())
-    at = pq.ParquetFile(path).metadata.row_group(0).column(list(columns).index("log_probs")).data_page_offset + 60
+    at = (
+        pq.ParquetFile(path)
+        .metadata.row_group(0)
+        .column(list(columns).index("log_probs"))
+        .data_page_offset
+        + 60
+    )
     data[at] ^= 0x10
     path.write_bytes(data)
     with pytest.raises(OSError, match="checksum"):
@@ -87,10 +120,24 @@ def test_page_checksums_are_written(tmp_path: Path, columns: Columns) -> None:
 
 def test_everything_beside_the_samples_comes_back(tmp_path: Path, columns: Columns) -> None:
     header = {
-        "dp_shards": [{"rank": 4, "data_parallel_rank": 0, "partition": list(range(24)), "num_microbatches": [2, 1]}],
+        "dp_shards": [
+            {
+                "rank": 4,
+                "data_parallel_rank": 0,
+                "partition": list(range(24)),
+                "num_microbatches": [2, 1],
+            }
+        ],
         "schedule": {"contract": "schedule-plan.v1", "partitions": np.arange(4), "digest": "ab"},
         "raw_reward": [0.1, float("nan"), float("inf")],
-        "dropped": [{"rollout_position": 99, "sample_index": None, "rollout_id": 7, "reason": "does not fill a step"}],
+        "dropped": [
+            {
+                "rollout_position": 99,
+                "sample_index": None,
+                "rollout_id": 7,
+                "reason": "does not fill a step",
+            }
+        ],
         "writer_rank": 4,
         "metadata": {"loss": np.float32(0.25), "note": ("a", b"b"), 3: None},
     }
@@ -124,7 +171,10 @@ def test_missing_values_stay_missing(tmp_path: Path) -> None:
 
 
 def test_trailing_dimensions_round_trip(tmp_path: Path) -> None:
-    columns = {"top_log_probs": ragged([np.arange(6).reshape(3, 2), np.zeros((0, 2))], np.float32), "pair": np.arange(4).reshape(2, 2)}
+    columns = {
+        "top_log_probs": ragged([np.arange(6).reshape(3, 2), np.zeros((0, 2))], np.float32),
+        "pair": np.arange(4).reshape(2, 2),
+    }
     with open_dump(write(tmp_path, columns)) as dump:
         assert dump.column("top_log_probs") == columns["top_log_probs"]
         assert dump.column("pair")[1].tolist() == [2, 3]
@@ -163,17 +213,28 @@ def test_all_problems_of_a_batch_are_reported_at_once(tmp_path: Path, columns: C
     ("change", "message"),
     [
         ({"rewards": np.zeros(3)}, "different numbers of samples: .*3 in rewards"),
-        ({"nucleus_ids": ragged([[1]] * 24, np.int32)}, "nucleus_ids: sample .* the last of nucleus_offsets says"),
-        ({"nucleus_offsets": ragged([[0]] * 24, np.int64)}, r"nucleus_offsets: sample .* response_lengths \+ 1 says"),
+        (
+            {"nucleus_ids": ragged([[1]] * 24, np.int32)},
+            "nucleus_ids: sample .* the last of nucleus_offsets says",
+        ),
+        (
+            {"nucleus_offsets": ragged([[0]] * 24, np.int64)},
+            r"nucleus_offsets: sample .* response_lengths \+ 1 says",
+        ),
         ({"loss_masks": ragged([[2**40]] * 24, np.int64)}, "do not fit the contract's int32"),
-        ({"advantages": np.zeros(24, np.float32)}, r"advantages: must hold \[R\] values per sample, got one per sample"),
+        (
+            {"advantages": np.zeros(24, np.float32)},
+            r"advantages: must hold \[R\] values per sample, got one per sample",
+        ),
         ({"finish_reason": np.zeros(24)}, "finish_reason: the contract says string"),
         ({"x": np.zeros(24, np.complex64)}, "x: dtype complex64 cannot be stored"),
         ({"x": np.float64(3)}, "x: a float64 is not a column"),
         ({"label": [object()] * 24}, "label of sample 0: cannot write a builtins.object"),
     ],
 )
-def test_columns_that_do_not_fit_are_refused(tmp_path: Path, columns: Columns, change: dict[str, Any], message: str) -> None:
+def test_columns_that_do_not_fit_are_refused(
+    tmp_path: Path, columns: Columns, change: dict[str, Any], message: str
+) -> None:
     with pytest.raises(DumpError, match=message):
         write(tmp_path, {**columns, **change})
     assert list(tmp_path.iterdir()) == []
@@ -192,7 +253,12 @@ def test_columns_that_do_not_fit_are_refused(tmp_path: Path, columns: Columns, c
 def test_headers_that_do_not_fit_are_refused(
     tmp_path: Path, columns: Columns, header: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    options: dict[str, Any] = {"contract": "train-dump.v2", "batch_id": 0, "path": "x.parquet", **header}
+    options: dict[str, Any] = {
+        "contract": "train-dump.v2",
+        "batch_id": 0,
+        "path": "x.parquet",
+        **header,
+    }
     with pytest.raises(error, match=message):
         write_dump(tmp_path / options.pop("path"), columns=columns, **options)
 
@@ -200,7 +266,13 @@ def test_headers_that_do_not_fit_are_refused(
 def test_the_streaming_writer_checks_its_pieces(tmp_path: Path, pair: Pair) -> None:
     with open_dump(pair[1]) as dump:
         columns, fields = dump.columns(), list(dump.fields.values())
-        writer = rl_dump.DumpWriter(tmp_path / "y.parquet", fields=fields, contract="train-dump.v2", batch_id=0, writer_rank=0)
+        writer = rl_dump.DumpWriter(
+            tmp_path / "y.parquet",
+            fields=fields,
+            contract="train-dump.v2",
+            batch_id=0,
+            writer_rank=0,
+        )
         with pytest.raises(DumpError, match="outside of the writer's `with` block"):
             writer.write(columns)
         with pytest.raises(DumpError, match="row group has fields"), writer:
@@ -208,9 +280,15 @@ def test_the_streaming_writer_checks_its_pieces(tmp_path: Path, pair: Pair) -> N
         assert not (tmp_path / "y.parquet").exists()
 
 
-def test_custom_fields_can_be_registered_as_response_aligned(tmp_path: Path, columns: Columns) -> None:
+def test_custom_fields_can_be_registered_as_response_aligned(
+    tmp_path: Path, columns: Columns
+) -> None:
     mine = ragged([np.ones(length) for length in columns["response_lengths"]], np.float32)
-    with open_dump(write(tmp_path, {**columns, "mine": mine}, response_fields=(*rl_dump.RESPONSE_FIELDS, "mine"))) as dump:
+    with open_dump(
+        write(
+            tmp_path, {**columns, "mine": mine}, response_fields=(*rl_dump.RESPONSE_FIELDS, "mine")
+        )
+    ) as dump:
         assert dump.fields["mine"].response_aligned
         assert dump.fields["advantages"].response_aligned
         assert not dump.fields["tokens"].response_aligned
@@ -220,7 +298,12 @@ def test_custom_fields_can_be_registered_as_response_aligned(tmp_path: Path, col
 
 
 def test_a_keyword_that_no_header_has_is_refused_not_dropped(tmp_path: Path) -> None:
-    keywords: dict[str, Any] = {"contract": "train-dump.v2", "batch_id": 0, "columns": {"x": np.zeros(2)}, "raw_rewards": [1.0]}
+    keywords: dict[str, Any] = {
+        "contract": "train-dump.v2",
+        "batch_id": 0,
+        "columns": {"x": np.zeros(2)},
+        "raw_rewards": [1.0],
+    }
     with pytest.raises(TypeError, match="raw_rewards"):
         write_dump(tmp_path / "x.parquet", **keywords)
     assert list(tmp_path.iterdir()) == []
@@ -232,9 +315,16 @@ def test_a_lone_surrogate_is_refused_naming_field_and_sample(tmp_path: Path) -> 
         ([{"a": 1}, {"a": "x"}, {"a": "\udfff"}], "prompt of sample 2"),
     ):
         with pytest.raises(DumpError, match=rf"{where}.* lone surrogate U\+D"):
-            write_dump(tmp_path / "x.parquet", contract="rollout-dump.v1", batch_id=0, columns={"prompt": values})
+            write_dump(
+                tmp_path / "x.parquet",
+                contract="rollout-dump.v1",
+                batch_id=0,
+                columns={"prompt": values},
+            )
     with pytest.raises(DumpError, match="nor contain a dot or a lone surrogate"):
-        write_dump(tmp_path / "x.parquet", contract="rollout-dump.v1", batch_id=0, columns={"\ud800": [1]})
+        write_dump(
+            tmp_path / "x.parquet", contract="rollout-dump.v1", batch_id=0, columns={"\ud800": [1]}
+        )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -82,13 +82,18 @@ def test_an_archive_of_64_bit_sizes_is_read(monkeypatch: pytest.MonkeyPatch) -> 
     # Lets zipfile write the 64-bit records of an archive of many gigabytes around a few bytes.
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 3)
     written = bytearray(archive(ENTRIES))
-    # In a file that is truly so large, the old end record holds only the marks that its numbers are too small.
+    # In a file that is truly so large, the old end record holds only the marks that its numbers are
+    # too small.
     struct.pack_into("<2H2L", written, len(written) - 14, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF)
     data = bytes(written)
     index = ZipIndex(data, "f")
     assert {name: bytes(index.read(entry)) for name, entry in index.entries.items()} == ENTRIES
     locator = data.rindex(b"PK\x06\x07")
-    for at, wrong in ((locator, b"XX"), (locator + 8, b"\xff\xff"), (data.rindex(b"PK\x06\x06"), b"XX")):
+    for at, wrong in (
+        (locator, b"XX"),
+        (locator + 8, b"\xff\xff"),
+        (data.rindex(b"PK\x06\x06"), b"XX"),
+    ):
         with pytest.raises(DumpError, match="the directory is damaged"):
             ZipIndex(data[:at] + wrong + data[at + 2 :], "f")
 

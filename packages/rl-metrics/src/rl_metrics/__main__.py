@@ -1,4 +1,4 @@
-"""``python -m rl_metrics``: the command line."""
+"""`python -m rl_metrics`: the command line."""
 
 from rl_metrics.cli import main
 

@@ -1,22 +1,24 @@
 """The five ways to make one loss out of many tokens, and the checks they share.
 
-Layer: names and validation only; below ``denominators``, ``loss_scale`` and the reducers.
+With `x_it` the loss of response token `t` of sample `i` and `m_it` its mask:
 
-With ``x_it`` the loss of response token ``t`` of sample ``i`` and ``m_it`` its mask:
-
-==============  =======================================================  ===============================  ==================
-aggregation     loss of a step                                           denominator ``D_i``              step units ``U``
-==============  =======================================================  ===============================  ==================
+==============  =======================================================
+===============================  ==================
+aggregation     loss of a step                                           denominator `D_i`              step units `U`
+==============  =======================================================
+===============================  ==================
 token_mean      sum_it m x / sum_it m                                    1                                trained tokens
 sample_mean     mean over samples of sum_t m x / sum_t m                 own mask sum                     samples
 rollout_mean    mean over rollouts of their token-weighted mean          mask sum over all siblings       rollouts
 prompt_mean     mean over prompt groups of their token-weighted mean     mask sum over the group          prompt groups
 constant        sum_it m x / U                                           1                                the constant
-==============  =======================================================  ===============================  ==================
+==============  =======================================================
+===============================  ==================
 
-Every one of them is ``(1 / U) sum_i (sum_t m_it x_it) / D_i``: a plain sum over tokens once ``D`` and ``U`` are known for the whole step,
-which is why no micro-batch split and no layout can change it. ``prompt_mean`` is the formula of the DAPO paper (arXiv:2503.14476, eq. 8, taken
-per prompt), ``constant`` that of Dr. GRPO (arXiv:2503.20783).
+Every one of them is `(1 / U) sum_i (sum_t m_it x_it) / D_i`: a plain sum over tokens once `D` and
+`U` are known for the whole step, which is why no micro-batch split and no layout can change it.
+`prompt_mean` is the formula of the DAPO paper (arXiv:2503.14476, eq. 8, taken per prompt),
+`constant` that of Dr. GRPO (arXiv:2503.20783).
 """
 
 from __future__ import annotations
@@ -40,18 +42,20 @@ def check_aggregation(aggregation: str) -> None:
     """Check the name of an aggregation.
 
     Raises:
-        MetricsError: unless it is one of :data:`AGGREGATIONS`.
+        MetricsError: unless it is one of `AGGREGATIONS`.
     """
     given: object = aggregation
     if not isinstance(given, str) or given not in AGGREGATIONS:
-        raise MetricsError(f"unknown loss aggregation {aggregation!r}; use one of {', '.join(AGGREGATIONS)}")
+        raise MetricsError(
+            f"unknown loss aggregation {aggregation!r}; use one of {', '.join(AGGREGATIONS)}"
+        )
 
 
 def check_step_units(aggregation: Aggregation, step_units: SupportsFloat | None) -> float:
     """Return the step's units as a float.
 
     Args:
-        aggregation: any but ``token_mean``, which counts its own.
+        aggregation: any but `token_mean`, which counts its own.
         step_units: samples, rollouts or prompt groups of the whole step, or the constant divisor.
 
     Raises:
@@ -59,8 +63,14 @@ def check_step_units(aggregation: Aggregation, step_units: SupportsFloat | None)
     """
     units = math.nan if step_units is None else number(step_units, "step_units")
     if not 0 < units < math.inf:
-        wanted = {"sample_mean": "samples", "rollout_mean": "rollouts", "prompt_mean": "prompt groups", "constant": "the constant divisor"}
+        wanted = {
+            "sample_mean": "samples",
+            "rollout_mean": "rollouts",
+            "prompt_mean": "prompt groups",
+            "constant": "the constant divisor",
+        }
         raise MetricsError(
-            f"step_units is {step_units!r}; {aggregation} needs a positive number: {wanted.get(aggregation, 'units')} of the whole step"
+            f"step_units is {step_units!r}; {aggregation} needs a positive number:"
+            f" {wanted.get(aggregation, 'units')} of the whole step"
         )
     return units

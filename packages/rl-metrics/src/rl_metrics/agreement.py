@@ -1,6 +1,7 @@
-"""What the ranks of a group must agree on before their numbers may be added, and how a disagreement is told.
+"""What the ranks of a group must agree on before their numbers may be added, and how a disagreement
+is told.
 
-Layer: text only, above ``errors``; the collectives of :mod:`rl_metrics.torch` exchange these reports where a digest differs. Invariant, tested: every
+Invariant, tested: every
 rank of the group builds the same message from the same reports.
 """
 
@@ -19,7 +20,10 @@ _MOST_NAMES = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """What one rank was about to reduce. ``RankReport(failure=None, settings={"dst": "None"}, metrics=("loss (mean, token)",))``."""
+    """What one rank was about to reduce.
+
+    `RankReport(failure=None, settings={"dst": "None"}, metrics=("loss (mean, token)",))`.
+    """
 
     failure: str | None
     """Why the rank could not prepare its metrics; None when it could."""
@@ -28,21 +32,28 @@ class RankReport:
     """What it wants to do with them, by name: for a train step aggregation, step units and context-parallel size."""
 
     metrics: tuple[str, ...]
-    """Name, kind and unit of each metric, as :meth:`rl_metrics.Metric.describe` gives them."""
+    """Name, kind and unit of each metric, as `rl_metrics.Metric.describe` gives them."""
 
 
 def difference(reference: Iterable[str], given: Iterable[str]) -> str:
-    """Say what ``given`` lacks of ``reference`` and what it adds, the first ten names of each; empty when they are equal.
+    """Say what `given` lacks of `reference` and what it adds, the first ten names of each; empty
+    when they are equal.
 
-    Names that read alike (one with an accented letter, one with a letter and an accent) are written in ASCII.
+    Names that read alike (one with an accented letter, one with a letter and an accent) are written
+    in ASCII.
 
     Example:
-        ``difference(["a", "b"], ["b", "c"])`` is ``"lacks 'a' and adds 'c'"``, ``difference(["a"], ["a", "c"])`` is ``"adds 'c'"``.
+        `difference(["a", "b"], ["b", "c"])` is `"lacks 'a' and adds 'c'"`, `difference(["a"], ["a",
+        "c"])` is `"adds 'c'"`.
     """
     expected, found = set(reference), set(given)
     lacking, adding = sorted(expected - found), sorted(found - expected)
     alike = {_normal(name) for name in lacking} & {_normal(name) for name in adding}
-    return " and ".join(f"{verb} {_told(names, alike)}" for verb, names in (("lacks", lacking), ("adds", adding)) if names)
+    return " and ".join(
+        f"{verb} {_told(names, alike)}"
+        for verb, names in (("lacks", lacking), ("adds", adding))
+        if names
+    )
 
 
 def _normal(name: str) -> str:
@@ -53,7 +64,12 @@ def _normal(name: str) -> str:
 def _told(names: list[str], alike: set[str]) -> str:
     """Return the first names and how many more there are, those that another name reads like in ASCII."""
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(ascii(name) if _normal(name) in alike else repr(name) for name in names[:_MOST_NAMES]) + more
+    return (
+        ", ".join(
+            ascii(name) if _normal(name) in alike else repr(name) for name in names[:_MOST_NAMES]
+        )
+        + more
+    )
 
 
 def disagreement(reports: Sequence[RankReport]) -> str:
@@ -63,7 +79,9 @@ def disagreement(reports: Sequence[RankReport]) -> str:
         reports: one per rank, in rank order.
     """
     failed = [
-        f"rank {rank} could not prepare its metrics: {report.failure}" for rank, report in enumerate(reports) if report.failure is not None
+        f"rank {rank} could not prepare its metrics: {report.failure}"
+        for rank, report in enumerate(reports)
+        if report.failure is not None
     ]
     if failed:
         return "; ".join(failed)
@@ -71,12 +89,23 @@ def disagreement(reports: Sequence[RankReport]) -> str:
     for name in sorted({name for report in reports for name in report.settings}):
         values = [report.settings.get(name, "nothing") for report in reports]
         if len(set(values)) > 1:
-            lines.append(f"{name} is " + ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values)))
+            lines.append(
+                f"{name} is "
+                + ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
+            )
     if lines:
-        return f"ranks of the group disagree: {'; '.join(lines)}. Pass the same values on every rank"
-    differences = [(rank, difference(reports[0].metrics, report.metrics)) for rank, report in enumerate(reports)]
-    told = "; ".join(f"rank {rank} {text} compared with rank 0" for rank, text in differences if text)
+        return (
+            f"ranks of the group disagree: {'; '.join(lines)}. Pass the same values on every rank"
+        )
+    differences = [
+        (rank, difference(reports[0].metrics, report.metrics))
+        for rank, report in enumerate(reports)
+    ]
+    told = "; ".join(
+        f"rank {rank} {text} compared with rank 0" for rank, text in differences if text
+    )
     told = told or "their descriptions read alike, but names and units are parted differently"
     return (
-        f"ranks of the group report different metrics: {told}. Report the same metrics everywhere; a rank without data passes Metric.empty"
+        f"ranks of the group report different metrics: {told}. Report the same metrics everywhere;"
+        " a rank without data passes Metric.empty"
     )

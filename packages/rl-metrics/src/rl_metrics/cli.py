@@ -1,6 +1,6 @@
-"""The command line: ``python -m rl_metrics.selftest``, also ``rl-metrics selftest``.
+"""The command line: `python -m rl_metrics.selftest`, also `rl-metrics selftest`.
 
-Layer: the outermost; the only module that imports typer and rich. The result goes to standard output, progress and errors to standard error. Exit
+The result goes to standard output, progress and errors to standard error. Exit
 codes: 0 all layouts agree, 1 some do not, 2 the check could not run.
 """
 
@@ -32,10 +32,17 @@ def _root() -> None:
 @app.command()
 def selftest(
     *,
-    processes: Annotated[int, typer.Option(min=1, max=16, help="Start at most this many ranks.")] = 4,
+    processes: Annotated[
+        int, typer.Option(min=1, max=16, help="Start at most this many ranks.")
+    ] = 4,
     seed: Annotated[int, typer.Option(min=0, max=2**53, help="Which random step to run.")] = 0,
-    deadline_seconds: Annotated[float, typer.Option(min=0.001, max=1e6, help="Give up on the ranks of one mesh after this long.")] = 120.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")] = False,
+    deadline_seconds: Annotated[
+        float,
+        typer.Option(min=0.001, max=1e6, help="Give up on the ranks of one mesh after this long."),
+    ] = 120.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document instead of a table.")
+    ] = False,
 ) -> None:
     """Run one random step on every layout with real processes and compare values and gradients with the closed form."""
     console, errors = Console(), Console(stderr=True, soft_wrap=True, highlight=False)
@@ -43,11 +50,16 @@ def selftest(
     try:
         from rl_metrics.torch.selftest import check_layouts
     except ModuleNotFoundError as error:
-        errors.print(f"the self-test needs torch ({error}): pip install 'rl-metrics[torch]'", markup=False)
+        errors.print(
+            f"the self-test needs torch ({error}): pip install 'rl-metrics[torch]'", markup=False
+        )
         raise typer.Exit(2) from None
     try:
         checks = check_layouts(
-            max_processes=processes, seed=seed, deadline_seconds=deadline_seconds, announce=lambda line: errors.print(line, markup=False)
+            max_processes=processes,
+            seed=seed,
+            deadline_seconds=deadline_seconds,
+            announce=lambda line: errors.print(line, markup=False),
         )
     except MetricsError as error:
         errors.print(f"the self-test could not run: {error}", markup=False)
@@ -62,8 +74,13 @@ def selftest(
 
 
 def _print_table(console: Console, checks: list[LayoutCheck]) -> None:
-    """Print one row per check, every number of those that differ, and a verdict. A row fits into 80 columns; in fewer, cells fold."""
-    table = Table(title="rl-metrics self-test: one step on every layout", box=None, padding=(0, 1, 0, 0))
+    """Print one row per check, every number of those that differ, and a verdict.
+
+    A row fits into 80 columns; in fewer, cells fold.
+    """
+    table = Table(
+        title="rl-metrics self-test: one step on every layout", box=None, padding=(0, 1, 0, 0)
+    )
     for column in ("dp", "cp"):
         table.add_column(column, justify="right", overflow="fold")
     for column in ("layout", "dtype", "aggregation"):
@@ -71,19 +88,36 @@ def _print_table(console: Console, checks: list[LayoutCheck]) -> None:
     for column in ("loss", "expected", "loss\ndiff", "gradient\ndiff", ""):
         table.add_column(column, justify="right", overflow="fold")
     for check in checks:
-        place = (str(check.dp_size), str(check.cp_size), check.layout, check.dtype, check.aggregation)
-        numbers = (f"{check.value:.6g}", f"{check.expected:.6g}", f"{check.value_difference:.1e}", f"{check.gradient_difference:.1e}")
+        place = (
+            str(check.dp_size),
+            str(check.cp_size),
+            check.layout,
+            check.dtype,
+            check.aggregation,
+        )
+        numbers = (
+            f"{check.value:.6g}",
+            f"{check.expected:.6g}",
+            f"{check.value_difference:.1e}",
+            f"{check.gradient_difference:.1e}",
+        )
         table.add_row(*place, *numbers, "[green]ok[/]" if check.passes else "[red]FAIL[/]")
     console.print(table)
     failed = [check for check in checks if not check.passes]
     for check in failed:
         console.print(_in_full(check), soft_wrap=True)
     value, gradient, whitening = (
-        max(getattr(check, f"{name}_difference") for check in checks) for name in ("value", "gradient", "whitening")
+        max(getattr(check, f"{name}_difference") for check in checks)
+        for name in ("value", "gradient", "whitening")
     )
-    verdict = f"{len(failed)} of {len(checks)} checks differ" if failed else f"all {len(checks)} checks agree"
+    verdict = (
+        f"{len(failed)} of {len(checks)} checks differ"
+        if failed
+        else f"all {len(checks)} checks agree"
+    )
     console.print(
-        f"{verdict}; largest difference: loss {value:.1e}, gradient {gradient:.1e} (relative), whitened values {whitening:.1e}",
+        f"{verdict}; largest difference: loss {value:.1e}, gradient {gradient:.1e} (relative),"
+        f" whitened values {whitening:.1e}",
         soft_wrap=True,
     )
 
@@ -91,9 +125,11 @@ def _print_table(console: Console, checks: list[LayoutCheck]) -> None:
 def _in_full(check: LayoutCheck) -> str:
     """Tell everything one check compared."""
     return (
-        f"dp {check.dp_size} cp {check.cp_size} {check.layout} {check.dtype} {check.aggregation}: loss {check.value:.9g}, expected {check.expected:.9g}; "
-        f"relative difference of loss {check.value_difference:.1e}, of gradient {check.gradient_difference:.1e}; absolute difference of whitened values "
-        f"{check.whitening_difference:.1e}; responses restored {'exactly' if check.gather_is_exact else 'WRONGLY'}"
+        f"dp {check.dp_size} cp {check.cp_size} {check.layout} {check.dtype} {check.aggregation}:"
+        f" loss {check.value:.9g}, expected {check.expected:.9g}; relative difference of loss"
+        f" {check.value_difference:.1e}, of gradient {check.gradient_difference:.1e}; absolute"
+        f" difference of whitened values {check.whitening_difference:.1e}; responses restored"
+        f" {'exactly' if check.gather_is_exact else 'WRONGLY'}"
     )
 
 

@@ -1,22 +1,27 @@
 """Which context-parallel rank owns which token, and where it lies there.
 
-This module is the one place that knows the geometry. Everything that slices tokens, restores responses or looks for "the last response
-token" asks here. Layer: pure integer arithmetic on numpy arrays, below every other module of the package.
+This module is the one place that knows the geometry. Everything that slices tokens, restores
+responses or looks for "the last response token" asks here.
 
-Words: a sequence has ``L`` tokens, of which the last ``R`` are the response and the first ``P = L - R`` the prompt. The logit at position
-``p`` predicts token ``p + 1``, so response token ``j`` (token ``P + j``) is predicted by the logit at position ``P - 1 + j``, and the logits
-of the response are the positions ``[P - 1, L - 1)``. Owning response token ``j`` means owning that logit.
+Words: a sequence has `L` tokens, of which the last `R` are the response and the first `P = L - R`
+the prompt. The logit at position `p` predicts token `p + 1`, so response token `j` (token `P + j`)
+is predicted by the logit at position `P - 1 + j`, and the logits of the response are the positions
+`[P - 1, L - 1)`. Owning response token `j` means owning that logit.
 
-Layouts over ``C`` ranks:
+Layouts over `C` ranks:
 
-* ``zigzag``: every sequence is padded on its own to ``2 C c`` tokens, ``c = ceil(L / 2C)`` unless the padding is wider; rank ``r`` owns the
-  ranges ``[r c, (r+1) c)`` and ``[(2C-1-r) c, (2C-r) c)``, front then back, which evens out causal attention.
-* ``contiguous``: sequences lie back to back in one stream, padded at its end to a multiple of ``C``; rank ``r`` owns the ``r``-th of ``C``
+* `zigzag`: every sequence is padded on its own to `2 C c` tokens, `c = ceil(L / 2C)` unless the
+padding is wider; rank `r` owns the
+  ranges `[r c, (r+1) c)` and `[(2C-1-r) c, (2C-r) c)`, front then back, which evens out causal
+  attention.
+* `contiguous`: sequences lie back to back in one stream, padded at its end to a multiple of `C`;
+rank `r` owns the `r`-th of `C`
   equal consecutive parts.
 
-Invariants, each a test in ``tests/property/test_geometry_laws.py``: every response token has exactly one owner; the ranks' response indices
-partition ``range(R)``; :func:`response_owner` and :func:`response_slice` agree; local rows address exactly the tokens that
-:func:`packed_token_index` puts there. A rank may own no response token, and the last response token may lie on any rank.
+Invariants, each a test in `tests/property/test_geometry_laws.py`: every response token has exactly
+one owner; the ranks' response indices partition `range(R)`; `response_owner` and `response_slice`
+agree; local rows address exactly the tokens that `packed_token_index` puts there. A rank may own no
+response token, and the last response token may lie on any rank.
 """
 
 from __future__ import annotations
@@ -50,40 +55,59 @@ Layout = Literal["zigzag", "contiguous"]
 
 @dataclass(frozen=True, slots=True)
 class ContextParallel:
-    """One rank's place in a context-parallel group: ``ContextParallel(size=4, rank=1)``.
+    """One rank's place in a context-parallel group: `ContextParallel(size=4, rank=1)`.
 
-    The one record of this package that also takes its fields by position, in the order a reader says them: size, rank, layout.
+    The one record of this package that also takes its fields by position, in the order a reader
+    says them: size, rank, layout.
     """
 
     size: int = 1
-    """Number of ranks ``C`` that share each sequence, at least 1."""
+    """Number of ranks `C` that share each sequence, at least 1."""
 
     rank: int = 0
-    """This rank's place in the group, ``0 <= rank < size``."""
+    """This rank's place in the group, `0 <= rank < size`."""
 
     layout: Layout = "zigzag"
-    """``"zigzag"`` (two mirrored chunks of every sequence) or ``"contiguous"`` (one part of the packed stream)."""
+    """`"zigzag"` (two mirrored chunks of every sequence) or `"contiguous"` (one part of the packed stream)."""
 
     def __post_init__(self) -> None:
         """Refuse a size, rank or layout that describes no place in a group; keep size and rank as Python integers."""
-        object.__setattr__(self, "size", count(self.size, "context-parallel size", error=GeometryError))
-        object.__setattr__(self, "rank", count(self.rank, "context-parallel rank", minimum=0, error=GeometryError))
+        object.__setattr__(
+            self, "size", count(self.size, "context-parallel size", error=GeometryError)
+        )
+        object.__setattr__(
+            self, "rank", count(self.rank, "context-parallel rank", minimum=0, error=GeometryError)
+        )
         if self.rank >= self.size:
-            raise GeometryError(f"context-parallel rank is {self.rank}; with size {self.size} it must lie in 0..{self.size - 1}")
+            raise GeometryError(
+                f"context-parallel rank is {self.rank}; with size {self.size} it must lie in"
+                f" 0..{self.size - 1}"
+            )
         layout: object = self.layout
         if not isinstance(layout, str) or layout not in ("zigzag", "contiguous"):
-            raise GeometryError(f"context-parallel layout is {self.layout!r}; use 'zigzag' or 'contiguous'")
+            raise GeometryError(
+                f"context-parallel layout is {self.layout!r}; use 'zigzag' or 'contiguous'"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseSlice:
-    """The response tokens one rank owns of one sample. Both arrays have the same length, which may be 0."""
+    """The response tokens one rank owns of one sample.
+
+    Both arrays have the same length, which may be 0.
+    """
 
     response_indices: IntArray
-    """int64 [n]: indices ``j`` into the sample's response, ascending, 0-based. The order of every local response tensor."""
+    """int64 [n]: indices `j` into the sample's response, ascending, 0-based.
+
+    The order of every local response tensor.
+    """
 
     logit_rows: IntArray
-    """int64 [n]: the local row whose logit predicts response token ``j``. What row 0 is depends on who made the slice: see there."""
+    """int64 [n]: the local row whose logit predicts response token `j`.
+
+    What row 0 is depends on who made the slice: see there.
+    """
 
     def __len__(self) -> int:
         """Count the owned response tokens."""
@@ -98,25 +122,31 @@ def chunk_ranges(
     stream_length: int | None = None,
     padded_length: int | None = None,
 ) -> tuple[tuple[int, int], ...]:
-    """Return the half-open token ranges of a sequence that this rank owns, in the order they lie on the rank.
+    """Return the half-open token ranges of a sequence that this rank owns, in the order they lie on
+    the rank.
 
     Args:
-        total_length: ``L``, tokens of the sequence.
+        total_length: `L`, tokens of the sequence.
         cp: the rank's place.
-        stream_offset: where the sequence starts in the packed stream, tokens. Read by ``contiguous`` only.
-        stream_length: length of the padded packed stream, tokens, a multiple of ``cp.size``. Required by ``contiguous``.
-        padded_length: length the sequence is padded to, a multiple of ``2 * cp.size``; default: the smallest such length. Read by
-            ``zigzag`` only.
+        stream_offset: where the sequence starts in the packed stream, tokens. Read by `contiguous`
+            only.
+        stream_length: length of the padded packed stream, tokens, a multiple of `cp.size`. Required
+            by `contiguous`.
+        padded_length: length the sequence is padded to, a multiple of `2 * cp.size`; default: the
+            smallest such length. Read by `zigzag` only.
 
     Returns:
-        ``zigzag``: two ranges of ``c`` positions each, which may reach past ``L`` into the padding. ``contiguous``: one range clipped to
-        the sequence, ``(0, 0)`` when the rank owns none of it.
+        `zigzag`: two ranges of `c` positions each, which may reach past `L` into the padding.
+            `contiguous`: one range clipped to
+        the sequence, `(0, 0)` when the rank owns none of it.
 
     Raises:
-        GeometryError: for lengths that are no integers, are negative, do not divide, or do not fit into the stream.
+        GeometryError: for lengths that are no integers, are negative, do not divide, or do not fit
+            into the stream.
 
     Example:
-        ``L = 13, C = 2`` gives ``c = ceil(13 / 4) = 4``: rank 0 owns ``((0, 4), (12, 16))`` and rank 1 ``((4, 8), (8, 12))``.
+        `L = 13, C = 2` gives `c = ceil(13 / 4) = 4`: rank 0 owns `((0, 4), (12, 16))` and rank 1
+        `((4, 8), (8, 12))`.
     """
     check_place(cp)
     lengths = _one(total_length, "total_length")
@@ -142,31 +172,35 @@ def response_slice(
 ) -> ResponseSlice:
     """Return the response tokens of one sample that this rank owns.
 
-    What ``logit_rows`` index:
+    What `logit_rows` index:
 
-    * ``zigzag``: rows of THIS SAMPLE'S local chunk, the ``2 c`` rows ``concat(front chunk, back chunk)`` that the rank holds of the sequence.
-      Row 0 is the sample's first local token, wherever the sample lies in the packed stream. For rows of the packed local stream of a
-      micro-batch use :func:`rl_metrics.packed_response_rows`, which adds where each sample starts there. The stream arguments do not
-      enter: zigzag cuts every sequence on its own.
-    * ``contiguous``: rows of the rank's part of the packed stream, that is, of the local stream itself.
+    * `zigzag`: rows of THIS SAMPLE'S local chunk, the `2 c` rows `concat(front chunk, back chunk)`
+    that the rank holds of the sequence.
+      Row 0 is the sample's first local token, wherever the sample lies in the packed stream. For
+      rows of the packed local stream of a micro-batch use `rl_metrics.packed_response_rows`, which
+      adds where each sample starts there. The stream arguments do not enter: zigzag cuts every
+      sequence on its own.
+    * `contiguous`: rows of the rank's part of the packed stream, that is, of the local stream
+    itself.
 
     Args:
-        total_length: ``L``, tokens of prompt and response.
-        response_length: ``R``, tokens of the response, ``0 <= R < L``.
+        total_length: `L`, tokens of prompt and response.
+        response_length: `R`, tokens of the response, `0 <= R < L`.
         cp: the rank's place.
-        stream_offset: as in :func:`chunk_ranges`.
-        stream_length: as in :func:`chunk_ranges`.
-        padded_length: as in :func:`chunk_ranges`.
+        stream_offset: as in `chunk_ranges`.
+        stream_length: as in `chunk_ranges`.
+        padded_length: as in `chunk_ranges`.
 
     Returns:
         The owned response indices, ascending, and their rows. Empty when the rank owns none.
 
     Raises:
-        GeometryError: when the prompt is empty, a length is negative, or the stream arguments do not fit.
+        GeometryError: when the prompt is empty, a length is negative, or the stream arguments do
+            not fit.
 
     Example:
-        ``L = 13, R = 5, C = 2``: the logits are positions 7..11. Rank 1 owns the tokens [4, 8) and [8, 12), hence all five, in rows
-        3, 4, 5, 6, 7; rank 0 owns none.
+        `L = 13, R = 5, C = 2`: the logits are positions 7..11. Rank 1 owns the tokens [4, 8) and
+        [8, 12), hence all five, in rows 3, 4, 5, 6, 7; rank 0 owns none.
     """
     check_place(cp)
     owned = owned_logits(
@@ -190,49 +224,71 @@ def response_owner(
     stream_offset: int = 0,
     stream_length: int | None = None,
 ) -> tuple[int, int]:
-    """Return which rank owns response token ``j``, and at which index of that rank's local response tensor it lies.
+    """Return which rank owns response token `j`, and at which index of that rank's local response
+    tensor it lies.
 
-    This is the answer to "where is the last response token" (``j = R - 1``): not always rank 0, and never "local index -1".
+    This is the answer to "where is the last response token" (`j = R - 1`): not always rank 0, and
+    never "local index -1".
 
     Args:
-        total_length: ``L``, tokens.
-        response_length: ``R``, tokens.
-        j: index of the response token, ``0 <= j < R``.
-        cp_size: ``C``, ranks.
-        layout: see :class:`ContextParallel`.
-        stream_offset: as in :func:`chunk_ranges`.
-        stream_length: as in :func:`chunk_ranges`.
+        total_length: `L`, tokens.
+        response_length: `R`, tokens.
+        j: index of the response token, `0 <= j < R`.
+        cp_size: `C`, ranks.
+        layout: see `ContextParallel`.
+        stream_offset: as in `chunk_ranges`.
+        stream_length: as in `chunk_ranges`.
 
     Returns:
-        ``(rank, local_index)``, so that ``response_slice(..., cp of that rank).response_indices[local_index] == j``.
+        `(rank, local_index)`, so that `response_slice(..., cp of that
+        rank).response_indices[local_index] == j`.
 
     Raises:
-        GeometryError: when ``j`` lies outside the response, for a ``cp_size`` below 1, or as in :func:`response_slice`.
+        GeometryError: when `j` lies outside the response, for a `cp_size` below 1, or as in
+            `response_slice`.
 
     Example:
-        ``response_owner(13, 5, 4, 2) == (1, 4)``.
+        `response_owner(13, 5, 4, 2) == (1, 4)`.
     """
     size = ContextParallel(size=cp_size, layout=layout).size
-    totals, responses = _one(total_length, "total_length", minimum=None), _one(response_length, "response_length", minimum=None)
+    totals, responses = (
+        _one(total_length, "total_length", minimum=None),
+        _one(response_length, "response_length", minimum=None),
+    )
     check_lengths(totals, responses)
     j = int(_one(j, "j", minimum=None)[0])
     if not 0 <= j < responses[0]:
         raise GeometryError(
-            f"response token {j} does not exist: the response has {response_length} tokens, so j must lie in [0, {response_length})"
+            f"response token {j} does not exist: the response has {response_length} tokens, so j"
+            f" must lie in [0, {response_length})"
         )
     position = int(totals[0] - responses[0]) - 1 + j
     for cp in [ContextParallel(size=size, rank=rank, layout=layout) for rank in range(size)]:
-        ranges = chunk_ranges(total_length, cp, stream_offset=stream_offset, stream_length=stream_length)
+        ranges = chunk_ranges(
+            total_length, cp, stream_offset=stream_offset, stream_length=stream_length
+        )
         if any(start <= position < stop for start, stop in ranges):
-            owned = response_slice(total_length, response_length, cp, stream_offset=stream_offset, stream_length=stream_length)
+            owned = response_slice(
+                total_length,
+                response_length,
+                cp,
+                stream_offset=stream_offset,
+                stream_length=stream_length,
+            )
             return cp.rank, int(np.searchsorted(owned.response_indices, j))
-    raise AssertionError(f"no rank of {cp_size} owns position {position} of {total_length}: the ranges do not cover the sequence")
+    raise AssertionError(
+        f"no rank of {cp_size} owns position {position} of {total_length}: the ranges do not cover"
+        " the sequence"
+    )
 
 
 def check_place(cp: ContextParallel) -> None:
-    """Raise :class:`GeometryError` for anything but a :class:`ContextParallel`, such as the bare size of the group."""
+    """Raise `GeometryError` for anything but a `ContextParallel`, such as the bare size of the group."""
     if not isinstance(cp, ContextParallel):
-        raise GeometryError(f"cp is {cp!r} ({type(cp).__name__}); give this rank's place, ContextParallel(size, rank)")
+        raise GeometryError(
+            f"cp is {cp!r} ({type(cp).__name__}); give this rank's place, ContextParallel(size,"
+            " rank)"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +317,8 @@ def owned_logits(
     stream_length: int | None,
     padded: IntArray | None = None,
 ) -> OwnedLogits:
-    """Intersect the logit window ``[P - 1, L - 1)`` of every sample with the rank's ranges, without a loop over samples.
+    """Intersect the logit window `[P - 1, L - 1)` of every sample with the rank's ranges, without a
+    loop over samples.
 
     Args:
         total_lengths: int64 [N].
@@ -269,13 +326,14 @@ def owned_logits(
         cp: the rank's place.
         offsets: int64 [N], start of each sequence in the packed stream (contiguous).
         stream_length: padded stream length (contiguous).
-        padded: int64 [N], padded length of each sequence (zigzag); default: the smallest multiple of ``2 C``.
+        padded: int64 [N], padded length of each sequence (zigzag); default: the smallest multiple
+            of `2 C`.
 
     Returns:
         The owned tokens in sample order, ascending inside a sample.
 
     Raises:
-        GeometryError: as in :func:`response_slice`, naming the sample.
+        GeometryError: as in `response_slice`, naming the sample.
     """
     check_lengths(total_lengths, response_lengths)
     if cp.layout == "contiguous":
@@ -299,14 +357,16 @@ def owned_logits(
 
 
 def ramp(lengths: IntArray) -> IntArray:
-    """Return ``concat(arange(n) for n in lengths)``: lengths [2, 0, 3] give [0, 1, 0, 1, 2]."""
+    """Return `concat(arange(n) for n in lengths)`: lengths [2, 0, 3] give [0, 1, 0, 1, 2]."""
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if lengths.size else 0
     return np.arange(total, dtype=np.int64) - np.repeat(ends - lengths, lengths)
 
 
-def zigzag_starts(total_lengths: IntArray, padded: IntArray | None, cp: ContextParallel) -> tuple[IntArray, IntArray]:
-    """Return the starts of the two chunks, int64 [N, 2], and the chunk lengths, int64 [N]; :class:`GeometryError` for a padding that cannot be cut."""
+def zigzag_starts(
+    total_lengths: IntArray, padded: IntArray | None, cp: ContextParallel
+) -> tuple[IntArray, IntArray]:
+    """Return the starts of the two chunks, int64 [N, 2], and the chunk lengths, int64 [N]; `GeometryError` for a padding that cannot be cut."""
     pieces = 2 * cp.size
     if padded is None:
         chunk = -(-total_lengths // pieces)
@@ -315,29 +375,35 @@ def zigzag_starts(total_lengths: IntArray, padded: IntArray | None, cp: ContextP
         if wrong.size:
             i = int(wrong[0])
             raise GeometryError(
-                f"sample {i}: padded length {padded[i]} for {total_lengths[i]} tokens; zigzag over {cp.size} ranks needs a multiple of "
-                f"{pieces} that is at least the sequence length"
+                f"sample {i}: padded length {padded[i]} for {total_lengths[i]} tokens; zigzag over"
+                f" {cp.size} ranks needs a multiple of {pieces} that is at least the sequence"
+                " length"
             )
         chunk = padded // pieces
     return np.stack([cp.rank * chunk, (pieces - 1 - cp.rank) * chunk], axis=1), chunk
 
 
-def contiguous_part(total_lengths: IntArray, offsets: IntArray, stream_length: int | None, cp: ContextParallel) -> int:
-    """Return the tokens each rank holds of the stream; :class:`GeometryError` unless it can be cut and holds every sequence, each apart."""
+def contiguous_part(
+    total_lengths: IntArray, offsets: IntArray, stream_length: int | None, cp: ContextParallel
+) -> int:
+    """Return the tokens each rank holds of the stream; `GeometryError` unless it can be cut and holds every sequence, each apart."""
     if stream_length is None:
         raise GeometryError(
-            "layout 'contiguous' needs stream_length, the length of the padded packed stream, and each sample's stream offset"
+            "layout 'contiguous' needs stream_length, the length of the padded packed stream, and"
+            " each sample's stream offset"
         )
     stream_length = count(stream_length, "stream_length", minimum=0, error=GeometryError)
     if stream_length % cp.size:
         raise GeometryError(
-            f"stream_length is {stream_length}; it must be a multiple of the context-parallel size {cp.size}: pad the stream"
+            f"stream_length is {stream_length}; it must be a multiple of the context-parallel size"
+            f" {cp.size}: pad the stream"
         )
     wrong = np.flatnonzero((offsets < 0) | (offsets + total_lengths > stream_length))
     if wrong.size:
         i = int(wrong[0])
         raise GeometryError(
-            f"sample {i}: {total_lengths[i]} tokens at stream offset {offsets[i]} do not fit into a stream of {stream_length} tokens"
+            f"sample {i}: {total_lengths[i]} tokens at stream offset {offsets[i]} do not fit into a"
+            f" stream of {stream_length} tokens"
         )
     order = np.argsort(offsets, kind="stable")
     ends = (offsets + total_lengths)[order]
@@ -345,45 +411,60 @@ def contiguous_part(total_lengths: IntArray, offsets: IntArray, stream_length: i
     if wrong.size:
         first, second = int(order[wrong[0]]), int(order[wrong[0] + 1])
         raise GeometryError(
-            f"sample {second} starts at stream offset {offsets[second]}, but sample {first} takes the stream up to {offsets[first] + total_lengths[first]}; "
-            "samples of a stream must not overlap"
+            f"sample {second} starts at stream offset {offsets[second]}, but sample {first} takes"
+            f" the stream up to {offsets[first] + total_lengths[first]}; samples of a stream must"
+            " not overlap"
         )
     return stream_length // cp.size
 
 
 def check_lengths(total_lengths: IntArray, response_lengths: IntArray) -> None:
-    """Raise :class:`GeometryError` for lists of different length, negative lengths, and samples without a prompt token, naming the sample."""
+    """Raise `GeometryError` for lists of different length, negative lengths, and samples without a prompt token, naming the sample."""
     if total_lengths.shape != response_lengths.shape:
-        raise GeometryError(f"{total_lengths.size} total lengths but {response_lengths.size} response lengths; give one of each per sample")
+        raise GeometryError(
+            f"{total_lengths.size} total lengths but {response_lengths.size} response lengths; give"
+            " one of each per sample"
+        )
     wrong = np.flatnonzero((response_lengths < 0) | (response_lengths >= total_lengths))
     if not wrong.size:
         return
     i = int(wrong[0])
     total, response = int(total_lengths[i]), int(response_lengths[i])
     if response < 0 or total < response:
-        raise GeometryError(f"sample {i}: total_length {total}, response_length {response}; need 0 <= response_length < total_length")
+        raise GeometryError(
+            f"sample {i}: total_length {total}, response_length {response}; need 0 <="
+            " response_length < total_length"
+        )
     raise GeometryError(
-        f"sample {i}: prompt length is 0 (total_length = response_length = {total}), so no logit predicts the first response token; "
-        "give every sample at least one prompt token, such as the beginning-of-sequence token"
+        f"sample {i}: prompt length is 0 (total_length = response_length = {total}), so no logit"
+        " predicts the first response token; give every sample at least one prompt token, such as"
+        " the beginning-of-sequence token"
     )
 
 
 def int_array(values: Sequence[int] | IntArray) -> IntArray:
-    """Return lengths as int64 [N]; :class:`GeometryError` for anything that is not a flat list of integers."""
+    """Return lengths as int64 [N]; `GeometryError` for anything that is not a flat list of integers."""
     array = as_array(values, "the list of lengths", error=GeometryError)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise GeometryError(f"lengths must be a flat list of integers, got shape {array.shape} of {array.dtype}")
+        raise GeometryError(
+            f"lengths must be a flat list of integers, got shape {array.shape} of {array.dtype}"
+        )
     return array.astype(np.int64)
 
 
 def check_not_negative(lengths: IntArray) -> None:
-    """Raise :class:`GeometryError` naming the first sample whose length is negative."""
+    """Raise `GeometryError` naming the first sample whose length is negative."""
     wrong = np.flatnonzero(lengths < 0)
     if wrong.size:
-        raise GeometryError(f"sample {wrong[0]}: length {lengths[wrong[0]]}; a sequence has 0 tokens or more")
+        raise GeometryError(
+            f"sample {wrong[0]}: length {lengths[wrong[0]]}; a sequence has 0 tokens or more"
+        )
 
 
 def _one(value: int, what: str, *, minimum: int | None = 0) -> IntArray:
-    """Return one integer as int64 [1]; a fraction is refused rather than cut. Where ``minimum`` is None the caller checks the range."""
+    """Return one integer as int64 [1]; a fraction is refused rather than cut.
+
+    Where `minimum` is None the caller checks the range.
+    """
     bound = -(2**53) if minimum is None else minimum
     return np.array([count(value, what, minimum=bound, error=GeometryError)], np.int64)

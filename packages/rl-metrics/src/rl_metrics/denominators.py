@@ -1,10 +1,11 @@
 """What each sample's masked sum is divided by, and how many units a step has.
 
-Both are computed over the WHOLE step before samples are packed into micro-batches: a micro-batch does not know how many tokens the siblings
-of its samples have elsewhere. Layer: numpy, above ``aggregation``.
+Both are computed over the WHOLE step before samples are packed into micro-batches: a micro-batch
+does not know how many tokens the siblings of its samples have elsewhere.
 
-Invariants, tested: siblings share one denominator; a denominator of 0 is given as 1, so that a fully masked unit contributes 0 but still
-counts as a unit, leaving the weights of the others alone; no token is added to any denominator.
+Invariants, tested: siblings share one denominator; a denominator of 0 is given as 1, so that a
+fully masked unit contributes 0 but still counts as a unit, leaving the weights of the others alone;
+no token is added to any denominator.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from rl_metrics.arguments import as_array, listed, number_array
 from rl_metrics.errors import MetricsError
 from rl_metrics.masks import concatenated_masks, listed_masks, sums_of_pieces
 
-__all__ = ["checked_denominators", "count_step_units", "loss_denominators", "mask_sums", "prompt_denominators", "rollout_denominators"]
+__all__ = [
+    "checked_denominators",
+    "count_step_units",
+    "loss_denominators",
+    "mask_sums",
+    "prompt_denominators",
+    "rollout_denominators",
+]
 
 Ids = Sequence[int] | npt.NDArray[np.integer[Any]]
 """One integer per sample, of any size, equal for samples that belong together."""
@@ -36,7 +44,8 @@ def mask_sums(loss_masks: Sequence[Any]) -> npt.NDArray[np.float64]:
         float64 [N], tokens.
 
     Raises:
-        MetricsError: when a mask is not flat, or holds something else than booleans or 0 and 1; it names sample and token.
+        MetricsError: when a mask is not flat, or holds something else than booleans or 0 and 1; it
+            names sample and token.
     """
     return sums_of_pieces(*concatenated_masks(loss_masks))
 
@@ -46,54 +55,65 @@ def checked_denominators(sample_denoms: npt.ArrayLike, num_samples: int) -> npt.
 
     Args:
         sample_denoms: [N], trained tokens or any other divisor of each sample.
-        num_samples: ``N``.
+        num_samples: `N`.
 
     Raises:
-        MetricsError: for another shape, or naming the sample whose denominator is negative or not finite.
+        MetricsError: for another shape, or naming the sample whose denominator is negative or not
+            finite.
     """
     values = number_array(sample_denoms, "sample_denoms")
     if values.shape != (num_samples,):
-        raise MetricsError(f"sample_denoms has shape {values.shape} for {num_samples} samples; give one per sample")
+        raise MetricsError(
+            f"sample_denoms has shape {values.shape} for {num_samples} samples; give one per sample"
+        )
     wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
     if wrong.size:
-        raise MetricsError(f"sample {wrong[0]}: denominator {values[wrong[0]]}; give a finite number that is not negative, 0 counts as 1")
+        raise MetricsError(
+            f"sample {wrong[0]}: denominator {values[wrong[0]]}; give a finite number that is not"
+            " negative, 0 counts as 1"
+        )
     return np.where(values == 0, 1.0, values)
 
 
 def rollout_denominators(loss_masks: Sequence[Any], rollout_ids: Ids) -> npt.NDArray[np.float64]:
-    """Return each sample's denominator for ``rollout_mean``: the trained tokens of its rollout, over all siblings.
+    """Return each sample's denominator for `rollout_mean`: the trained tokens of its rollout, over
+    all siblings.
 
     Args:
         loss_masks: N masks [R_i], the whole step (or any larger set that contains every sibling).
         rollout_ids: int [N], equal for siblings. Any integers; order does not matter.
 
     Returns:
-        float64 [N], 1 where the rollout has no trained token. Whole numbers, so float32 holds them exactly up to 2^24 tokens a rollout.
+        float64 [N], 1 where the rollout has no trained token. Whole numbers, so float32 holds them
+        exactly up to 2^24 tokens a rollout.
 
     Raises:
-        MetricsError: when the lists differ in length, ids are no integers, or as in :func:`mask_sums`.
+        MetricsError: when the lists differ in length, ids are no integers, or as in `mask_sums`.
 
     Example:
-        Masks of 3, 1 and 2 ones with ``rollout_ids = [0, 0, 1]`` give ``[4, 4, 2]``.
+        Masks of 3, 1 and 2 ones with `rollout_ids = [0, 0, 1]` give `[4, 4, 2]`.
     """
     return _grouped(loss_masks, rollout_ids, "rollout_ids")
 
 
 def prompt_denominators(loss_masks: Sequence[Any], group_ids: Ids) -> npt.NDArray[np.float64]:
-    """Return each sample's denominator for ``prompt_mean``: the trained tokens of its prompt group, over all its rollouts.
+    """Return each sample's denominator for `prompt_mean`: the trained tokens of its prompt group,
+    over all its rollouts.
 
     Args:
-        loss_masks: N masks [R_i], the whole step (or any larger set that contains every prompt group whole).
-        group_ids: int [N], equal for the rollouts of one prompt. Any integers; order does not matter.
+        loss_masks: N masks [R_i], the whole step (or any larger set that contains every prompt
+            group whole).
+        group_ids: int [N], equal for the rollouts of one prompt. Any integers; order does not
+            matter.
 
     Returns:
         float64 [N], 1 where the group has no trained token.
 
     Raises:
-        MetricsError: as in :func:`rollout_denominators`.
+        MetricsError: as in `rollout_denominators`.
 
     Example:
-        Masks of 3, 1 and 2 ones with ``group_ids = [0, 0, 0]`` give ``[6, 6, 6]``.
+        Masks of 3, 1 and 2 ones with `group_ids = [0, 0, 0]` give `[6, 6, 6]`.
     """
     return _grouped(loss_masks, group_ids, "group_ids")
 
@@ -105,19 +125,21 @@ def loss_denominators(
     rollout_ids: Ids | None = None,
     group_ids: Ids | None = None,
 ) -> npt.NDArray[np.float64]:
-    """Return the denominators ``D_i`` of any aggregation (the table in :mod:`rl_metrics.aggregation`).
+    """Return the denominators `D_i` of any aggregation (the table in `rl_metrics.aggregation`).
 
     Args:
         aggregation: one of the five.
         loss_masks: N masks [R_i] of the whole step.
-        rollout_ids: int [N], needed for ``rollout_mean``.
-        group_ids: int [N], needed for ``prompt_mean``.
+        rollout_ids: int [N], needed for `rollout_mean`.
+        group_ids: int [N], needed for `prompt_mean`.
 
     Returns:
-        float64 [N], at least 1. All ones for ``token_mean`` and ``constant``, whose divisor is one number for the step.
+        float64 [N], at least 1. All ones for `token_mean` and `constant`, whose divisor is one
+        number for the step.
 
     Raises:
-        MetricsError: for an unknown aggregation, missing ids, or as in :func:`mask_sums` and :func:`rollout_denominators`.
+        MetricsError: for an unknown aggregation, missing ids, or as in `mask_sums` and
+            `rollout_denominators`.
     """
     check_aggregation(aggregation)
     loss_masks = listed_masks(loss_masks)
@@ -137,21 +159,22 @@ def count_step_units(
     group_ids: Ids | None = None,
     constant: float | None = None,
 ) -> float:
-    """Return the step's units ``U``: what the sum over all samples is divided by.
+    """Return the step's units `U`: what the sum over all samples is divided by.
 
     Args:
         aggregation: one of the five.
         loss_masks: N masks [R_i] of the whole step.
-        rollout_ids: int [N], needed for ``rollout_mean``.
-        group_ids: int [N], needed for ``prompt_mean``.
-        constant: the divisor of ``constant``.
+        rollout_ids: int [N], needed for `rollout_mean`.
+        group_ids: int [N], needed for `prompt_mean`.
+        constant: the divisor of `constant`.
 
     Returns:
-        Trained tokens, samples, rollouts, prompt groups or the constant. Fully masked samples, rollouts and groups are counted.
+        Trained tokens, samples, rollouts, prompt groups or the constant. Fully masked samples,
+        rollouts and groups are counted.
 
     Raises:
-        MetricsError: for an unknown aggregation, missing ids, another number of ids than masks, a constant that is not positive, or as in
-            :func:`mask_sums`.
+        MetricsError: for an unknown aggregation, missing ids, another number of ids than masks, a
+            constant that is not positive, or as in `mask_sums`.
     """
     check_aggregation(aggregation)
     sums = mask_sums(loss_masks)
@@ -161,14 +184,24 @@ def count_step_units(
     if aggregation == "sample_mean":
         return float(num_samples)
     if aggregation == "rollout_mean":
-        return float(np.unique(_labels(_required(rollout_ids, "rollout_ids", aggregation), num_samples, "rollout_ids")).size)
+        return float(
+            np.unique(
+                _labels(
+                    _required(rollout_ids, "rollout_ids", aggregation), num_samples, "rollout_ids"
+                )
+            ).size
+        )
     if aggregation == "prompt_mean":
-        return float(np.unique(_labels(_required(group_ids, "group_ids", aggregation), num_samples, "group_ids")).size)
+        return float(
+            np.unique(
+                _labels(_required(group_ids, "group_ids", aggregation), num_samples, "group_ids")
+            ).size
+        )
     return check_step_units(aggregation, constant)
 
 
 def _required(ids: Ids | None, name: str, aggregation: Aggregation) -> Ids:
-    """Return ``ids`` or say which argument the aggregation lacks."""
+    """Return `ids` or say which argument the aggregation lacks."""
     if ids is None:
         raise MetricsError(f"{aggregation} needs {name}, one integer per sample of the step")
     return ids
@@ -187,13 +220,21 @@ def _grouped(loss_masks: Sequence[Any], ids: Ids, name: str) -> npt.NDArray[np.f
 def _labels(ids: Ids, num_samples: int, name: str) -> npt.NDArray[np.integer[Any]]:
     """Return the ids as an array, after checking that there is one integer per sample."""
     given = ids if hasattr(ids, "dtype") else listed(ids, name)
-    if isinstance(given, list) and all(isinstance(label, int | np.integer) and not isinstance(label, bool) for label in given):
-        # Integers of any size: they are only compared, so each counts as its place among the different ones.
+    if isinstance(given, list) and all(
+        isinstance(label, int | np.integer) and not isinstance(label, bool) for label in given
+    ):
+        # Integers of any size: they are only compared, so each counts as its place among the
+        # different ones.
         places = {label: place for place, label in enumerate(dict.fromkeys(given))}
         given = np.array([places[label] for label in given], np.int64)
     labels = as_array(given, name)
     if labels.ndim != 1 or labels.size != num_samples:
-        raise MetricsError(f"{num_samples} loss masks but {name} of shape {labels.shape}; give one id per sample")
+        raise MetricsError(
+            f"{num_samples} loss masks but {name} of shape {labels.shape}; give one id per sample"
+        )
     if labels.size and labels.dtype.kind not in "iu":
-        raise MetricsError(f"{name}: entries are of type {labels.dtype}; give integers, equal for samples that belong together")
+        raise MetricsError(
+            f"{name}: entries are of type {labels.dtype}; give integers, equal for samples that"
+            " belong together"
+        )
     return labels

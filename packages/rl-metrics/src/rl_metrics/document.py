@@ -1,7 +1,7 @@
-"""Metrics as documents of ``metric-record.v1``, and back.
+"""Metrics as documents of `metric-record.v1`, and back.
 
-Layer: above ``contract`` and ``metric``. Invariant, tested: ``parse_document(to_document(m))`` gives the same records, through JSON text and for
-numbers that are not finite.
+Invariant, tested: `parse_document(to_document(m))` gives the same records, through JSON text and
+for numbers that are not finite.
 """
 
 from __future__ import annotations
@@ -13,7 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from rl_metrics.contract import CONTRACT_ID, MINOR, JsonNumber, MetricDocument, MetricRecord, SketchRecord, producer, validate_document
+from rl_metrics.contract import (
+    CONTRACT_ID,
+    MINOR,
+    JsonNumber,
+    MetricDocument,
+    MetricRecord,
+    SketchRecord,
+    producer,
+    validate_document,
+)
 from rl_metrics.errors import MetricsError
 from rl_metrics.metric import Metric
 from rl_metrics.reporting import listed_metrics
@@ -23,21 +32,27 @@ __all__ = ["parse_document", "to_document"]
 
 
 def to_document(metrics: Iterable[Metric] | Mapping[str, Metric]) -> MetricDocument:
-    """Return metrics as a document that ``json.dumps`` takes as it is.
+    """Return metrics as a document that `json.dumps` takes as it is.
 
     Args:
-        metrics: records of different names, or a mapping from names to records, such as :func:`rl_metrics.merge_metrics` gives.
+        metrics: records of different names, or a mapping from names to records, such as
+            `rl_metrics.merge_metrics` gives.
 
     Returns:
-        The document of ``metric-record.v1``; numbers that are not finite are written by name.
+        The document of `metric-record.v1`; numbers that are not finite are written by name.
 
     Raises:
         MetricsError: when one is no metric, or two share a name.
     """
     records = [_to_record(metric) for metric in listed_metrics(metrics, "metrics")]
-    twice = sorted(name for name, times in Counter(record["name"] for record in records).items() if times > 1)
+    twice = sorted(
+        name for name, times in Counter(record["name"] for record in records).items() if times > 1
+    )
     if twice:
-        raise MetricsError(f"names appear more than once: {twice}; merge the records of one name first (merge_metrics)")
+        raise MetricsError(
+            f"names appear more than once: {twice}; merge the records of one name first"
+            " (merge_metrics)"
+        )
     return {"contract": CONTRACT_ID, "minor": MINOR, "producer": producer(), "records": records}
 
 
@@ -45,7 +60,7 @@ def parse_document(document: Mapping[str, Any]) -> list[Metric]:
     """Return the metrics of a document.
 
     Args:
-        document: as ``json.loads`` gives it. Unknown keys are ignored; a newer minor is logged once.
+        document: as `json.loads` gives it. Unknown keys are ignored; a newer minor is logged once.
 
     Returns:
         The records in the document's order.
@@ -79,7 +94,7 @@ def _to_record(metric: Metric) -> MetricRecord:
 
 
 def _from_record(record: Mapping[str, Any]) -> Metric:
-    """Undo :func:`_to_record`."""
+    """Undo `_to_record`."""
     sketch = record.get("sketch") if record["kind"] == "histogram" else None
     return Metric(
         name=record["name"],
@@ -94,7 +109,7 @@ def _from_record(record: Mapping[str, Any]) -> Metric:
 
 
 def _encode(number: float) -> JsonNumber:
-    """Return a number as JSON can hold it; ``float()`` reads all of them back."""
+    """Return a number as JSON can hold it; `float()` reads all of them back."""
     if math.isnan(number):
         return "NaN"
     if math.isinf(number):
@@ -116,7 +131,7 @@ def _encode_sketch(sketch: QuantileSketch) -> SketchRecord:
 
 
 def _decode_sketch(sketch: Mapping[str, Any]) -> QuantileSketch:
-    """Undo :func:`_encode_sketch`."""
+    """Undo `_encode_sketch`."""
     return QuantileSketch(
         relative_error=float(sketch["relative_error"]),
         zero=float(sketch["zero"]),

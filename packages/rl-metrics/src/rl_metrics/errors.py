@@ -1,7 +1,8 @@
 """The errors of this package.
 
-Every error is a :class:`MetricsError` and therefore a :class:`ValueError`: a caller who does not care about the kind catches one class.
-Messages say what was given, where (sample, rank, key), what was expected and what to do.
+Every error is a `MetricsError` and therefore a `ValueError`: a caller who does not care about the
+kind catches one class. Messages say what was given, where (sample, rank, key), what was expected
+and what to do.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""The slow, obvious form of every reduction: a loop over samples in float64 that the tensor code is tested against.
+"""The slow, obvious form of every reduction: a loop over samples in float64 that the tensor code is
+tested against.
 
-Layer: numpy, above ``packing`` and ``denominators``. :mod:`rl_metrics.torch` offers the same names for tensors.
+`rl_metrics.torch` offers the same names for tensors.
 
-Invariants, tested: the sum over CP ranks of :func:`get_sum_of_sample_mean` equals the value of one rank that holds everything; a value at
-a masked position never enters, be it NaN or infinite; a step whose tokens are all masked has loss 0 and no mean.
+Invariants, tested: the sum over CP ranks of `get_sum_of_sample_mean` equals the value of one rank
+that holds everything; a value at a masked position never enters, be it NaN or infinite; a step
+whose tokens are all masked has loss 0 and no mean.
 """
 
 from __future__ import annotations
@@ -17,7 +19,13 @@ import numpy.typing as npt
 from rl_metrics.aggregation import Aggregation, check_aggregation
 from rl_metrics.arguments import flag, listed, number_array
 from rl_metrics.context_parallel import ContextParallel, IntArray, int_array
-from rl_metrics.denominators import Ids, checked_denominators, count_step_units, loss_denominators, mask_sums
+from rl_metrics.denominators import (
+    Ids,
+    checked_denominators,
+    count_step_units,
+    loss_denominators,
+    mask_sums,
+)
 from rl_metrics.errors import MetricsError
 from rl_metrics.masks import check_mask_lengths, concatenated_masks, is_trained, listed_masks
 from rl_metrics.packing import packed_responses
@@ -40,12 +48,14 @@ def get_sum_of_sample_mean(
     stream_length: int | None = None,
     pad_multiple: int | None = None,
 ) -> Reducer:
-    """Return the reference reducer of one micro-batch: ``x -> sum_i (sum over local t of m_it x_it) / D_i``.
+    """Return the reference reducer of one micro-batch: `x -> sum_i (sum over local t of m_it x_it)
+    / D_i`.
 
-    Arguments, result and errors are those of :func:`rl_metrics.torch.get_sum_of_sample_mean`, on arrays and in float64.
+    Arguments, result and errors are those of `rl_metrics.torch.get_sum_of_sample_mean`, on arrays
+    and in float64.
 
     Example:
-        Responses of 2 and 1 tokens, all trained: ``[1, 3, 5]`` gives (1 + 3) / 2 + 5 / 1 = 7.
+        Responses of 2 and 1 tokens, all trained: `[1, 3, 5]` gives (1 + 3) / 2 + 5 / 1 = 7.
     """
     owned = packed_responses(
         total_lengths,
@@ -62,14 +72,20 @@ def get_sum_of_sample_mean(
         divisors = np.ones(lengths.size)
     else:
         divisors = checked_denominators(
-            [mask.sum() for mask in masks[: lengths.size]] if sample_denoms is None else sample_denoms, lengths.size
+            (
+                [mask.sum() for mask in masks[: lengths.size]]
+                if sample_denoms is None
+                else sample_denoms
+            ),
+            lengths.size,
         )
 
     def reduce(x: npt.ArrayLike) -> np.float64:
         values = number_array(x, "the values")
         if values.shape != owned.flat_indices.shape:
             raise MetricsError(
-                f"got values of shape {values.shape}; this rank owns {owned.flat_indices.size} response tokens of the micro-batch"
+                f"got values of shape {values.shape}; this rank owns {owned.flat_indices.size}"
+                " response tokens of the micro-batch"
             )
         total, start = 0.0, 0
         for i, count in enumerate(owned.counts):
@@ -83,24 +99,30 @@ def get_sum_of_sample_mean(
 
 
 def reducer_denominators(aggregation: Aggregation, denominators: Any) -> tuple[Any, bool]:
-    """Return the arguments ``(sample_denoms, calculate_per_token_loss)`` that make the low-level reducer compute ``aggregation``.
+    """Return the arguments `(sample_denoms, calculate_per_token_loss)` that make the low-level
+    reducer compute `aggregation`.
 
     Args:
         aggregation: one of the five.
         denominators: [N] of the whole step, or None.
 
     Raises:
-        MetricsError: when ``rollout_mean`` or ``prompt_mean`` come without denominators, or ``token_mean`` or ``constant`` with some: a
-            micro-batch cannot know its siblings' tokens, and nothing is divided per sample in the latter two.
+        MetricsError: when `rollout_mean` or `prompt_mean` come without denominators, or
+            `token_mean` or `constant` with some: a micro-batch cannot know its siblings' tokens,
+            and nothing is divided per sample in the latter two.
     """
     check_aggregation(aggregation)
     if aggregation in ("rollout_mean", "prompt_mean") and denominators is None:
         raise MetricsError(
-            f"{aggregation} needs denominators computed over the whole step: call loss_denominators({aggregation!r}, ...) before packing"
+            f"{aggregation} needs denominators computed over the whole step: call"
+            f" loss_denominators({aggregation!r}, ...) before packing"
         )
     if aggregation in ("token_mean", "constant"):
         if denominators is not None and not np.all(number_array(denominators, "denominators") == 1):
-            raise MetricsError(f"{aggregation} divides once per step, not per sample, but got denominators other than 1; leave them out")
+            raise MetricsError(
+                f"{aggregation} divides once per step, not per sample, but got denominators other"
+                " than 1; leave them out"
+            )
         return None, True
     return denominators, False
 
@@ -119,7 +141,8 @@ def loss_reducer(
 ) -> Reducer:
     """Return the reference reducer of one micro-batch for an aggregation.
 
-    Arguments, result and errors are those of :func:`rl_metrics.torch.loss_reducer`, on arrays and in float64.
+    Arguments, result and errors are those of `rl_metrics.torch.loss_reducer`, on arrays and in
+    float64.
     """
     sample_denoms, per_token = reducer_denominators(aggregation, denominators)
     return get_sum_of_sample_mean(
@@ -144,37 +167,51 @@ def aggregate(
     group_ids: Ids | None = None,
     constant: float | None = None,
 ) -> float | None:
-    """Return the aggregated value of a whole step held in one place: the number every layout must report.
+    """Return the aggregated value of a whole step held in one place: the number every layout must
+    report.
 
     Args:
         aggregation: one of the five.
         values: N arrays [R_i], a value per response token.
         loss_masks: N masks [R_i].
-        rollout_ids: int [N], for ``rollout_mean``.
-        group_ids: int [N], for ``prompt_mean``.
-        constant: the divisor of ``constant``.
+        rollout_ids: int [N], for `rollout_mean`.
+        group_ids: int [N], for `prompt_mean`.
+        constant: the divisor of `constant`.
 
     Returns:
         The value in float64, or None ("no data") when no token of the step is trained.
 
     Raises:
-        MetricsError: when lengths disagree, a mask holds something else than booleans or 0 and 1, or an argument is missing.
+        MetricsError: when lengths disagree, a mask holds something else than booleans or 0 and 1,
+            or an argument is missing.
 
     Example:
-        Two samples of 100 tokens at 0.5 and 900 at 0.3: ``token_mean`` 0.32, ``sample_mean`` 0.4.
+        Two samples of 100 tokens at 0.5 and 900 at 0.3: `token_mean` 0.32, `sample_mean` 0.4.
     """
     loss_masks = listed_masks(loss_masks)
-    divisors = loss_denominators(aggregation, loss_masks, rollout_ids=rollout_ids, group_ids=group_ids)
-    units = count_step_units(aggregation, loss_masks, rollout_ids=rollout_ids, group_ids=group_ids, constant=constant)
+    divisors = loss_denominators(
+        aggregation, loss_masks, rollout_ids=rollout_ids, group_ids=group_ids
+    )
+    units = count_step_units(
+        aggregation, loss_masks, rollout_ids=rollout_ids, group_ids=group_ids, constant=constant
+    )
     values = listed(values, "values, one array per sample")
     if len(values) != len(loss_masks):
-        raise MetricsError(f"values of {len(values)} samples but {len(loss_masks)} loss masks; give one of each per sample")
+        raise MetricsError(
+            f"values of {len(values)} samples but {len(loss_masks)} loss masks; give one of each"
+            " per sample"
+        )
     if not mask_sums(loss_masks).any():
         return None
     total = 0.0
     for i, (value, mask) in enumerate(zip(values, loss_masks, strict=True)):
-        array, trained = number_array(value, f"sample {i}: the values"), is_trained(mask, f"sample {i}: the mask")
+        array, trained = (
+            number_array(value, f"sample {i}: the values"),
+            is_trained(mask, f"sample {i}: the mask"),
+        )
         if array.shape != trained.shape:
-            raise MetricsError(f"sample {i}: values of shape {array.shape} but a mask of shape {trained.shape}")
+            raise MetricsError(
+                f"sample {i}: values of shape {array.shape} but a mask of shape {trained.shape}"
+            )
         total += float(np.sum(array[trained])) / divisors[i]
     return float(total / units)

@@ -1,9 +1,10 @@
 """Which tokens are trained: the one rule for masks.
 
-A mask holds booleans, or numbers that are exactly 0 or 1. Anything else (0.5, 2, -1, NaN) is an error that names sample and position: such a value is
-a weight, and weights belong into the loss. Layer: numpy, above ``arguments``; the tensor code brings its masks here.
+A mask holds booleans, or numbers that are exactly 0 or 1. Anything else (0.5, 2, -1, NaN) is an
+error that names sample and position: such a value is a weight, and weights belong into the loss.
 
-Invariant, tested: all functions of this package that take a mask, on arrays and on tensors, refuse the same masks.
+Invariant, tested: all functions of this package that take a mask, on arrays and on tensors, refuse
+the same masks.
 """
 
 from __future__ import annotations
@@ -17,12 +18,22 @@ import numpy.typing as npt
 from rl_metrics.arguments import as_array, listed
 from rl_metrics.errors import MetricsError
 
-__all__ = ["check_mask_lengths", "concatenated_masks", "is_trained", "listed_masks", "sums_of_pieces", "trained_tokens", "trained_values"]
+__all__ = [
+    "check_mask_lengths",
+    "concatenated_masks",
+    "is_trained",
+    "listed_masks",
+    "sums_of_pieces",
+    "trained_tokens",
+    "trained_values",
+]
 
 BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]
 
-RULE = "a mask holds booleans, or exactly 0 and 1; weights belong into the values, not into the mask"
+RULE = (
+    "a mask holds booleans, or exactly 0 and 1; weights belong into the values, not into the mask"
+)
 """The end of every error about a mask."""
 
 
@@ -52,11 +63,13 @@ def listed_masks(loss_masks: Iterable[Any]) -> list[Any]:
         loss_masks: N masks.
 
     Raises:
-        MetricsError: for anything that is no list, and for one array of several dimensions: its rows would be padded to one length.
+        MetricsError: for anything that is no list, and for one array of several dimensions: its
+            rows would be padded to one length.
     """
     if getattr(loss_masks, "ndim", 1) > 1:
         raise MetricsError(
-            f"loss_masks is one array of shape {tuple(getattr(loss_masks, 'shape', ()))}; give one flat mask per sample, cut to its response"
+            f"loss_masks is one array of shape {tuple(getattr(loss_masks, 'shape', ()))}; give one"
+            " flat mask per sample, cut to its response"
         )
     return listed(loss_masks, "loss_masks, one per sample")
 
@@ -66,7 +79,7 @@ def trained_tokens(flat: npt.NDArray[Any], lengths: IntArray) -> BoolArray:
 
     Args:
         flat: [sum R_i], of booleans or of 0 and 1.
-        lengths: int64 [N], ``R_i``, to name the sample.
+        lengths: int64 [N], `R_i`, to name the sample.
 
     Raises:
         MetricsError: naming sample and response token of the first entry that is neither 0 nor 1.
@@ -76,7 +89,9 @@ def trained_tokens(flat: npt.NDArray[Any], lengths: IntArray) -> BoolArray:
         ends = np.cumsum(lengths)
         i = int(np.searchsorted(ends, wrong, side="right"))
         token = wrong - int(ends[i] - lengths[i])
-        raise MetricsError(f"sample {i}: loss mask holds {flat[wrong].item()!r} at response token {token}; {RULE}")
+        raise MetricsError(
+            f"sample {i}: loss mask holds {flat[wrong].item()!r} at response token {token}; {RULE}"
+        )
     return flat.astype(np.bool_, copy=False)
 
 
@@ -90,31 +105,42 @@ def concatenated_masks(loss_masks: Iterable[Any]) -> tuple[BoolArray, IntArray]:
         bool [sum R_i], and the lengths int64 [N].
 
     Raises:
-        MetricsError: when there is no list of masks, a mask is not flat, or as in :func:`trained_tokens`.
+        MetricsError: when there is no list of masks, a mask is not flat, or as in `trained_tokens`.
     """
-    masks = [as_array(mask, f"sample {i}: loss mask") for i, mask in enumerate(listed_masks(loss_masks))]
+    masks = [
+        as_array(mask, f"sample {i}: loss mask") for i, mask in enumerate(listed_masks(loss_masks))
+    ]
     for i, mask in enumerate(masks):
         if mask.ndim != 1:
-            raise MetricsError(f"sample {i}: loss mask has shape {mask.shape}; give one entry per response token")
+            raise MetricsError(
+                f"sample {i}: loss mask has shape {mask.shape}; give one entry per response token"
+            )
     lengths = np.array([mask.size for mask in masks], np.int64)
-    flat = np.concatenate([mask for mask in masks if mask.size]) if lengths.any() else np.empty(0, np.bool_)
+    flat = (
+        np.concatenate([mask for mask in masks if mask.size])
+        if lengths.any()
+        else np.empty(0, np.bool_)
+    )
     return trained_tokens(flat, lengths), lengths
 
 
 def check_mask_lengths(sizes: IntArray, response_lengths: IntArray) -> None:
-    """Raise :class:`MetricsError` unless every sample has one mask with an entry per response token.
+    """Raise `MetricsError` unless every sample has one mask with an entry per response token.
 
     Args:
         sizes: int64 [N], entries of each mask.
         response_lengths: int64 [N], tokens of each response.
     """
     if sizes.size != response_lengths.size:
-        raise MetricsError(f"{sizes.size} loss masks for {response_lengths.size} samples; give one per sample")
+        raise MetricsError(
+            f"{sizes.size} loss masks for {response_lengths.size} samples; give one per sample"
+        )
     wrong = np.flatnonzero(sizes != response_lengths)
     if wrong.size:
         i = int(wrong[0])
         raise MetricsError(
-            f"sample {i}: loss mask has {sizes[i]} entries, the response {response_lengths[i]} tokens; give the FULL mask on every rank"
+            f"sample {i}: loss mask has {sizes[i]} entries, the response {response_lengths[i]}"
+            " tokens; give the FULL mask on every rank"
         )
 
 
@@ -124,11 +150,15 @@ def sums_of_pieces(trained: BoolArray, lengths: IntArray) -> npt.NDArray[np.floa
     # Empty pieces have no start of their own: reduceat would give them the entry of the next piece.
     filled = lengths > 0
     if filled.any():
-        sums[filled] = np.add.reduceat(trained, (np.cumsum(lengths) - lengths)[filled], dtype=np.int64)
+        sums[filled] = np.add.reduceat(
+            trained, (np.cumsum(lengths) - lengths)[filled], dtype=np.int64
+        )
     return sums
 
 
-def trained_values(values: npt.NDArray[np.float64], mask: npt.ArrayLike | None) -> npt.NDArray[np.float64]:
+def trained_values(
+    values: npt.NDArray[np.float64], mask: npt.ArrayLike | None
+) -> npt.NDArray[np.float64]:
     """Return the entries of an array that its mask trains, flat; all of them without a mask.
 
     Args:
@@ -136,7 +166,7 @@ def trained_values(values: npt.NDArray[np.float64], mask: npt.ArrayLike | None) 
         mask: same shape, of booleans or 0 and 1, or None.
 
     Raises:
-        MetricsError: when the shapes differ, or as in :func:`is_trained`.
+        MetricsError: when the shapes differ, or as in `is_trained`.
     """
     if mask is None:
         return values.reshape(-1)

@@ -1,6 +1,7 @@
 """Many metrics at once: merged by name in one process, and turned into the lines of a log.
 
-Layer: numpy-free, above ``metric``. Invariants, tested: the order of records does not matter for their values; two metrics never write one line.
+Invariants, tested: the order of records does not matter for their values; two metrics never write
+one line.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ def merge_metrics(metrics: Iterable[Metric] | Mapping[str, Metric]) -> dict[str,
     """Merge records by name, in one process.
 
     Args:
-        metrics: any number of records, those of one name of one kind and unit; or a mapping, in which the key is the name.
+        metrics: any number of records, those of one name of one kind and unit; or a mapping, in
+            which the key is the name.
 
     Returns:
         name -> merged record, in order of first appearance.
 
     Raises:
-        MetricsError: when one is no metric, or as in :meth:`Metric.merge`.
+        MetricsError: when one is no metric, or as in `Metric.merge`.
     """
     merged: dict[str, Metric] = {}
     for metric in listed_metrics(metrics, "metrics"):
@@ -35,10 +37,11 @@ def merge_metrics(metrics: Iterable[Metric] | Mapping[str, Metric]) -> dict[str,
 
 
 def report(metrics: Iterable[Metric] | Mapping[str, Metric]) -> dict[str, float | None]:
-    """Return what goes to a log for many metrics: see :meth:`Metric.report`.
+    """Return what goes to a log for many metrics: see `Metric.report`.
 
     Args:
-        metrics: records of different names, merged before: a list, or the mapping that :func:`merge_metrics` gives.
+        metrics: records of different names, merged before: a list, or the mapping that
+            `merge_metrics` gives.
 
     Returns:
         name -> value, None for no data.
@@ -50,21 +53,27 @@ def report(metrics: Iterable[Metric] | Mapping[str, Metric]) -> dict[str, float 
     for metric in listed_metrics(metrics, "metrics"):
         for name, value in metric.report().items():
             if name in lines:
-                raise MetricsError(f"two metrics report under the name {name!r}; rename one of them")
+                raise MetricsError(
+                    f"two metrics report under the name {name!r}; rename one of them"
+                )
             lines[name] = value
     return lines
 
 
 def listed_metrics(metrics: Iterable[Metric] | Mapping[str, Metric], what: str) -> list[Metric]:
-    """Return records as a list, after checking that they are some; those of a mapping are renamed to their keys.
+    """Return records as a list, after checking that they are some; those of a mapping are renamed
+    to their keys.
 
     Args:
         metrics: records, or a mapping from names to records. Gone through once.
         what: subject of the error where it is neither.
 
     Raises:
-        MetricsError: for anything but a list or a mapping of records, naming the key where there is one.
+        MetricsError: for anything but a list or a mapping of records, naming the key where there is
+            one.
     """
     if isinstance(metrics, Mapping):
-        return [replace(check_metric(metric, str(name)), name=name) for name, metric in metrics.items()]
+        return [
+            replace(check_metric(metric, str(name)), name=name) for name, metric in metrics.items()
+        ]
     return [check_metric(metric, "a metric") for metric in listed(metrics, what)]

@@ -1,8 +1,9 @@
 """What the rollout log reports about response-aligned values, on the trainer's side.
 
-Layer: arithmetic above ``metric``; the collective is in :mod:`rl_metrics.torch`. Every value is masked, reduced like the loss, and counted
-once whatever the CP width: each CP rank contributes its disjoint part to the numerator and an equal share of the weight, so no factor
-``cp`` appears anywhere. Invariant, tested: with one step per batch the rollout report equals the train step's.
+Every value is masked, reduced like the loss, and counted
+once whatever the CP width: each CP rank contributes its disjoint part to the numerator and an equal
+share of the weight, so no factor `cp` appears anywhere. Invariant, tested: with one step per batch
+the rollout report equals the train step's.
 """
 
 from __future__ import annotations
@@ -34,27 +35,31 @@ def rollout_log_metric_contribution(
     step_units: SupportsFloat | None = None,
     group_size: int,
 ) -> Metric:
-    """Return this rank's contribution to one rollout metric, a record of kind ``mean``.
+    """Return this rank's contribution to one rollout metric, a record of kind `mean`.
 
     Args:
         name: name in the log.
-        reducer_sum: output of the loss reducer over all of this rank's samples of the batch (its CP part of them), detached: a number or a
-            0-dim tensor.
+        reducer_sum: output of the loss reducer over all of this rank's samples of the batch (its CP
+            part of them), detached: a number or a 0-dim tensor.
         aggregation: one of the five, the same on all ranks.
-        step_tokens: trained tokens of the whole batch, all ranks, each counted once. 0 makes the metric "no data".
-        step_units: ``U`` of the whole batch, the same on all ranks; not used by ``token_mean``. A record carries a share of it only, so ranks that
-            disagree on it are not found out.
-        group_size: ranks that contribute, ``dp * cp``.
+        step_tokens: trained tokens of the whole batch, all ranks, each counted once. 0 makes the
+            metric "no data".
+        step_units: `U` of the whole batch, the same on all ranks; not used by `token_mean`. A
+            record carries a share of it only, so ranks that disagree on it are not found out.
+        group_size: ranks that contribute, `dp * cp`.
 
     Returns:
-        A record with numerator ``reducer_sum`` and weight ``U / group_size``; the weights of all ranks add up to ``U``.
+        A record with numerator `reducer_sum` and weight `U / group_size`; the weights of all ranks
+        add up to `U`.
 
     Raises:
-        MetricsError: for an unknown aggregation, missing units, a ``group_size`` that is no count, tokens that are no finite number of at least 0,
-            or a sum other than 0 where no token is trained.
+        MetricsError: for an unknown aggregation, missing units, a `group_size` that is no count,
+            tokens that are no finite number of at least 0, or a sum other than 0 where no token is
+            trained.
 
     Example:
-        ``rollout_mean`` of 8 rollouts on 4 ranks whose sums are 4, 0, 10 and 2: each weighs 2, and the log shows 16 / 8 = 2.0.
+        `rollout_mean` of 8 rollouts on 4 ranks whose sums are 4, 0, 10 and 2: each weighs 2, and
+        the log shows 16 / 8 = 2.0.
     """
     check_aggregation(aggregation)
     group_size = count(group_size, f"metric {name!r}: group_size")
@@ -64,5 +69,8 @@ def rollout_log_metric_contribution(
     if tokens:
         return Metric.of_mean(name, total, units / group_size, unit=_UNITS[aggregation])
     if total:
-        raise MetricsError(f"metric {name!r}: reducer_sum is {total} with step_tokens 0; without trained tokens every reducer output is 0")
+        raise MetricsError(
+            f"metric {name!r}: reducer_sum is {total} with step_tokens 0; without trained tokens"
+            " every reducer output is 0"
+        )
     return Metric.empty(name, "mean", unit=_UNITS[aggregation])

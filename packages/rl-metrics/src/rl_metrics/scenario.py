@@ -1,11 +1,12 @@
 """A random training step that contains what usually goes wrong, with its exact answers.
 
-Layer: numpy, above ``loss_reduction``. The self-test and the tests run it on every layout. A step always holds: responses of one token, sequences
-mostly of prompt (so that some context-parallel ranks own no response token), masks with holes, rollouts of one to three siblings that land on
-different ranks and micro-batches, one rollout that is masked throughout, and NaN at every masked position.
+The self-test and the tests run it on every layout. A step always holds: responses of one token,
+sequences mostly of prompt (so that some context-parallel ranks own no response token), masks with
+holes, rollouts of one to three siblings that land on different ranks and micro-batches, one rollout
+that is masked throughout, and NaN at every masked position.
 
-The per-token loss is ``x = (a w_0 + b w_1)^2`` for two parameters ``w`` and random features ``a, b``; so value and gradient of every
-aggregation are known in closed form.
+The per-token loss is `x = (a w_0 + b w_1)^2` for two parameters `w` and random features `a, b`; so
+value and gradient of every aggregation are known in closed form.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from rl_metrics.loss_reduction import aggregate
 __all__ = ["CONSTANT", "Scenario", "make_scenario"]
 
 CONSTANT = 64.0
-"""The divisor the scenario uses with ``constant``."""
+"""The divisor the scenario uses with `constant`."""
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -43,7 +44,7 @@ class Scenario:
     """N masks [R_i]."""
 
     features: tuple[FloatArray, ...]
-    """N arrays [R_i, 2], the features ``a`` and ``b``, exact in float32."""
+    """N arrays [R_i, 2], the features `a` and `b`, exact in float32."""
 
     rollout_ids: tuple[int, ...]
     """[N], equal for siblings."""
@@ -52,7 +53,7 @@ class Scenario:
     """[N], equal for the rollouts of one prompt."""
 
     parameters: tuple[float, float]
-    """The parameters ``w``."""
+    """The parameters `w`."""
 
     @property
     def num_samples(self) -> int:
@@ -66,27 +67,32 @@ class Scenario:
 
     def denominators(self, aggregation: Aggregation) -> FloatArray:
         """Return the denominators of the whole step by one of the five aggregations, float64 [N], at least 1."""
-        return loss_denominators(aggregation, self.loss_masks, rollout_ids=self.rollout_ids, group_ids=self.group_ids)
+        return loss_denominators(
+            aggregation, self.loss_masks, rollout_ids=self.rollout_ids, group_ids=self.group_ids
+        )
 
     def step_units(self, aggregation: Aggregation) -> float:
-        """Return the step's units: tokens, samples, rollouts, prompt groups, or :data:`CONSTANT`."""
+        """Return the step's units: tokens, samples, rollouts, prompt groups, or `CONSTANT`."""
         ids = {"rollout_ids": self.rollout_ids, "group_ids": self.group_ids}
         return count_step_units(aggregation, self.loss_masks, **ids, constant=CONSTANT)
 
     def values(self, i: int) -> FloatArray:
-        """Return the losses of sample ``i``, float64 [R_i], without the NaN at masked positions."""
+        """Return the losses of sample `i`, float64 [R_i], without the NaN at masked positions."""
         result: FloatArray = np.square(self.features[i] @ np.array(self.parameters))
         return result
 
     def expected_value(self, aggregation: Aggregation) -> float:
-        """Return the loss every layout must report; :class:`MetricsError` when no token is trained."""
+        """Return the loss every layout must report; `MetricsError` when no token is trained."""
         return self._aggregate(aggregation, [self.values(i) for i in range(self.num_samples)])
 
     def expected_gradient(self, aggregation: Aggregation) -> FloatArray:
-        """Return the gradient with respect to ``w``, float64 [2], that every layout must reach."""
+        """Return the gradient with respect to `w`, float64 [2], that every layout must reach."""
         parts = []
         for k in range(2):
-            slopes = [2.0 * (feature @ np.array(self.parameters)) * feature[:, k] for feature in self.features]
+            slopes = [
+                2.0 * (feature @ np.array(self.parameters)) * feature[:, k]
+                for feature in self.features
+            ]
             parts.append(self._aggregate(aggregation, slopes))
         return np.array(parts)
 
@@ -99,7 +105,7 @@ class Scenario:
 
 
 def make_scenario(seed: int, *, num_rollouts: int = 8, max_response: int = 90) -> Scenario:
-    """Return a step drawn from ``seed``.
+    """Return a step drawn from `seed`.
 
     Args:
         seed: an integer of at least 0.
@@ -109,7 +115,10 @@ def make_scenario(seed: int, *, num_rollouts: int = 8, max_response: int = 90) -
     Raises:
         MetricsError: for numbers below those.
     """
-    num_rollouts, max_response = count(num_rollouts, "num_rollouts", minimum=4), count(max_response, "max_response", minimum=4)
+    num_rollouts, max_response = (
+        count(num_rollouts, "num_rollouts", minimum=4),
+        count(max_response, "max_response", minimum=4),
+    )
     rng = np.random.default_rng(count(seed, "seed", minimum=0))
     siblings = rng.integers(1, 4, num_rollouts)
     siblings[0] = 3
@@ -126,7 +135,10 @@ def make_scenario(seed: int, *, num_rollouts: int = 8, max_response: int = 90) -
         mask = (rng.random(length) < 0.8).astype(np.int32)
         mask[-1] = 1
         masks.append(mask * np.int32(rollout_ids[i] != masked_rollout))
-    features = tuple(rng.normal(size=(int(length), 2)).astype(np.float32).astype(np.float64) for length in responses)
+    features = tuple(
+        rng.normal(size=(int(length), 2)).astype(np.float32).astype(np.float64)
+        for length in responses
+    )
     return Scenario(
         total_lengths=tuple(int(value) for value in prompts + responses),
         response_lengths=tuple(int(value) for value in responses),

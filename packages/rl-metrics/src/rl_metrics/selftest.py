@@ -1,6 +1,7 @@
-"""``python -m rl_metrics.selftest``: prove on this machine that layouts change neither losses, gradients nor metrics.
+"""`python -m rl_metrics.selftest`: prove on this machine that layouts change neither losses,
+gradients nor metrics.
 
-Takes the options of ``rl-metrics selftest``; see :mod:`rl_metrics.cli`.
+Takes the options of `rl-metrics selftest`; see `rl_metrics.cli`.
 """
 
 import typer

@@ -11,7 +11,20 @@ import torch.distributed as dist
 _COLLECTIVES = [
     name
     for name in dir(dist)
-    if name.startswith(("all_reduce", "all_gather", "all_to_all", "reduce", "gather", "scatter", "broadcast", "barrier", "send", "recv"))
+    if name.startswith(
+        (
+            "all_reduce",
+            "all_gather",
+            "all_to_all",
+            "reduce",
+            "gather",
+            "scatter",
+            "broadcast",
+            "barrier",
+            "send",
+            "recv",
+        )
+    )
     and callable(getattr(dist, name))
     and name != "reduce_op"
 ]
@@ -19,7 +32,10 @@ _COLLECTIVES = [
 
 @contextmanager
 def _counting() -> Iterator[list[str]]:
-    """List the names of all collectives called inside, in order. One that is made of another is listed with it."""
+    """List the names of all collectives called inside, in order.
+
+    One that is made of another is listed with it.
+    """
     names: list[str] = []
 
     def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,7 +10,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rl_metrics import ContextParallel, KeyAgreementError, Metric, MetricsError, MicroBatchMetrics, merge_metrics, report, wire
+from rl_metrics import (
+    ContextParallel,
+    KeyAgreementError,
+    Metric,
+    MetricsError,
+    MicroBatchMetrics,
+    merge_metrics,
+    report,
+    wire,
+)
 from rl_metrics.torch import (
     all_reduce_metrics,
     gather_and_reduce_log_dict,
@@ -55,8 +64,12 @@ def _metrics(rank: int) -> list[Metric]:
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_every_rank_gets_what_one_process_would_merge(size: int) -> None:
-    expected = report(merge_metrics(metric for rank in range(size) for metric in _metrics(rank)).values())
-    results = run_gloo_ranks(lambda rank, _: report(all_reduce_metrics(_metrics(rank)).values()), size)
+    expected = report(
+        merge_metrics(metric for rank in range(size) for metric in _metrics(rank)).values()
+    )
+    results = run_gloo_ranks(
+        lambda rank, _: report(all_reduce_metrics(_metrics(rank)).values()), size
+    )
     assert all(repr(result) == repr(results[0]) for result in results)
     result = results[0]
     for lines in (result, expected):
@@ -79,7 +92,9 @@ def test_the_number_of_collectives_does_not_depend_on_the_number_of_metrics(
             with counting_collectives() as extrema:
                 all_reduce_metrics([Metric.of_max(f"m{i}", rank) for i in range(n)])
             with counting_collectives() as logged:
-                gather_and_reduce_log_dict([Metric.of_mean(f"m{i}", rank, 1) for i in range(n)], group=None, dst=0)
+                gather_and_reduce_log_dict(
+                    [Metric.of_mean(f"m{i}", rank, 1) for i in range(n)], group=None, dst=0
+                )
             counts[n] = (means, extrema, logged)
         return counts
 
@@ -92,18 +107,23 @@ def test_the_number_of_collectives_does_not_depend_on_the_number_of_metrics(
 
 def test_a_metric_of_one_rank_raises_on_all_and_names_it() -> None:
     def work(rank: int) -> object:
-        return all_reduce_metrics([Metric.of_sum("shared", 1), *([Metric.of_sum("only_here", 1)] if rank == 1 else [])])
+        return all_reduce_metrics(
+            [Metric.of_sum("shared", 1), *([Metric.of_sum("only_here", 1)] if rank == 1 else [])]
+        )
 
     told = (
-        "ranks of the group report different metrics: rank 1 adds 'only_here (sum)' compared with rank 0. "
-        "Report the same metrics everywhere; a rank without data passes Metric.empty"
+        "ranks of the group report different metrics: rank 1 adds 'only_here (sum)' compared with"
+        " rank 0. Report the same metrics everywhere; a rank without data passes Metric.empty"
     )
     assert _messages(work, 3) == [told] * 3
 
 
 def test_kinds_that_differ_raise_on_all() -> None:
     def work(rank: int, _: int) -> bool:
-        with pytest.raises(KeyAgreementError, match=r"rank 1 lacks 'x \(sum\)' and adds 'x \(mean\)' compared with rank 0"):
+        with pytest.raises(
+            KeyAgreementError,
+            match=r"rank 1 lacks 'x \(sum\)' and adds 'x \(mean\)' compared with rank 0",
+        ):
             all_reduce_metrics([Metric.of_sum("x", 1) if rank == 0 else Metric.of_mean("x", 1, 1)])
         return True
 
@@ -119,7 +139,10 @@ def test_a_rank_that_cannot_prepare_its_metrics_does_not_hang_the_others() -> No
 
     (other, other_message), (own, own_message) = run_gloo_ranks(work, 2)
     assert (other, own) == ("KeyAgreementError", "MetricsError")
-    assert "rank 1 could not prepare its metrics: x: got float, whose way to merge is not declared" in other_message
+    assert (
+        "rank 1 could not prepare its metrics: x: got float, whose way to merge is not declared"
+        in other_message
+    )
     assert own_message.startswith("x: got float")
 
 
@@ -140,13 +163,20 @@ def test_a_rank_that_fails_in_its_own_code_does_not_hang_the_others() -> None:
 def test_the_order_of_metrics_does_not_matter_and_keys_of_a_mapping_are_names() -> None:
     def work(rank: int, _: int) -> dict[str, float | None]:
         records = {"a": Metric.of_sum("x", 1), "b": Metric.of_sum("x", 10)}
-        return report(all_reduce_metrics(records if rank else dict(reversed(records.items()))).values())
+        return report(
+            all_reduce_metrics(records if rank else dict(reversed(records.items()))).values()
+        )
 
     assert run_gloo_ranks(work, 2) == [{"a": 2, "b": 20}] * 2
 
 
 def test_only_the_logging_rank_gets_the_log() -> None:
-    assert run_gloo_ranks(lambda rank, _: gather_and_reduce_log_dict({"x": Metric.of_sum("x", rank)}, group=None, dst=1), 3) == [
+    assert run_gloo_ranks(
+        lambda rank, _: gather_and_reduce_log_dict(
+            {"x": Metric.of_sum("x", rank)}, group=None, dst=1
+        ),
+        3,
+    ) == [
         None,
         {"x": 3.0},
         None,
@@ -157,7 +187,9 @@ def test_a_subgroup_reduces_by_itself() -> None:
     def work(rank: int, _: int) -> tuple[float | None, dict[str, float | None] | None]:
         groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
         mine = groups[rank // 2]
-        logged = gather_and_reduce_log_dict([Metric.of_sum("x", rank)], group=mine, dst=2 * (rank // 2) + 1)
+        logged = gather_and_reduce_log_dict(
+            [Metric.of_sum("x", rank)], group=mine, dst=2 * (rank // 2) + 1
+        )
         return all_reduce_metrics([Metric.of_sum("x", rank)], mine)["x"].value, logged
 
     assert run_gloo_ranks(work, 4) == [(1, None), (1, {"x": 1}), (5, None), (5, {"x": 5})]
@@ -165,9 +197,13 @@ def test_a_subgroup_reduces_by_itself() -> None:
 
 def test_a_filler_rank_reports_zeros_and_micro_batches_may_differ_in_number() -> None:
     def work(rank: int, _: int) -> dict[str, float | None]:
-        batches = [MicroBatchMetrics(sums={"loss": torch.tensor(3.0)}, num_tokens=torch.tensor(2))] * (2 if rank == 0 else 0)
+        batches = [
+            MicroBatchMetrics(sums={"loss": torch.tensor(3.0)}, num_tokens=torch.tensor(2))
+        ] * (2 if rank == 0 else 0)
         batches += [MicroBatchMetrics(sums={"loss": 0.0}, num_tokens=0)]
-        return reduce_train_step_metrics(batches, aggregation="sample_mean", step_units=2, cp_size=1, group=None)
+        return reduce_train_step_metrics(
+            batches, aggregation="sample_mean", step_units=2, cp_size=1, group=None
+        )
 
     assert run_gloo_ranks(work, 2) == [{"loss": 3.0}] * 2
 
@@ -192,8 +228,14 @@ def test_a_single_process_needs_no_group() -> None:
         all_reduce_metrics(cast("Any", {"x": 1.0}))
 
 
-def _step(rank: int, *, names: tuple[str, ...] = ("loss",), **settings: Any) -> dict[str, float | None]:
-    given: dict[str, Any] = {"aggregation": "rollout_mean", "step_units": 8, "cp_size": 1} | settings
+def _step(
+    rank: int, *, names: tuple[str, ...] = ("loss",), **settings: Any
+) -> dict[str, float | None]:
+    given: dict[str, Any] = {
+        "aggregation": "rollout_mean",
+        "step_units": 8,
+        "cp_size": 1,
+    } | settings
     batch = MicroBatchMetrics(sums=dict.fromkeys(names, 1.0 + rank), num_tokens=4)
     return reduce_train_step_metrics([batch], **given, group=None)
 
@@ -201,22 +243,38 @@ def _step(rank: int, *, names: tuple[str, ...] = ("loss",), **settings: Any) -> 
 @pytest.mark.parametrize(
     ("name", "values", "told"),
     [
-        ("aggregation", ("rollout_mean", "prompt_mean"), "aggregation is rollout_mean on rank 0, prompt_mean on rank 1"),
+        (
+            "aggregation",
+            ("rollout_mean", "prompt_mean"),
+            "aggregation is rollout_mean on rank 0, prompt_mean on rank 1",
+        ),
         ("step_units", (8, 4), "step_units is 8.0 on rank 0, 4.0 on rank 1"),
         ("cp_size", (1, 2), "cp_size is 1 on rank 0, 2 on rank 1"),
     ],
 )
-def test_ranks_that_pass_different_settings_raise_the_same_error(name: str, values: tuple[Any, Any], told: str) -> None:
+def test_ranks_that_pass_different_settings_raise_the_same_error(
+    name: str, values: tuple[Any, Any], told: str
+) -> None:
     messages = _messages(lambda rank: _step(rank, **{name: values[rank]}), 2)
-    assert messages == [f"ranks of the group disagree: {told}. Pass the same values on every rank"] * 2
+    assert (
+        messages == [f"ranks of the group disagree: {told}. Pass the same values on every rank"] * 2
+    )
 
 
 def test_settings_are_compared_by_value_and_token_mean_needs_no_units() -> None:
-    assert run_gloo_ranks(lambda rank, _: _step(rank, step_units=8 if rank else 8.0), 2) == [{"loss": 3 / 8}] * 2
-    assert run_gloo_ranks(lambda rank, _: _step(rank, aggregation="token_mean", step_units=rank), 2) == [{"loss": 3 / 8}] * 2
+    assert (
+        run_gloo_ranks(lambda rank, _: _step(rank, step_units=8 if rank else 8.0), 2)
+        == [{"loss": 3 / 8}] * 2
+    )
+    assert (
+        run_gloo_ranks(lambda rank, _: _step(rank, aggregation="token_mean", step_units=rank), 2)
+        == [{"loss": 3 / 8}] * 2
+    )
 
 
-@pytest.mark.parametrize("settings", [{"step_units": 0}, {"aggregation": "mean"}, {"cp_size": 3}, {"step_units": "x"}])
+@pytest.mark.parametrize(
+    "settings", [{"step_units": 0}, {"aggregation": "mean"}, {"cp_size": 3}, {"step_units": "x"}]
+)
 def test_settings_that_are_wrong_on_one_rank_raise_on_all(settings: dict[str, Any]) -> None:
     first, second = _messages(lambda rank: _step(rank, **(settings if rank else {})), 2)
     assert first == f"rank 1 could not prepare its metrics: {second}"
@@ -234,7 +292,11 @@ def test_a_number_that_is_wrong_on_one_rank_raises_on_all() -> None:
 
 def test_a_reducer_output_and_a_metric_of_one_name_are_different_metrics() -> None:
     def work(rank: int) -> object:
-        batch = MicroBatchMetrics(sums={"x": 1.0} if rank else {}, num_tokens=1, metrics=() if rank else (Metric.of_sum("x", 1.0),))
+        batch = MicroBatchMetrics(
+            sums={"x": 1.0} if rank else {},
+            num_tokens=1,
+            metrics=() if rank else (Metric.of_sum("x", 1.0),),
+        )
         return reduce_train_step_metrics([batch], aggregation="token_mean", cp_size=1, group=None)
 
     first, second = _messages(work, 2)
@@ -243,15 +305,24 @@ def test_a_reducer_output_and_a_metric_of_one_name_are_different_metrics() -> No
 
 
 def test_ranks_that_send_the_result_to_different_ranks_raise_the_same_error() -> None:
-    messages = _messages(lambda rank: all_reduce_metrics([Metric.of_sum("x", 1)], dst=(0, None, 1)[rank]), 3)
+    messages = _messages(
+        lambda rank: all_reduce_metrics([Metric.of_sum("x", 1)], dst=(0, None, 1)[rank]), 3
+    )
     assert (
-        messages == ["ranks of the group disagree: dst is 0 on rank 0, None on rank 1, 1 on rank 2. Pass the same values on every rank"] * 3
+        messages
+        == [
+            "ranks of the group disagree: dst is 0 on rank 0, None on rank 1, 1 on rank 2. Pass the"
+            " same values on every rank"
+        ]
+        * 3
     )
 
 
 @pytest.mark.parametrize("dst", [2, -1, 0.0, "0"])
 def test_a_destination_outside_the_group_is_refused(dst: Any) -> None:
-    for message in _messages(lambda rank: gather_and_reduce_log_dict([Metric.of_sum("x", 1)], group=None, dst=dst), 2):
+    for message in _messages(
+        lambda rank: gather_and_reduce_log_dict([Metric.of_sum("x", 1)], group=None, dst=dst), 2
+    ):
         assert message.startswith(f"dst is {dst!r}")
     with pytest.raises(MetricsError, match="dst is "):
         gather_and_reduce_log_dict([Metric.of_sum("x", 1)], group=None, dst=dst)
@@ -260,10 +331,16 @@ def test_a_destination_outside_the_group_is_refused(dst: Any) -> None:
 def test_a_destination_outside_a_subgroup_is_refused() -> None:
     def work(rank: int) -> object:
         groups = [dist.new_group([0, 1]), dist.new_group([2])]
-        return gather_and_reduce_log_dict([Metric.of_sum("x", 1)], group=groups[rank // 2], dst=2 if rank < 2 else 0)
+        return gather_and_reduce_log_dict(
+            [Metric.of_sum("x", 1)], group=groups[rank // 2], dst=2 if rank < 2 else 0
+        )
 
     first, second, third = _messages(work, 3)
-    assert first == second == "dst is 2; it is the GLOBAL rank that gets the result, so give one of [0, 1]"
+    assert (
+        first
+        == second
+        == "dst is 2; it is the GLOBAL rank that gets the result, so give one of [0, 1]"
+    )
     assert third == "dst is 0; it is the GLOBAL rank that gets the result, so give one of [2]"
 
 
@@ -276,7 +353,10 @@ def test_a_process_outside_the_group_is_told_so() -> None:
             all_reduce_metrics([Metric.of_sum("x", 1)], group)
         return str(caught.value)
 
-    assert run_gloo_ranks(work, 2)[1] == "this process (global rank 1) does not belong to the group; only its members call"
+    assert (
+        run_gloo_ranks(work, 2)[1]
+        == "this process (global rank 1) does not belong to the group; only its members call"
+    )
 
 
 def test_what_is_no_list_of_metrics_is_refused() -> None:
@@ -287,18 +367,33 @@ def test_what_is_no_list_of_metrics_is_refused() -> None:
 
 def test_a_reducer_output_and_a_metric_that_report_under_one_name_raise_on_every_rank() -> None:
     def work(_: int) -> object:
-        batch = MicroBatchMetrics(sums={"ratio_mean": 10.0}, num_tokens=2, metrics=[Metric.of_moments("ratio", [7.0, 9.0])])
+        batch = MicroBatchMetrics(
+            sums={"ratio_mean": 10.0},
+            num_tokens=2,
+            metrics=[Metric.of_moments("ratio", [7.0, 9.0])],
+        )
         return reduce_train_step_metrics([batch], aggregation="token_mean", cp_size=1, group=None)
 
-    assert _messages(work, 2) == ["a reducer output and another metric both report under the name 'ratio_mean'; rename one of them"] * 2
+    assert (
+        _messages(work, 2)
+        == [
+            "a reducer output and another metric both report under the name 'ratio_mean'; rename"
+            " one of them"
+        ]
+        * 2
+    )
 
 
 def test_sums_of_16_bit_values_do_not_depend_on_the_layout() -> None:
     def work(rank: int, size: int) -> float | None:
         values, cp = torch.ones(1027, dtype=torch.bfloat16), ContextParallel(size, rank)
-        reduced = loss_reducer("token_mean", [1028], [1027], [[1] * 1027], cp=cp)(slice_response(values, 1028, 1027, cp))
+        reduced = loss_reducer("token_mean", [1028], [1027], [[1] * 1027], cp=cp)(
+            slice_response(values, 1028, 1027, cp)
+        )
         batch = MicroBatchMetrics(sums={"loss": reduced}, num_tokens=1027)
-        return reduce_train_step_metrics([batch], aggregation="token_mean", cp_size=size, group=None)["loss"]
+        return reduce_train_step_metrics(
+            [batch], aggregation="token_mean", cp_size=size, group=None
+        )["loss"]
 
     for size in (1, 2):
         assert run_gloo_ranks(work, size) == [1.0] * size
@@ -307,7 +402,9 @@ def test_sums_of_16_bit_values_do_not_depend_on_the_layout() -> None:
 def test_names_that_could_be_cut_in_two_ways_are_different() -> None:
     def work(rank: int) -> object:
         one = [Metric.of_sum("a (sum)\nb", 1)]
-        return all_reduce_metrics(one if rank == 0 else [Metric.of_sum("a", 1), Metric.of_sum("b", 2)])
+        return all_reduce_metrics(
+            one if rank == 0 else [Metric.of_sum("a", 1), Metric.of_sum("b", 2)]
+        )
 
     first, second = _messages(work, 2)
     assert first == second
@@ -316,7 +413,9 @@ def test_names_that_could_be_cut_in_two_ways_are_different() -> None:
 
 def test_descriptions_that_read_the_same_are_not_taken_for_one_metric() -> None:
     def work(rank: int) -> object:
-        return all_reduce_metrics([Metric.of_sum("a (sum, x", 1) if rank == 0 else Metric.of_sum("a", 1, unit="x (sum")])
+        return all_reduce_metrics(
+            [Metric.of_sum("a (sum, x", 1) if rank == 0 else Metric.of_sum("a", 1, unit="x (sum")]
+        )
 
     first, second = _messages(work, 2)
     assert first == second
@@ -330,10 +429,15 @@ def test_a_histogram_too_wide_to_travel_raises_on_every_rank() -> None:
 
     first, second = _messages(work, 2)
     assert first == second
-    assert first.startswith("metric 'ratio': its values span 345387764 buckets of relative error 1e-06, at most 1048576 can be reduced")
+    assert first.startswith(
+        "metric 'ratio': its values span 345387764 buckets of relative error 1e-06, at most 1048576"
+        " can be reduced"
+    )
 
 
-def test_preparation_that_fails_late_on_one_rank_does_not_hang_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preparation_that_fails_late_on_one_rank_does_not_hang_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def work(rank: int, _: int) -> str:
         def exhausted(*_: object) -> NoReturn:
             raise MemoryError("no room")
@@ -344,13 +448,18 @@ def test_preparation_that_fails_late_on_one_rank_does_not_hang_the_others(monkey
             all_reduce_metrics([Metric.of_max("x", 1)])
         return str(error.value)
 
-    assert run_gloo_ranks(work, 2, deadline_seconds=30) == ["rank 1 could not prepare its metrics: no room", "no room"]
+    assert run_gloo_ranks(work, 2, deadline_seconds=30) == [
+        "rank 1 could not prepare its metrics: no room",
+        "no room",
+    ]
 
 
 def test_bounds_of_any_number_type_agree() -> None:
     def work(rank: int, _: int) -> float | None:
         bound: Any = np.float64(0.01) if rank else 0.01
-        return all_reduce_metrics([Metric.of_histogram("x", [1.0], relative_error=bound)])["x"].value
+        return all_reduce_metrics([Metric.of_histogram("x", [1.0], relative_error=bound)])[
+            "x"
+        ].value
 
     assert run_gloo_ranks(work, 2) == [pytest.approx(1.0, rel=0.0101)] * 2
 
@@ -365,5 +474,7 @@ def test_what_is_no_group_is_refused(group: Any) -> None:
         lambda: gather_responses([torch.ones(1)], [2], [1], ContextParallel(), group=group),
     ]
     for call in calls:
-        with pytest.raises(MetricsError, match=r"group is .*; give a process group of torch.distributed"):
+        with pytest.raises(
+            MetricsError, match=r"group is .*; give a process group of torch.distributed"
+        ):
             call()

@@ -24,7 +24,10 @@ def _full(dtype: torch.dtype = torch.float32, width: tuple[int, ...] = ()) -> li
 
 
 def _pieces(full: list[torch.Tensor], cp: ContextParallel) -> list[torch.Tensor]:
-    return [slice_response(x, total, response, cp) for x, total, response in zip(full, TOTALS, RESPONSES, strict=True)]
+    return [
+        slice_response(x, total, response, cp)
+        for x, total, response in zip(full, TOTALS, RESPONSES, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -117,7 +120,9 @@ def test_contiguous_pieces_come_back() -> None:
 
 
 def test_no_samples_need_no_collective() -> None:
-    assert run_gloo_ranks(lambda rank, _: gather_responses([], [], [], ContextParallel(2, rank), group=None), 2) == [[], []]
+    assert run_gloo_ranks(
+        lambda rank, _: gather_responses([], [], [], ContextParallel(2, rank), group=None), 2
+    ) == [[], []]
 
 
 def test_one_rank_gets_its_pieces_back() -> None:
@@ -129,12 +134,22 @@ def test_one_rank_gets_its_pieces_back() -> None:
 def test_what_does_not_fit_is_refused_before_the_collective() -> None:
     def work(rank: int, _: int) -> bool:
         cp = ContextParallel(2, rank)
-        with pytest.raises(MetricsError, match=r"sample 1: the piece has shape \(2,\), but rank \d of 2 owns"):
-            gather_responses([*_pieces(_full(), cp)[:1], torch.ones(2), *_pieces(_full(), cp)[2:]], TOTALS, RESPONSES, cp, group=None)
+        with pytest.raises(
+            MetricsError, match=r"sample 1: the piece has shape \(2,\), but rank \d of 2 owns"
+        ):
+            gather_responses(
+                [*_pieces(_full(), cp)[:1], torch.ones(2), *_pieces(_full(), cp)[2:]],
+                TOTALS,
+                RESPONSES,
+                cp,
+                group=None,
+            )
         with pytest.raises(MetricsError, match="1 pieces for 5 samples"):
             gather_responses([torch.ones(2)], TOTALS, RESPONSES, cp, group=None)
         with pytest.raises(MetricsError, match="pass the context-parallel group"):
-            gather_responses(_pieces(_full(), cp), TOTALS, RESPONSES, ContextParallel(2, 1 - rank), group=None)
+            gather_responses(
+                _pieces(_full(), cp), TOTALS, RESPONSES, ContextParallel(2, 1 - rank), group=None
+            )
         return True
 
     assert run_gloo_ranks(work, 2) == [True, True]
@@ -163,7 +178,12 @@ _DTYPES = [
 def _values(dtype: torch.dtype) -> torch.Tensor:
     values = torch.tensor([-0.0, 1.0, 0.0, 2.0, 3.0]).to(dtype)
     if dtype.is_floating_point:
-        values = torch.cat([values, torch.tensor([NAN, math.inf, -math.inf, torch.finfo(dtype).tiny, -1.5]).to(dtype)])
+        values = torch.cat(
+            [
+                values,
+                torch.tensor([NAN, math.inf, -math.inf, torch.finfo(dtype).tiny, -1.5]).to(dtype),
+            ]
+        )
     return values
 
 
@@ -180,8 +200,18 @@ def test_bits_come_back_for_every_dtype() -> None:
         for dtype in _DTYPES:
             values, cp = _values(dtype), ContextParallel(2, rank)
             length = values.numel()
-            (restored,) = gather_responses([slice_response(values, length + 3, length, cp)], [length + 3], [length], cp, group=None)
-            exact += [dtype] if restored.dtype == dtype and torch.equal(to_bits(restored), to_bits(values)) else []
+            (restored,) = gather_responses(
+                [slice_response(values, length + 3, length, cp)],
+                [length + 3],
+                [length],
+                cp,
+                group=None,
+            )
+            exact += (
+                [dtype]
+                if restored.dtype == dtype and torch.equal(to_bits(restored), to_bits(values))
+                else []
+            )
         return exact
 
     assert run_gloo_ranks(work, 2) == [_DTYPES] * 2
@@ -198,17 +228,27 @@ def test_dtypes_that_differ_raise_the_same_on_every_rank() -> None:
         pieces = _pieces(_full(torch.float32 if rank else torch.float64), cp)
         return _caught(lambda: gather_responses(pieces, TOTALS, RESPONSES, cp, group=None))
 
-    told = "ranks of the group gather different dtypes: torch.float64 on rank 0, torch.float32 on rank 1. Convert the pieces to one dtype"
+    told = (
+        "ranks of the group gather different dtypes: torch.float64 on rank 0, torch.float32 on rank"
+        " 1. Convert the pieces to one dtype"
+    )
     assert run_gloo_ranks(work, 2) == [told] * 2
 
 
 def test_samples_in_another_order_raise_the_same_on_every_rank() -> None:
     def work(rank: int, _: int) -> str:
         cp, step = ContextParallel(3, rank), -1 if rank == 2 else 1
-        return _caught(lambda: gather_responses(_pieces(_full(), cp)[::step], TOTALS[::step], RESPONSES[::step], cp, group=None))
+        return _caught(
+            lambda: gather_responses(
+                _pieces(_full(), cp)[::step], TOTALS[::step], RESPONSES[::step], cp, group=None
+            )
+        )
 
     assert len(set(told := run_gloo_ranks(work, 3))) == 1
-    assert told[0].startswith("ranks of the group gather different samples: ranks [2] pass other lengths, order or layout than rank 0")
+    assert told[0].startswith(
+        "ranks of the group gather different samples: ranks [2] pass other lengths, order or layout"
+        " than rank 0"
+    )
 
 
 def test_pieces_that_require_grad_on_some_ranks_only_raise_on_every_rank() -> None:
@@ -234,7 +274,12 @@ def test_a_rank_without_tokens_takes_the_dtype_of_the_others() -> None:
 
 def test_where_nobody_has_tokens_nothing_comes_back() -> None:
     def work(rank: int, _: int) -> list[int]:
-        return [x.numel() for x in gather_responses([torch.zeros(0)], [1], [0], ContextParallel(2, rank), group=None)]
+        return [
+            x.numel()
+            for x in gather_responses(
+                [torch.zeros(0)], [1], [0], ContextParallel(2, rank), group=None
+            )
+        ]
 
     assert run_gloo_ranks(work, 2) == [[0], [0]]
 
@@ -255,10 +300,27 @@ def test_a_second_derivative_raises_instead_of_being_wrong() -> None:
 def test_overlapping_samples_are_refused() -> None:
     cp = ContextParallel(2, 0, "contiguous")
     with pytest.raises(MetricsError, match="pass the context-parallel group"):
-        gather_responses([torch.ones(2)] * 2, [4, 4], [2, 2], cp, group=None, stream_offsets=[0, 3], stream_length=8)
-    with pytest.raises(GeometryError, match="sample 1 starts at stream offset 3, but sample 0 takes the stream up to 4"):
         gather_responses(
-            [torch.ones(2)] * 2, [4, 4], [2, 2], ContextParallel(layout="contiguous"), group=None, stream_offsets=[0, 3], stream_length=8
+            [torch.ones(2)] * 2,
+            [4, 4],
+            [2, 2],
+            cp,
+            group=None,
+            stream_offsets=[0, 3],
+            stream_length=8,
+        )
+    with pytest.raises(
+        GeometryError,
+        match="sample 1 starts at stream offset 3, but sample 0 takes the stream up to 4",
+    ):
+        gather_responses(
+            [torch.ones(2)] * 2,
+            [4, 4],
+            [2, 2],
+            ContextParallel(layout="contiguous"),
+            group=None,
+            stream_offsets=[0, 3],
+            stream_length=8,
         )
 
 

@@ -36,9 +36,13 @@ def test_a_group_of_one_exchanges_to_the_same_records() -> None:
     expected = report(merge_metrics(metrics).values())
     for dst in (None, 0):
         result = report(all_reduce_metrics(metrics, dst=dst).values())
-        assert {name: repr(value) for name, value in result.items()} == {name: repr(value) for name, value in expected.items()}
+        assert {name: repr(value) for name, value in result.items()} == {
+            name: repr(value) for name, value in expected.items()
+        }
     extrema = {f"m{i}": float(i) for i in range(300)}
-    assert report(all_reduce_metrics([Metric.of_max(*item) for item in extrema.items()]).values()) == dict(sorted(extrema.items()))
+    assert report(
+        all_reduce_metrics([Metric.of_max(*item) for item in extrema.items()]).values()
+    ) == dict(sorted(extrema.items()))
     assert all_reduce_metrics([]) == {}
 
 
@@ -49,7 +53,9 @@ def test_a_failure_in_a_group_of_one_is_raised_after_the_exchange() -> None:
 
 
 @pytest.mark.usefixtures("exchange_in_one_process")
-def test_a_disagreement_is_raised_from_the_exchanged_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disagreement_is_raised_from_the_exchanged_reports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     reports = [
         RankReport(failure=None, settings={"dst": "None"}, metrics=("x (sum)",)),
         RankReport(failure=None, settings={"dst": "None"}, metrics=()),
@@ -60,11 +66,17 @@ def test_a_disagreement_is_raised_from_the_exchanged_reports(monkeypatch: pytest
         gathered[:] = reports
 
     monkeypatch.setattr(dist, "all_gather_object", exchange)
-    monkeypatch.setattr(collectives, "_reduce", lambda values, op, group: np.arange(values.size, dtype=np.float64))
+    monkeypatch.setattr(
+        collectives, "_reduce", lambda values, op, group: np.arange(values.size, dtype=np.float64)
+    )
     with pytest.raises(KeyAgreementError, match=r"rank 1 lacks 'x \(sum\)' compared with rank 0"):
         all_reduce_metrics([Metric.of_sum("x", 1)])
 
 
 def test_the_group_helpers_in_this_process(world_of_one: None) -> None:
-    assert (groups.group_size(None), groups.group_rank(None), groups.group_members(None)) == (1, 0, [0])
+    assert (groups.group_size(None), groups.group_rank(None), groups.group_members(None)) == (
+        1,
+        0,
+        [0],
+    )
     assert groups.collective_device(None) == torch.device("cpu")

@@ -24,9 +24,15 @@ def test_results_come_in_rank_order() -> None:
 
 
 def test_tensors_in_a_result_outlive_their_rank() -> None:
-    results = run_gloo_ranks(lambda rank, _: [torch.full((100,), float(rank)), *(torch.arange(k) for k in range(60))], 3)
+    results = run_gloo_ranks(
+        lambda rank, _: [torch.full((100,), float(rank)), *(torch.arange(k) for k in range(60))], 3
+    )
     assert [result[0][99].item() for result in results] == [0.0, 1.0, 2.0]
-    assert all(torch.equal(tensor, torch.arange(k)) for result in results for k, tensor in enumerate(result[1:]))
+    assert all(
+        torch.equal(tensor, torch.arange(k))
+        for result in results
+        for k, tensor in enumerate(result[1:])
+    )
 
 
 def test_a_result_that_does_not_pickle_is_reported() -> None:
@@ -52,10 +58,14 @@ def test_a_failing_rank_ends_the_collective_that_others_wait_in() -> None:
         dist.all_reduce(torch.ones(3))
 
     started = time.monotonic()
-    with pytest.raises(RanksFailedError, match=r"(?s)^rank 1 of 2: Traceback.*KeyError: 'lost'") as caught:
+    with pytest.raises(
+        RanksFailedError, match=r"(?s)^rank 1 of 2: Traceback.*KeyError: 'lost'"
+    ) as caught:
         run_gloo_ranks(work, 2, deadline_seconds=100)
     *_, last = str(caught.value).splitlines()
-    assert last.startswith("rank 0 of 2 waited in a collective that this ended: RuntimeError: "), "the consequence comes last, in one line"
+    assert last.startswith("rank 0 of 2 waited in a collective that this ended: RuntimeError: "), (
+        "the consequence comes last, in one line"
+    )
     assert str(caught.value).count("Traceback") == 1
     assert time.monotonic() - started < 60
     assert not multiprocessing.active_children()
@@ -85,7 +95,13 @@ def test_ranks_that_fail_for_themselves_are_told_in_full_and_in_order_of_time() 
         time.sleep(0.4 * (2 - rank))
         raise KeyError(f"of rank {rank}")
 
-    with pytest.raises(RanksFailedError, match=r"(?s)^rank 2 of 3: Traceback.*rank 1 of 3: Traceback.*rank 0 of 3: Traceback.*of rank 0"):
+    with pytest.raises(
+        RanksFailedError,
+        match=(
+            r"(?s)^rank 2 of 3: Traceback.*rank 1 of 3: Traceback.*rank 0 of 3: Traceback.*of"
+            r" rank 0"
+        ),
+    ):
         run_gloo_ranks(work, 3, deadline_seconds=30)
 
 
@@ -94,7 +110,9 @@ def test_a_result_of_many_tensors_needs_no_file_descriptors() -> None:
     open_now = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
     resource.setrlimit(resource.RLIMIT_NOFILE, (open_now + 40, hard))
     try:
-        (result,) = run_gloo_ranks(lambda rank, _: [torch.full((3,), float(k)) for k in range(500)], 1)
+        (result,) = run_gloo_ranks(
+            lambda rank, _: [torch.full((3,), float(k)) for k in range(500)], 1
+        )
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert [tensor[0].item() for tensor in result] == list(range(500))
@@ -102,9 +120,16 @@ def test_a_result_of_many_tensors_needs_no_file_descriptors() -> None:
 
 @pytest.mark.parametrize(
     ("size", "deadline", "message"),
-    [(0, 1.0, "size is 0"), (1.5, 1.0, "size is 1.5"), (1, 0.0, "deadline_seconds is 0"), (1, math.inf, "deadline_seconds is inf")],
+    [
+        (0, 1.0, "size is 0"),
+        (1.5, 1.0, "size is 1.5"),
+        (1, 0.0, "deadline_seconds is 0"),
+        (1, math.inf, "deadline_seconds is inf"),
+    ],
 )
-def test_a_size_or_deadline_that_is_none_is_refused(size: Any, deadline: float, message: str) -> None:
+def test_a_size_or_deadline_that_is_none_is_refused(
+    size: Any, deadline: float, message: str
+) -> None:
     with pytest.raises(MetricsError, match=message):
         run_gloo_ranks(lambda rank, _: rank, size, deadline_seconds=deadline)
 
@@ -112,7 +137,9 @@ def test_a_size_or_deadline_that_is_none_is_refused(size: Any, deadline: float, 
 def test_a_ranks_own_work_in_this_process(tmp_path: Path) -> None:
     receiver, sender = multiprocessing.Pipe(duplex=False)
     threads = torch.get_num_threads()
-    processes._rank_main(lambda rank, size: torch.tensor([rank, size]), 0, 1, tmp_path, 30.0, sender)
+    processes._rank_main(
+        lambda rank, size: torch.tensor([rank, size]), 0, 1, tmp_path, 30.0, sender
+    )
     torch.set_num_threads(threads)
     outcome = processes._receive(receiver)
     assert outcome.failure is None

@@ -20,14 +20,27 @@ pytestmark = pytest.mark.distributed
 
 def test_the_module_prints_a_table_of_layouts_and_values() -> None:
     command = [sys.executable, "-m", "rl_metrics.selftest", "--processes", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | {"COLUMNS": "80"}, check=False)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"COLUMNS": "80"},
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert "rl-metrics self-test" in done.stdout
     assert "all 60 checks agree" in done.stdout
     rows = [line.split() for line in done.stdout.splitlines() if line.endswith("ok ")]
     assert len(rows) == 60, "a row is one line of 80 columns"
     assert all(len(row) == 10 for row in rows), "nothing is cut or folded"
-    assert {row[4] for row in rows} == {"token_mean", "sample_mean", "rollout_mean", "prompt_mean", "constant"}
+    assert {row[4] for row in rows} == {
+        "token_mean",
+        "sample_mean",
+        "rollout_mean",
+        "prompt_mean",
+        "constant",
+    }
     assert done.stderr.splitlines() == [
         "loading torch",
         "mesh 1 of 3: dp 1 x cp 1, both layouts, gloo ranks: 1",
@@ -47,7 +60,11 @@ def test_json_gives_seed_verdict_and_every_check() -> None:
 
 
 def test_a_difference_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selftest, "megatron_loss_scale", lambda aggregation, **sizes: 2 * megatron_loss_scale(aggregation, **sizes))
+    monkeypatch.setattr(
+        selftest,
+        "megatron_loss_scale",
+        lambda aggregation, **sizes: 2 * megatron_loss_scale(aggregation, **sizes),
+    )
     result = CliRunner().invoke(app, ["selftest", "--processes", "1"])
     assert result.exit_code == 1
     assert "20 of 20 checks differ" in result.stdout
@@ -69,7 +86,10 @@ def test_ranks_that_fail_exit_with_2(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ArithmeticError: no" in result.stderr
 
 
-@pytest.mark.parametrize("arguments", [("--seed", "-1"), ("--seed", "x"), ("--processes", "0"), ("--deadline-seconds", "0")])
+@pytest.mark.parametrize(
+    "arguments",
+    [("--seed", "-1"), ("--seed", "x"), ("--processes", "0"), ("--deadline-seconds", "0")],
+)
 def test_an_argument_out_of_range_is_a_usage_error(arguments: tuple[str, str]) -> None:
     result = CliRunner().invoke(app, ["selftest", *arguments])
     assert result.exit_code == 2
@@ -85,8 +105,12 @@ def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
     assert "pip install 'rl-metrics[torch]'" in result.stderr
 
 
-@pytest.mark.parametrize(("run", "arguments"), [(selftest_module.main, []), (cli.main, ["selftest"])])
-def test_both_entry_points_run_it(run: Callable[[], None], arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("run", "arguments"), [(selftest_module.main, []), (cli.main, ["selftest"])]
+)
+def test_both_entry_points_run_it(
+    run: Callable[[], None], arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "argv", ["program", *arguments, "--processes", "1", "--json"])
     with pytest.raises(SystemExit) as ended:
         run()

@@ -17,12 +17,18 @@ pytestmark = pytest.mark.distributed
 
 
 def test_worked_numbers() -> None:
-    assert masked_whiten(torch.tensor([1.0, 2.0, 3.0]), torch.ones(3)).tolist() == pytest.approx([-1, 0, 1], abs=1e-6)
-    assert masked_whiten(torch.tensor([1.0, 2.0, 3.0]), torch.ones(3), shift_mean=False).tolist() == pytest.approx([1, 2, 3], abs=1e-6)
+    assert masked_whiten(torch.tensor([1.0, 2.0, 3.0]), torch.ones(3)).tolist() == pytest.approx(
+        [-1, 0, 1], abs=1e-6
+    )
+    assert masked_whiten(
+        torch.tensor([1.0, 2.0, 3.0]), torch.ones(3), shift_mean=False
+    ).tolist() == pytest.approx([1, 2, 3], abs=1e-6)
 
 
 def test_masked_entries_neither_count_nor_show() -> None:
-    whitened = masked_whiten(torch.tensor([1.0, float("nan"), 2.0, 3.0]), torch.tensor([1, 0, 1, 1]))
+    whitened = masked_whiten(
+        torch.tensor([1.0, float("nan"), 2.0, 3.0]), torch.tensor([1, 0, 1, 1])
+    )
     assert whitened.tolist() == pytest.approx([-1, 0, 0, 1], abs=1e-6)
 
 
@@ -34,7 +40,9 @@ def test_a_list_gives_a_list_of_the_same_shapes() -> None:
     values = [torch.tensor([[1.0], [2.0]]), torch.empty(0), torch.tensor([3.0])]
     whitened = masked_whiten(values, [torch.ones_like(value) for value in values])
     assert [piece.shape for piece in whitened] == [piece.shape for piece in values]
-    assert torch.cat([piece.reshape(-1) for piece in whitened]).tolist() == pytest.approx([-1, 0, 1], abs=1e-6)
+    assert torch.cat([piece.reshape(-1) for piece in whitened]).tolist() == pytest.approx(
+        [-1, 0, 1], abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -51,7 +59,12 @@ def test_every_split_gives_the_moments_of_everything(dtype: torch.dtype) -> None
         cuts[-1] = 5000
         mine = slice(cuts[rank], cuts[rank + 1])
         moments = masked_moments(given[mine], torch.from_numpy(mask)[mine])
-        return moments.count, moments.mean, moments.variance(ddof=1), masked_whiten(given[mine], torch.from_numpy(mask)[mine])
+        return (
+            moments.count,
+            moments.mean,
+            moments.variance(ddof=1),
+            masked_whiten(given[mine], torch.from_numpy(mask)[mine]),
+        )
 
     for size in (2, 3, 4):
         results = run_gloo_ranks(work, size)
@@ -61,11 +74,15 @@ def test_every_split_gives_the_moments_of_everything(dtype: torch.dtype) -> None
         assert mean == pytest.approx(exact.mean(), rel=1e-14)
         assert variance == pytest.approx(exact.var(ddof=1), rel=1e-10)
         whitened = torch.cat([result[3] for result in results]).double().numpy()
-        expected = np.where(mask, (given.double().numpy() - exact.mean()) / np.sqrt(exact.var(ddof=1) + 1e-8), 0.0)
+        expected = np.where(
+            mask, (given.double().numpy() - exact.mean()) / np.sqrt(exact.var(ddof=1) + 1e-8), 0.0
+        )
         np.testing.assert_allclose(whitened, expected, atol=1e-6)
 
 
-def test_one_collective_a_call(counting_collectives: Callable[[], AbstractContextManager[list[str]]]) -> None:
+def test_one_collective_a_call(
+    counting_collectives: Callable[[], AbstractContextManager[list[str]]],
+) -> None:
     def work(rank: int, _: int) -> list[str]:
         with counting_collectives() as names:
             masked_whiten([torch.ones(2) * rank] * 50, [torch.ones(2)] * 50)
@@ -76,7 +93,10 @@ def test_one_collective_a_call(counting_collectives: Callable[[], AbstractContex
 
 def test_nothing_to_whiten_raises_on_every_rank() -> None:
     def work(rank: int, _: int) -> bool:
-        with pytest.raises(MetricsError, match=f"rank {rank}: nothing to whiten, all 2 ranks have only masked entries"):
+        with pytest.raises(
+            MetricsError,
+            match=f"rank {rank}: nothing to whiten, all 2 ranks have only masked entries",
+        ):
             masked_whiten(torch.ones(3), torch.zeros(3))
         return True
 
@@ -84,7 +104,9 @@ def test_nothing_to_whiten_raises_on_every_rank() -> None:
 
 
 def test_shapes_must_agree() -> None:
-    with pytest.raises(MetricsError, match=r"sample 0: values have shape \(3,\) but the mask \(2,\)"):
+    with pytest.raises(
+        MetricsError, match=r"sample 0: values have shape \(3,\) but the mask \(2,\)"
+    ):
         masked_whiten(torch.ones(3), torch.ones(2))
     with pytest.raises(MetricsError, match="1 value tensors but 2 masks"):
         masked_whiten([torch.ones(3)], [torch.ones(3)] * 2)
@@ -103,7 +125,10 @@ def _messages(work: Callable[[int], object], size: int) -> list[str]:
 
 def test_a_wrong_mask_on_one_rank_raises_on_all() -> None:
     def work(rank: int) -> object:
-        return masked_whiten([torch.ones(2), torch.ones(2)], [torch.ones(2), torch.tensor([1.0, 2.0 if rank == 1 else 0.0])])
+        return masked_whiten(
+            [torch.ones(2), torch.ones(2)],
+            [torch.ones(2), torch.tensor([1.0, 2.0 if rank == 1 else 0.0])],
+        )
 
     first, second, third = _messages(work, 3)
     assert first == third
@@ -119,9 +144,14 @@ def test_a_rank_whose_shapes_differ_does_not_leave_the_others_waiting() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "told"),
-    [({"epsilon": (1e-8, 1e-6)}, "epsilon by rank is [1e-08, 1e-06]"), ({"shift_mean": (True, False)}, "shift_mean by rank is [1.0, 0.0]")],
+    [
+        ({"epsilon": (1e-8, 1e-6)}, "epsilon by rank is [1e-08, 1e-06]"),
+        ({"shift_mean": (True, False)}, "shift_mean by rank is [1.0, 0.0]"),
+    ],
 )
-def test_ranks_that_whiten_differently_raise_the_same_error(settings: dict[str, tuple[Any, Any]], told: str) -> None:
+def test_ranks_that_whiten_differently_raise_the_same_error(
+    settings: dict[str, tuple[Any, Any]], told: str
+) -> None:
     def work(rank: int) -> object:
         mine: dict[str, Any] = {name: values[rank] for name, values in settings.items()}
         return masked_whiten(torch.tensor([1.0, 2.0]), torch.ones(2), **mine)
@@ -131,7 +161,9 @@ def test_ranks_that_whiten_differently_raise_the_same_error(settings: dict[str, 
     assert told in first
 
 
-def test_a_group_of_one_exchanges_like_a_larger_one(world_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_of_one_exchanges_like_a_larger_one(
+    world_of_one: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     values, masks = torch.tensor([1.0, 2.0, 3.0, 9.0]), torch.tensor([1, 1, 1, 0])
     alone = masked_whiten(values, masks)
     monkeypatch.setattr(whitening, "is_alone", lambda group: False)
@@ -158,7 +190,9 @@ def test_iterators_are_gone_through_once() -> None:
     def values() -> Any:
         return iter([torch.tensor([1.0, 2.0]), torch.tensor([3.0])])
 
-    assert torch.cat(masked_whiten(values(), cast("Any", iter([torch.ones(2), torch.ones(1)])))).tolist() == [-1.0, 0.0, 1.0]
+    assert torch.cat(
+        masked_whiten(values(), cast("Any", iter([torch.ones(2), torch.ones(1)])))
+    ).tolist() == [-1.0, 0.0, 1.0]
     with pytest.raises(MetricsError, match=r"sample 1: the mask holds 2\.0 at index 0"):
         masked_whiten(values(), cast("Any", iter([torch.ones(2), 2 * torch.ones(1)])))
 
@@ -180,7 +214,9 @@ def test_ranks_of_different_magnitudes_are_brought_to_one_scale() -> None:
 
     everything = np.array([value for part in parts for value in part]) / 1e200
     expected = (everything - everything.mean()) / everything.std(ddof=1)
-    assert [value for part in run_gloo_ranks(work, 4) for value in part] == pytest.approx(expected.tolist(), rel=1e-12)
+    assert [value for part in run_gloo_ranks(work, 4) for value in part] == pytest.approx(
+        expected.tolist(), rel=1e-12
+    )
 
 
 def test_the_moments_of_ranks_with_zeros_and_tiny_values_are_theirs() -> None:

@@ -1,4 +1,4 @@
-"""The frozen example documents of ``metric-record.v1``: the current code reads them to the numbers they were written from."""
+"""The frozen example documents of `metric-record.v1`: the current code reads them to the numbers they were written from."""
 
 import json
 import math

@@ -31,7 +31,14 @@ def test_tensor_reducer_gives_the_handed_value_one_micro_batch_per_sample(
             cp = ContextParallel(size=cp_size, rank=rank)
             owned = response_slice(prompt + response, response, cp).response_indices
             x = torch.tensor(value[owned], dtype=dtype, requires_grad=True)
-            reduce = loss_reducer(aggregation, [prompt + response], [response], [mask], denominators=[denominator], cp=cp)
+            reduce = loss_reducer(
+                aggregation,
+                [prompt + response],
+                [response],
+                [mask],
+                denominators=[denominator],
+                cp=cp,
+            )
             loss = reduce(x)
             torch.autograd.backward(loss)
             assert x.grad is not None

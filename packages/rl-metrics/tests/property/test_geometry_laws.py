@@ -40,7 +40,9 @@ def test_zigzag_gives_every_response_token_of_every_shape_its_one_place(cp_size:
     j = np.concatenate([np.arange(response) for response in responses])
     owner, row = zigzag_place((totals - responses - 1)[sample] + j, totals[sample], cp_size)
     # Every sample starts in the local stream where the chunks of those before it end.
-    local_start = 2 * np.cumsum(np.concatenate([[0], np.ceil(totals / (2 * cp_size))[:-1]])).astype(np.int64)
+    local_start = 2 * np.cumsum(np.concatenate([[0], np.ceil(totals / (2 * cp_size))[:-1]])).astype(
+        np.int64
+    )
     for rank in range(cp_size):
         owned = packed_responses(totals, responses, ContextParallel(cp_size, rank))
         mine = owner == rank
@@ -53,14 +55,17 @@ def test_zigzag_gives_every_response_token_of_every_shape_its_one_place(cp_size:
 @pytest.mark.parametrize("cp_size", RANKS)
 def test_contiguous_gives_every_response_token_of_every_shape_its_one_place(cp_size: int) -> None:
     for length in range(1, MAX_LENGTH + 1):
-        # One stream holds the length with every response length, so that starts fall everywhere in the parts.
+        # One stream holds the length with every response length, so that starts fall everywhere in
+        # the parts.
         totals, responses = np.full(length, length), np.arange(length)
         part = -(-(length * length) // cp_size)
         sample = np.repeat(np.arange(length), responses)
         j = np.concatenate([np.arange(response) for response in responses])
         place = sample * length + (length - responses - 1)[sample] + j
         for rank in range(cp_size):
-            owned = packed_responses(totals, responses, ContextParallel(cp_size, rank, "contiguous"))
+            owned = packed_responses(
+                totals, responses, ContextParallel(cp_size, rank, "contiguous")
+            )
             mine = place // part == rank
             np.testing.assert_array_equal(owned.flat_indices, np.flatnonzero(mine))
             np.testing.assert_array_equal(owned.logit_rows, place[mine] % part)
@@ -72,7 +77,9 @@ def test_the_single_sample_functions_agree_with_the_packed_one(cp_size: int) -> 
     shapes = [(length, response) for length in range(1, 26) for response in range(length)]
     shapes += [SHAPES[i] for i in rng.integers(0, len(SHAPES), 150)]
     for length, response in shapes:
-        owner, row = zigzag_place(length - response - 1 + np.arange(response), np.array(length), cp_size)
+        owner, row = zigzag_place(
+            length - response - 1 + np.arange(response), np.array(length), cp_size
+        )
         for rank in range(cp_size):
             owned = response_slice(length, response, ContextParallel(cp_size, rank))
             np.testing.assert_array_equal(owned.response_indices, np.flatnonzero(owner == rank))
@@ -83,8 +90,14 @@ def test_the_single_sample_functions_agree_with_the_packed_one(cp_size: int) -> 
 
 
 @pytest.mark.parametrize(("cp_size", "greatest"), [(2, 13), (4, 57), (8, 241), (16, 993)])
-def test_the_last_response_token_may_lie_off_rank_0_up_to_the_known_length(cp_size: int, greatest: int) -> None:
-    elsewhere = [length for length in range(2, greatest + 80) if response_owner(length, 1, 0, cp_size)[0] != 0]
+def test_the_last_response_token_may_lie_off_rank_0_up_to_the_known_length(
+    cp_size: int, greatest: int
+) -> None:
+    elsewhere = [
+        length
+        for length in range(2, greatest + 80)
+        if response_owner(length, 1, 0, cp_size)[0] != 0
+    ]
     assert max(elsewhere) == greatest
 
 
@@ -99,11 +112,20 @@ def streams(draw: st.DrawFn) -> Stream:
     cp_size = draw(st.integers(1, 5))
     layout: Layout = draw(st.sampled_from(LAYOUTS))
     base = 2 * cp_size if layout == "zigzag" else 1
-    return totals, responses, cp_size, layout, base * draw(st.integers(1, 3)), draw(st.integers(0, 3))
+    return (
+        totals,
+        responses,
+        cp_size,
+        layout,
+        base * draw(st.integers(1, 3)),
+        draw(st.integers(0, 3)),
+    )
 
 
 @given(streams())
-def test_each_token_lies_once_in_the_local_streams_and_rows_address_the_token_before(stream: Stream) -> None:
+def test_each_token_lies_once_in_the_local_streams_and_rows_address_the_token_before(
+    stream: Stream,
+) -> None:
     totals, responses, cp_size, layout, multiple, extra = stream
     first = np.cumsum([0, *totals])
     seen = []
@@ -115,13 +137,17 @@ def test_each_token_lies_once_in_the_local_streams_and_rows_address_the_token_be
         index = packed_token_index(totals, cp, pad_multiple=multiple, stream_length=length)
         assert index.size == length // cp_size
         seen += index[index >= 0].tolist()
-        for i, owned in enumerate(packed_response_rows(totals, responses, cp, pad_multiple=multiple, stream_length=length)):
+        for i, owned in enumerate(
+            packed_response_rows(totals, responses, cp, pad_multiple=multiple, stream_length=length)
+        ):
             token_before = first[i] + totals[i] - responses[i] + owned.response_indices - 1
             np.testing.assert_array_equal(index[owned.logit_rows], token_before)
             assert len(owned) == owned.logit_rows.size
             covered[i] += owned.response_indices.tolist()
     assert sorted(seen) == list(range(sum(totals)))
-    assert [sorted(indices) for indices in covered] == [list(range(response)) for response in responses]
+    assert [sorted(indices) for indices in covered] == [
+        list(range(response)) for response in responses
+    ]
 
 
 @given(streams())
@@ -132,6 +158,8 @@ def test_the_ranges_of_all_ranks_cover_every_token_once(stream: Stream) -> None:
         tokens = []
         for rank in range(cp_size):
             cp = ContextParallel(cp_size, rank, layout)
-            for start, stop in chunk_ranges(total, cp, stream_offset=int(offset), stream_length=length):
+            for start, stop in chunk_ranges(
+                total, cp, stream_offset=int(offset), stream_length=length
+            ):
                 tokens += [token for token in range(start, stop) if token < total]
         assert sorted(tokens) == list(range(total))

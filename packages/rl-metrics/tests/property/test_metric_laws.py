@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_metrics import Metric, Moments, QuantileSketch, merge_metrics, merge_moments, parse_document, to_document, wire
+from rl_metrics import (
+    Metric,
+    Moments,
+    QuantileSketch,
+    merge_metrics,
+    merge_moments,
+    parse_document,
+    to_document,
+    wire,
+)
 from rl_metrics.contract import KINDS, Kind
 
 numbers = st.floats(-1e6, 1e6, allow_subnormal=False)
@@ -49,7 +58,9 @@ def close(a: Metric, b: Metric) -> None:
 
 
 @given(st.sampled_from(KINDS), lists, lists, lists)
-def test_merge_is_associative_and_commutative(kind: Kind, x: list[float], y: list[float], z: list[float]) -> None:
+def test_merge_is_associative_and_commutative(
+    kind: Kind, x: list[float], y: list[float], z: list[float]
+) -> None:
     a, b, c = (record(kind, values) for values in (x, y, z))
     close(a.merge(b).merge(c), a.merge(b.merge(c)))
     close(a.merge(b), b.merge(a))
@@ -73,7 +84,10 @@ def test_two_all_reduces_merge_like_one_process(kind: Kind, per_rank: list[list[
         close(merged, expected[0])
 
 
-@given(st.lists(st.tuples(st.floats(20, 40), st.floats(1e-3, 1e-2)), min_size=2, max_size=6), st.integers(0, 2**32 - 1))
+@given(
+    st.lists(st.tuples(st.floats(20, 40), st.floats(1e-3, 1e-2)), min_size=2, max_size=6),
+    st.integers(0, 2**32 - 1),
+)
 def test_moments_over_the_wire_do_not_cancel(parts: list[tuple[float, float]], seed: int) -> None:
     rng = np.random.default_rng(seed)
     data = [rng.normal(mean, deviation, int(rng.integers(1, 60))) for mean, deviation in parts]
@@ -97,11 +111,17 @@ def test_moments_do_not_depend_on_the_split(values: list[float], seed: int) -> N
 
 
 @given(
-    st.lists(st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=False), min_size=1, max_size=60),
+    st.lists(
+        st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=False),
+        min_size=1,
+        max_size=60,
+    ),
     st.floats(0, 1),
     st.sampled_from([0.001, 0.01, 0.2]),
 )
-def test_a_quantile_is_within_the_stated_relative_error(values: list[float], q: float, bound: float) -> None:
+def test_a_quantile_is_within_the_stated_relative_error(
+    values: list[float], q: float, bound: float
+) -> None:
     exact = np.sort(values)[math.floor(q * (len(values) - 1) + 1e-9 * len(values))]
     estimate = QuantileSketch.of(values, relative_error=bound).quantile(q)
     assert estimate is not None
@@ -125,11 +145,19 @@ def test_a_document_gives_the_same_records_back(kind: Kind, values: list[float])
         assert ours == theirs or (math.isnan(ours) and math.isnan(theirs))
     if metric.sketch is not None:
         assert parsed.sketch is not None
-        np.testing.assert_array_equal(metric.sketch.positive_indices, parsed.sketch.positive_indices)
+        np.testing.assert_array_equal(
+            metric.sketch.positive_indices, parsed.sketch.positive_indices
+        )
         np.testing.assert_array_equal(metric.sketch.negative_counts, parsed.sketch.negative_counts)
 
 
-@given(st.lists(st.lists(st.sampled_from([1.0, -2.0, math.inf, -math.inf, math.nan, 1e300]), max_size=3), min_size=1, max_size=4))
+@given(
+    st.lists(
+        st.lists(st.sampled_from([1.0, -2.0, math.inf, -math.inf, math.nan, 1e300]), max_size=3),
+        min_size=1,
+        max_size=4,
+    )
+)
 def test_infinities_travel_as_they_merge(per_rank: list[list[float]]) -> None:
     ranks = [[Metric.of_moments("x", values)] for values in per_rank]
     agreed = np.max([wire.extrema(records) for records in ranks], axis=0)

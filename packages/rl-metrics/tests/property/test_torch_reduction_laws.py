@@ -9,7 +9,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_metrics import AGGREGATIONS, Aggregation, ContextParallel, Layout, count_step_units, loss_denominators, packed_responses
+from rl_metrics import (
+    AGGREGATIONS,
+    Aggregation,
+    ContextParallel,
+    Layout,
+    count_step_units,
+    loss_denominators,
+    packed_responses,
+)
 from rl_metrics import loss_reduction as reference
 from rl_metrics.scenario import CONSTANT, make_scenario
 from rl_metrics.torch import loss_reducer, slice_response, slice_tokens
@@ -18,7 +26,9 @@ LAYOUTS: tuple[Layout, Layout] = ("zigzag", "contiguous")
 Ints = npt.NDArray[np.int64]
 
 
-def _random_batch(rng: np.random.Generator) -> tuple[Ints, Ints, list[npt.NDArray[np.int32]], npt.NDArray[np.float64], Ints]:
+def _random_batch(
+    rng: np.random.Generator,
+) -> tuple[Ints, Ints, list[npt.NDArray[np.int32]], npt.NDArray[np.float64], Ints]:
     n = int(rng.integers(1, 7))
     responses = rng.integers(0, 25, n)
     totals = responses + rng.integers(1, 30, n)
@@ -40,17 +50,29 @@ def test_the_sum_over_context_parallel_ranks_is_the_plain_value(num_batches: int
         total = 0.0
         for rank in range(cp_size):
             cp = ContextParallel(cp_size, rank, layout)
-            reduce = loss_reducer(aggregation, totals, responses, masks, denominators=denominators, cp=cp)
-            total += reduce(torch.from_numpy(values[packed_responses(totals, responses, cp).flat_indices])).item()
-        plain = reference.loss_reducer(aggregation, totals, responses, masks, denominators=denominators)(values)
+            reduce = loss_reducer(
+                aggregation, totals, responses, masks, denominators=denominators, cp=cp
+            )
+            total += reduce(
+                torch.from_numpy(values[packed_responses(totals, responses, cp).flat_indices])
+            ).item()
+        plain = reference.loss_reducer(
+            aggregation, totals, responses, masks, denominators=denominators
+        )(values)
         scale = max(float(np.abs(values[np.concatenate(masks) != 0]).sum()), 1.0)
         worst = max(worst, abs(total - float(plain)) / scale)
     print(f"largest difference over {num_batches} batches, relative to sum |x|: {worst:.1e}")
     assert worst <= 1e-14
 
 
-@given(seed=st.integers(0, 2**32 - 1), aggregation=st.sampled_from(AGGREGATIONS), num_parts=st.integers(1, 5))
-def test_any_split_into_micro_batches_gives_the_whole_steps_value(seed: int, aggregation: Aggregation, num_parts: int) -> None:
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    aggregation=st.sampled_from(AGGREGATIONS),
+    num_parts=st.integers(1, 5),
+)
+def test_any_split_into_micro_batches_gives_the_whole_steps_value(
+    seed: int, aggregation: Aggregation, num_parts: int
+) -> None:
     scenario = make_scenario(seed, num_rollouts=4, max_response=12)
     rng = np.random.default_rng(seed)
     part = rng.integers(0, num_parts, scenario.num_samples)
@@ -71,20 +93,30 @@ def test_any_split_into_micro_batches_gives_the_whole_steps_value(seed: int, agg
 
 
 @given(seed=st.integers(0, 2**32 - 1), aggregation=st.sampled_from(AGGREGATIONS))
-def test_the_reference_reducer_and_the_whole_step_reference_agree(seed: int, aggregation: Aggregation) -> None:
+def test_the_reference_reducer_and_the_whole_step_reference_agree(
+    seed: int, aggregation: Aggregation
+) -> None:
     scenario = make_scenario(seed, num_rollouts=4, max_response=12)
     ids = {"rollout_ids": scenario.rollout_ids, "group_ids": scenario.group_ids}
     units = count_step_units(aggregation, scenario.loss_masks, **ids, constant=CONSTANT)
     denominators = scenario.denominators(aggregation)
     reduce = reference.loss_reducer(
-        aggregation, scenario.total_lengths, scenario.response_lengths, scenario.loss_masks, denominators=denominators
+        aggregation,
+        scenario.total_lengths,
+        scenario.response_lengths,
+        scenario.loss_masks,
+        denominators=denominators,
     )
     x = np.concatenate([scenario.values(i) for i in range(scenario.num_samples)])
-    assert float(reduce(x)) / units == pytest.approx(scenario.expected_value(aggregation), rel=1e-12)
+    assert float(reduce(x)) / units == pytest.approx(
+        scenario.expected_value(aggregation), rel=1e-12
+    )
 
 
 @given(seed=st.integers(0, 2**32 - 1), aggregation=st.sampled_from(AGGREGATIONS))
-def test_adding_a_masked_token_with_any_value_changes_nothing(seed: int, aggregation: Aggregation) -> None:
+def test_adding_a_masked_token_with_any_value_changes_nothing(
+    seed: int, aggregation: Aggregation
+) -> None:
     rng = np.random.default_rng(seed)
     responses = rng.integers(1, 9, 3)
     masks = [np.ones(length, np.int32) for length in responses]
@@ -92,7 +124,9 @@ def test_adding_a_masked_token_with_any_value_changes_nothing(seed: int, aggrega
     longer = [np.append(mask, np.int32(0)) for mask in masks]
     noisy = [np.append(value, np.nan) for value in values]
     ids: dict[str, Any] = {"rollout_ids": [0, 0, 1], "group_ids": [0, 1, 1], "constant": 5.0}
-    assert reference.aggregate(aggregation, noisy, longer, **ids) == reference.aggregate(aggregation, values, masks, **ids)
+    assert reference.aggregate(aggregation, noisy, longer, **ids) == reference.aggregate(
+        aggregation, values, masks, **ids
+    )
 
 
 @given(
@@ -100,27 +134,47 @@ def test_adding_a_masked_token_with_any_value_changes_nothing(seed: int, aggrega
     cp_size=st.integers(1, 5),
     layout=st.sampled_from(LAYOUTS),
 )
-def test_response_slices_of_all_ranks_partition_the_response(lengths: list[tuple[int, int]], cp_size: int, layout: Layout) -> None:
+def test_response_slices_of_all_ranks_partition_the_response(
+    lengths: list[tuple[int, int]], cp_size: int, layout: Layout
+) -> None:
     shapes = [(total, response % total) for total, response in lengths]
     stream = -(-sum(total for total, _ in shapes) // cp_size) * cp_size
     offset = 0
     for total, response in shapes:
         full = torch.arange(response)
         pieces = [
-            slice_response(full, total, response, ContextParallel(cp_size, rank, layout), stream_offset=offset, stream_length=stream)
+            slice_response(
+                full,
+                total,
+                response,
+                ContextParallel(cp_size, rank, layout),
+                stream_offset=offset,
+                stream_length=stream,
+            )
             for rank in range(cp_size)
         ]
         assert torch.equal(torch.cat(pieces).sort().values, full)
         offset += total
 
 
-@given(totals=st.lists(st.integers(1, 30), min_size=1, max_size=5), cp_size=st.integers(1, 5), width=st.integers(0, 3))
-def test_token_slices_of_all_ranks_hold_every_token_once(totals: list[int], cp_size: int, width: int) -> None:
+@given(
+    totals=st.lists(st.integers(1, 30), min_size=1, max_size=5),
+    cp_size=st.integers(1, 5),
+    width=st.integers(0, 3),
+)
+def test_token_slices_of_all_ranks_hold_every_token_once(
+    totals: list[int], cp_size: int, width: int
+) -> None:
     tokens = list(torch.split(torch.arange(sum(totals)), totals))
     if width:
         tokens = [token.unsqueeze(1).expand(-1, width) for token in tokens]
     for layout in LAYOUTS:
-        local = torch.cat([slice_tokens(tokens, ContextParallel(cp_size, rank, layout), pad_value=-1) for rank in range(cp_size)])
+        local = torch.cat(
+            [
+                slice_tokens(tokens, ContextParallel(cp_size, rank, layout), pad_value=-1)
+                for rank in range(cp_size)
+            ]
+        )
         column = local if not width else local[:, 0]
         assert torch.equal(column[column >= 0].sort().values, torch.arange(sum(totals)))
         assert local.shape[1:] == tokens[0].shape[1:]

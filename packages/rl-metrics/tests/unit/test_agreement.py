@@ -26,20 +26,42 @@ def test_only_what_applies_is_said(given: list[str], told: str) -> None:
 
 def test_ranks_that_differ_are_named_and_the_others_are_not() -> None:
     message = disagreement([_report("a (sum)"), _report("a (sum)"), _report("a (mean)"), _report()])
-    assert "rank 2 lacks 'a (sum)' and adds 'a (mean)' compared with rank 0; rank 3 lacks 'a (sum)' compared with rank 0." in message
+    assert (
+        "rank 2 lacks 'a (sum)' and adds 'a (mean)' compared with rank 0; rank 3 lacks 'a (sum)'"
+        " compared with rank 0." in message
+    )
     assert "rank 1" not in message
 
 
 def test_settings_are_told_with_every_ranks_value_before_metrics() -> None:
-    message = disagreement([_report("a", units="8.0", size="2"), _report("b", units="4.0", size="2"), _report("a", size="2")])
-    assert message == (
-        "ranks of the group disagree: units is 8.0 on rank 0, 4.0 on rank 1, nothing on rank 2. Pass the same values on every rank"
+    message = disagreement(
+        [
+            _report("a", units="8.0", size="2"),
+            _report("b", units="4.0", size="2"),
+            _report("a", size="2"),
+        ]
+    )
+    assert (
+        message
+        == "ranks of the group disagree: units is 8.0 on rank 0, 4.0 on rank 1, nothing on rank 2."
+        " Pass the same values on every rank"
     )
 
 
 def test_a_failed_rank_is_told_before_all_else() -> None:
-    message = disagreement([_report("a", units="8"), _report(failure="no data"), _report("b", units="4"), _report(failure="broke")])
-    assert message == "rank 1 could not prepare its metrics: no data; rank 3 could not prepare its metrics: broke"
+    message = disagreement(
+        [
+            _report("a", units="8"),
+            _report(failure="no data"),
+            _report("b", units="4"),
+            _report(failure="broke"),
+        ]
+    )
+    assert (
+        message
+        == "rank 1 could not prepare its metrics: no data; rank 3 could not prepare its metrics:"
+        " broke"
+    )
 
 
 def test_of_many_names_the_first_ten_are_told_and_the_rest_counted() -> None:
@@ -49,4 +71,7 @@ def test_of_many_names_the_first_ten_are_told_and_the_rest_counted() -> None:
 
 
 def test_names_that_read_alike_are_told_in_ascii() -> None:
-    assert difference(["caf\u00e9", "na\u00efve"], ["cafe\u0301"]) == "lacks 'caf\\xe9', 'na\u00efve' and adds 'cafe\\u0301'"
+    assert (
+        difference(["caf\u00e9", "na\u00efve"], ["cafe\u0301"])
+        == "lacks 'caf\\xe9', 'na\u00efve' and adds 'cafe\\u0301'"
+    )

@@ -30,7 +30,10 @@ def test_a_wider_padding_makes_wider_chunks() -> None:
 
 def test_contiguous_ranges_are_clipped_to_the_sequence() -> None:
     # A stream of 20 tokens on 4 ranks has parts of 5; the sequence takes stream positions 3..12.
-    ranges = [chunk_ranges(10, ContextParallel(4, rank, "contiguous"), stream_offset=3, stream_length=20) for rank in range(4)]
+    ranges = [
+        chunk_ranges(10, ContextParallel(4, rank, "contiguous"), stream_offset=3, stream_length=20)
+        for rank in range(4)
+    ]
     assert ranges == [((0, 2),), ((2, 7),), ((7, 10),), ((0, 0),)]
 
 
@@ -43,14 +46,23 @@ def test_response_logits_of_13_tokens_lie_on_rank_1() -> None:
 
 
 def test_contiguous_rows_count_from_the_start_of_the_part() -> None:
-    # L = 10, R = 4: logits at sequence positions 5..8, stream positions 8..11; parts [5, 10) and [10, 15).
-    owned = [response_slice(10, 4, ContextParallel(4, rank, "contiguous"), stream_offset=3, stream_length=20) for rank in range(4)]
+    # L = 10, R = 4: logits at sequence positions 5..8, stream positions 8..11; parts [5, 10) and
+    # [10, 15).
+    owned = [
+        response_slice(
+            10, 4, ContextParallel(4, rank, "contiguous"), stream_offset=3, stream_length=20
+        )
+        for rank in range(4)
+    ]
     assert [piece.response_indices.tolist() for piece in owned] == [[], [0, 1], [2, 3], []]
     assert [piece.logit_rows.tolist() for piece in owned] == [[], [3, 4], [0, 1], []]
 
 
 def test_contiguous_owner_uses_the_stream() -> None:
-    assert response_owner(10, 4, 3, 4, layout="contiguous", stream_offset=3, stream_length=20) == (2, 1)
+    assert response_owner(10, 4, 3, 4, layout="contiguous", stream_offset=3, stream_length=20) == (
+        2,
+        1,
+    )
 
 
 def test_one_rank_owns_everything() -> None:
@@ -114,7 +126,9 @@ def test_an_impossible_place_is_refused(fields: dict[str, Any], message: str) ->
         ({"stream_length": 20, "stream_offset": -1}, "do not fit into a stream"),
     ],
 )
-def test_contiguous_refuses_a_stream_that_cannot_hold_the_sequence(arguments: dict[str, Any], message: str) -> None:
+def test_contiguous_refuses_a_stream_that_cannot_hold_the_sequence(
+    arguments: dict[str, Any], message: str
+) -> None:
     with pytest.raises(GeometryError, match=message):
         response_slice(10, 4, ContextParallel(2, 0, "contiguous"), **arguments)
 
@@ -143,17 +157,35 @@ NO_PLACE: Any = 2
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: chunk_ranges(cast("Any", 13.5), ContextParallel()), r"total_length is 13.5 \(float\)"),
-        (lambda: chunk_ranges(-1, ContextParallel(2, 0)), "total_length is -1; give an integer of at least 0"),
-        (lambda: chunk_ranges(13, ContextParallel(2, 0), padded_length=cast("Any", 16.0)), r"padded_length is 16.0 \(float\)"),
-        (lambda: response_slice(13, cast("Any", 4.5), ContextParallel()), r"response_length is 4.5 \(float\)"),
+        (
+            lambda: chunk_ranges(cast("Any", 13.5), ContextParallel()),
+            r"total_length is 13.5 \(float\)",
+        ),
+        (
+            lambda: chunk_ranges(-1, ContextParallel(2, 0)),
+            "total_length is -1; give an integer of at least 0",
+        ),
+        (
+            lambda: chunk_ranges(13, ContextParallel(2, 0), padded_length=cast("Any", 16.0)),
+            r"padded_length is 16.0 \(float\)",
+        ),
+        (
+            lambda: response_slice(13, cast("Any", 4.5), ContextParallel()),
+            r"response_length is 4.5 \(float\)",
+        ),
         (lambda: response_owner(13, 5, cast("Any", 1.5), 2), r"j is 1.5 \(float\)"),
         (lambda: response_owner(13, 5, 0, 0), "context-parallel size is 0"),
         (lambda: response_owner(13, 5, 0, cast("Any", 2.5)), "context-parallel size is 2.5"),
-        (lambda: response_owner(13, 5, 0, 2, layout=cast("Any", "ring")), "use 'zigzag' or 'contiguous'"),
+        (
+            lambda: response_owner(13, 5, 0, 2, layout=cast("Any", "ring")),
+            "use 'zigzag' or 'contiguous'",
+        ),
         (lambda: response_owner(5, 5, 0, 2), "prompt length is 0"),
         (lambda: response_owner(4, 6, 5, 2), "need 0 <= response_length < total_length"),
-        (lambda: chunk_ranges(13, NO_PLACE), r"cp is 2 \(int\); give this rank's place, ContextParallel\(size, rank\)"),
+        (
+            lambda: chunk_ranges(13, NO_PLACE),
+            r"cp is 2 \(int\); give this rank's place, ContextParallel\(size, rank\)",
+        ),
         (lambda: response_slice(13, 5, NO_PLACE), "cp is 2"),
         (lambda: ContextParallel(2, 0, cast("Any", np.ones(2))), "layout is array"),
         (lambda: chunk_ranges(10**20, ContextParallel()), "total_length is .*at most 2"),
@@ -163,12 +195,26 @@ NO_PLACE: Any = 2
         (lambda: packed_responses([13], [5], NO_PLACE), "cp is 2"),
         (lambda: padded_lengths([3, -3], ContextParallel()), "sample 1: length -3"),
         (lambda: packed_token_index([-3], ContextParallel()), "sample 0: length -3"),
-        (lambda: padded_lengths([3], ContextParallel(), pad_multiple=cast("Any", 4.0)), r"pad_multiple is 4.0 \(float\)"),
-        (lambda: packed_token_index([3], ContextParallel(), stream_length=cast("Any", 4.0)), r"stream_length is 4.0 \(float\)"),
-        (lambda: padded_lengths(cast("Any", [[1], [1, 2]]), ContextParallel()), "the list of lengths: cannot be read"),
-        (lambda: padded_lengths(cast("Any", "ab"), ContextParallel()), "the list of lengths: entries are of type"),
+        (
+            lambda: padded_lengths([3], ContextParallel(), pad_multiple=cast("Any", 4.0)),
+            r"pad_multiple is 4.0 \(float\)",
+        ),
+        (
+            lambda: packed_token_index([3], ContextParallel(), stream_length=cast("Any", 4.0)),
+            r"stream_length is 4.0 \(float\)",
+        ),
+        (
+            lambda: padded_lengths(cast("Any", [[1], [1, 2]]), ContextParallel()),
+            "the list of lengths: cannot be read",
+        ),
+        (
+            lambda: padded_lengths(cast("Any", "ab"), ContextParallel()),
+            "the list of lengths: entries are of type",
+        ),
     ],
 )
-def test_every_wrong_argument_is_a_geometry_error_that_names_it(call: Callable[[], object], message: str) -> None:
+def test_every_wrong_argument_is_a_geometry_error_that_names_it(
+    call: Callable[[], object], message: str
+) -> None:
     with pytest.raises(GeometryError, match=message):
         call()

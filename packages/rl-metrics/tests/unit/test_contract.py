@@ -6,14 +6,23 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from rl_metrics import Metric, MetricsError, UnsupportedContractError, contract, parse_document, to_document
+from rl_metrics import (
+    Metric,
+    MetricsError,
+    UnsupportedContractError,
+    contract,
+    parse_document,
+    to_document,
+)
 from rl_metrics.contract import validate_document
 
 jsonschema = pytest.importorskip("jsonschema")
 
 
 def _document(**changes: Any) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(json.dumps(to_document([Metric.of_histogram("h", [1.0, -2.0]), Metric.of_sum("s", 1)])))
+    document: dict[str, Any] = json.loads(
+        json.dumps(to_document([Metric.of_histogram("h", [1.0, -2.0]), Metric.of_sum("s", 1)]))
+    )
     return document | changes
 
 
@@ -40,7 +49,10 @@ def test_the_header_names_the_writer() -> None:
 
 
 def test_another_contract_is_refused_with_both_ids_and_the_fix() -> None:
-    with pytest.raises(UnsupportedContractError, match=r"'metric-record.v2', this reader knows 'metric-record.v1': write it"):
+    with pytest.raises(
+        UnsupportedContractError,
+        match=r"'metric-record.v2', this reader knows 'metric-record.v1': write it",
+    ):
         parse_document(_document(contract="metric-record.v2"))
     assert not contract.is_document(_document(contract="metric-record.v2"))
 
@@ -108,7 +120,13 @@ def test_all_problems_are_reported_at_once() -> None:
     document["records"] = [{"name": "a"}, 3, *document["records"], document["records"][0]]
     with pytest.raises(MetricsError) as caught:
         parse_document(document)
-    for part in ("'minor' must be", "'producer' must be", "record 0 ('a'): 'kind'", "record 1 must be an object", "the name appears twice"):
+    for part in (
+        "'minor' must be",
+        "'producer' must be",
+        "record 0 ('a'): 'kind'",
+        "record 1 must be an object",
+        "the name appears twice",
+    ):
         assert part in str(caught.value)
 
 
@@ -121,7 +139,10 @@ def test_a_document_holds_each_name_once() -> None:
 def test_what_is_no_mapping_is_no_document(given: Any) -> None:
     assert not contract.is_document(given)
     for read in (parse_document, contract.validate_document, contract.check_contract):
-        with pytest.raises(UnsupportedContractError, match=r"is a JSON object: give the mapping that json.loads makes of it"):
+        with pytest.raises(
+            UnsupportedContractError,
+            match=r"is a JSON object: give the mapping that json.loads makes of it",
+        ):
             read(given)
 
 
@@ -134,7 +155,10 @@ def test_a_number_beyond_float64_is_a_problem_and_no_crash() -> None:
     ]
 
 
-@pytest.mark.parametrize(("kind", "numerator"), [("mean", 0), ("min", "Infinity"), ("max", "-Infinity"), ("moments", 0), ("last", 0)])
+@pytest.mark.parametrize(
+    ("kind", "numerator"),
+    [("mean", 0), ("min", "Infinity"), ("max", "-Infinity"), ("moments", 0), ("last", 0)],
+)
 def test_records_without_data_are_valid_by_code_and_schema(kind: str, numerator: Any) -> None:
     document = _document()
     document["records"][1] |= {"kind": kind, "numerator": numerator, "weight": 0}
@@ -152,13 +176,21 @@ def test_only_metrics_are_written() -> None:
     ("changes", "told"),
     [
         ({"relative_error": 1e-13}, "'relative_error' must lie between 1e-12 and 1"),
-        ({"positive_indices": [2**62], "positive_counts": [1.0]}, "'positive_indices' must lie in -35488..35488"),
-        ({"negative_indices": [-(2**62)], "negative_counts": [1.0]}, "'negative_indices' must lie in -35488..35488"),
+        (
+            {"positive_indices": [2**62], "positive_counts": [1.0]},
+            "'positive_indices' must lie in -35488..35488",
+        ),
+        (
+            {"negative_indices": [-(2**62)], "negative_counts": [1.0]},
+            "'negative_indices' must lie in -35488..35488",
+        ),
         ({"zero": 3.0}, "weight is 2.0 but the sketch holds 5.0"),
         ({"positive_counts": [1e308, 1e308]}, "weight is 2.0 but the sketch holds inf"),
     ],
 )
-def test_sketches_that_contradict_float64_or_their_record_are_named(changes: dict[str, Any], told: str) -> None:
+def test_sketches_that_contradict_float64_or_their_record_are_named(
+    changes: dict[str, Any], told: str
+) -> None:
     document: Any = to_document([Metric.of_histogram("a", [1.0, 2.0])])
     document["records"][0]["sketch"].update(changes)
     (problem,) = validate_document(document)

@@ -9,7 +9,16 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from rl_metrics import Metric, MetricsError, Moments, QuantileSketch, merge_metrics, merge_moments, report, to_document
+from rl_metrics import (
+    Metric,
+    MetricsError,
+    Moments,
+    QuantileSketch,
+    merge_metrics,
+    merge_moments,
+    report,
+    to_document,
+)
 from rl_metrics.contract import Kind
 
 NAN = math.nan
@@ -30,14 +39,18 @@ def test_each_kind_merges_as_declared() -> None:
 
 
 def test_moments_merge_to_the_moments_of_all() -> None:
-    metric = _merged([Metric.of_moments("x", [1, 2]), Metric.of_moments("x", [3, 6, 99], [1, 1, 0])])
+    metric = _merged(
+        [Metric.of_moments("x", [1, 2]), Metric.of_moments("x", [3, 6, 99], [1, 1, 0])]
+    )
     assert metric.value == 3
     assert metric.moments == Moments(count=4, mean=3, m2=14)
     assert metric.report() == {"x_mean": 3, "x_std": math.sqrt(3.5)}
 
 
 def test_a_histogram_reports_percentiles_within_its_bound() -> None:
-    metric = _merged([Metric.of_histogram("x", np.arange(1, 51)), Metric.of_histogram("x", np.arange(51, 102))])
+    metric = _merged(
+        [Metric.of_histogram("x", np.arange(1, 51)), Metric.of_histogram("x", np.arange(51, 102))]
+    )
     assert metric.value == pytest.approx(51, rel=0.0101)
     assert metric.report() == {
         "x_p50": pytest.approx(51, rel=0.0101),
@@ -119,7 +132,10 @@ def test_sketches_of_different_bounds_do_not_merge() -> None:
         ({"unit": None}, "metric 'x': unit is None"),
         ({"numerator": "5"}, "metric 'x': numerator is str '5'; give one number"),
         ({"numerator": None}, "metric 'x': numerator is NoneType"),
-        ({"numerator": np.ones(2)}, r"metric 'x': numerator is ndarray of shape \(2,\); give one number"),
+        (
+            {"numerator": np.ones(2)},
+            r"metric 'x': numerator is ndarray of shape \(2,\); give one number",
+        ),
         ({"numerator": 10**400}, "metric 'x': numerator is int"),
         ({"weight": 0.0}, "metric 'x': numerator is 1.0 under weight 0"),
         ({"kind": "min", "weight": 0.0}, "metric 'x': numerator is 1.0 under weight 0"),
@@ -135,7 +151,9 @@ def test_records_that_mean_nothing_are_refused(fields: dict[str, Any], message: 
         Metric(**given)
 
 
-@pytest.mark.parametrize(("numerator", "weight"), [(5, 0), (NAN, 0), (5, -1), (5, math.inf), (5, NAN)])
+@pytest.mark.parametrize(
+    ("numerator", "weight"), [(5, 0), (NAN, 0), (5, -1), (5, math.inf), (5, NAN)]
+)
 def test_a_mean_needs_a_weight_under_its_numerator(numerator: float, weight: float) -> None:
     with pytest.raises(MetricsError, match="metric 'x': "):
         Metric.of_mean("x", numerator, weight)
@@ -143,7 +161,9 @@ def test_a_mean_needs_a_weight_under_its_numerator(numerator: float, weight: flo
 
 
 def test_numbers_of_any_library_become_python_floats() -> None:
-    metric = Metric(name="x", kind="mean", numerator=cast("Any", np.float32(1)), weight=cast("Any", np.int64(2)))
+    metric = Metric(
+        name="x", kind="mean", numerator=cast("Any", np.float32(1)), weight=cast("Any", np.int64(2))
+    )
     assert (type(metric.numerator), type(metric.weight), metric.value) == (float, float, 0.5)
 
 
@@ -161,37 +181,75 @@ WRONG: Any = "x"
         (lambda: Metric.of_max("a", WRONG), "metric 'a': the value is str"),
         (lambda: Metric.of_last("a", WRONG, stamp=1), "metric 'a': the value is str"),
         (lambda: Metric.of_last("a", 1, stamp=WRONG), "metric 'a': the stamp .* is str"),
-        (lambda: Metric.of_moments("a", [[1.0], [1.0, 2.0]]), "metric 'a': the values: cannot be read as an array of numbers"),
-        (lambda: Metric.of_moments("a", [WRONG]), "metric 'a': the values: entries are of type <U1"),
-        (lambda: Metric.of_moments("a", [1.0, 2.0], [1, 2]), "metric 'a': the mask holds 2 at index 1"),
-        (lambda: Metric.of_histogram("a", [1.0], [1, 1]), r"metric 'a': values have shape \(1,\) but the mask \(2,\)"),
-        (lambda: Metric.of_histogram("a", [[1.0, 2.0]], [[1.0, 0.5]]), "metric 'a': the mask holds 0.5 at index 0, 1"),
+        (
+            lambda: Metric.of_moments("a", [[1.0], [1.0, 2.0]]),
+            "metric 'a': the values: cannot be read as an array of numbers",
+        ),
+        (
+            lambda: Metric.of_moments("a", [WRONG]),
+            "metric 'a': the values: entries are of type <U1",
+        ),
+        (
+            lambda: Metric.of_moments("a", [1.0, 2.0], [1, 2]),
+            "metric 'a': the mask holds 2 at index 1",
+        ),
+        (
+            lambda: Metric.of_histogram("a", [1.0], [1, 1]),
+            r"metric 'a': values have shape \(1,\) but the mask \(2,\)",
+        ),
+        (
+            lambda: Metric.of_histogram("a", [[1.0, 2.0]], [[1.0, 0.5]]),
+            "metric 'a': the mask holds 0.5 at index 0, 1",
+        ),
         (lambda: Metric.from_moments("a", WRONG), "metric 'a': moments is str"),
-        (lambda: Metric.of_sum("a", 1).merge(cast("Any", 3)), "cannot merge metric 'a' with it: got int"),
-        (lambda: merge_metrics(cast("Any", [3])), "a metric: got int, whose way to merge is not declared"),
+        (
+            lambda: Metric.of_sum("a", 1).merge(cast("Any", 3)),
+            "cannot merge metric 'a' with it: got int",
+        ),
+        (
+            lambda: merge_metrics(cast("Any", [3])),
+            "a metric: got int, whose way to merge is not declared",
+        ),
         (lambda: merge_metrics(Metric.of_sum("a", 1)), "metrics: got Metric; give a list"),  # type: ignore[arg-type]
         (lambda: merge_metrics(cast("Any", 3)), "metrics: got int; give a list"),
-        (lambda: report(cast("Any", {"a": 1.0})), "a: got float, whose way to merge is not declared"),
+        (
+            lambda: report(cast("Any", {"a": 1.0})),
+            "a: got float, whose way to merge is not declared",
+        ),
         (lambda: Moments().merge(cast("Any", 3)), "cannot merge moments with int"),
         (lambda: merge_moments(cast("Any", [3])), "cannot merge moments with int"),
         (lambda: merge_moments(cast("Any", 3)), "moments to merge: got int; give a list"),
         (lambda: to_document(cast("Any", 3)), "metrics: got int; give a list"),
         (lambda: Moments.of([1.0]).variance(ddof=cast("Any", 0.5)), "ddof is 0.5"),
         (lambda: Metric.empty("a", cast("Any", np.ones(2))), "metric 'a': kind is array"),
-        (lambda: Metric.of_sum("a", 1).replicated(10**400), "metric 'a': copies .* is beyond float64"),
-        (lambda: Metric.of_sum("a", 1).replicated(10**20), r"metric 'a': copies .* is 1e\+20; give an integer of at most 2\^53"),
+        (
+            lambda: Metric.of_sum("a", 1).replicated(10**400),
+            "metric 'a': copies .* is beyond float64",
+        ),
+        (
+            lambda: Metric.of_sum("a", 1).replicated(10**20),
+            r"metric 'a': copies .* is 1e\+20; give an integer of at most 2\^53",
+        ),
         (lambda: Moments(count=-1), "the count of moments is -1"),
         (lambda: Moments(count=1, m2=-1), "the m2 of moments is -1"),
         (lambda: Moments(mean=WRONG), "the mean of moments is str"),
         (lambda: QuantileSketch().merge(cast("Any", 3)), "cannot merge a sketch with int"),
-        (lambda: QuantileSketch().scaled(-1), "the factor of a sketch is -1; give a finite number above 0"),
+        (
+            lambda: QuantileSketch().scaled(-1),
+            "the factor of a sketch is -1; give a finite number above 0",
+        ),
         (lambda: QuantileSketch(zero=-1), "the weight 'zero' of a sketch is -1"),
-        (lambda: QuantileSketch(positive_indices=np.array([1])), "a sketch has 1 positive buckets but 0 counts"),
+        (
+            lambda: QuantileSketch(positive_indices=np.array([1])),
+            "a sketch has 1 positive buckets but 0 counts",
+        ),
         (lambda: QuantileSketch().quantile(WRONG), "the quantile is str"),
         (lambda: QuantileSketch(relative_error=WRONG), "relative_error is str"),
     ],
 )
-def test_every_wrong_argument_is_an_error_of_this_package_that_names_it(call: Callable[[], object], message: str) -> None:
+def test_every_wrong_argument_is_an_error_of_this_package_that_names_it(
+    call: Callable[[], object], message: str
+) -> None:
     with pytest.raises(MetricsError, match=message):
         call()
 
@@ -200,7 +258,9 @@ def test_misuse_is_explained() -> None:
     with pytest.raises(MetricsError, match="only 'moments' has moments"):
         _ = Metric.of_sum("x", 1).moments
     for copies in (0, 1.5, 2.0, "2", True):
-        with pytest.raises(MetricsError, match=r"metric 'x': copies .* give an integer of at least 1"):
+        with pytest.raises(
+            MetricsError, match=r"metric 'x': copies .* give an integer of at least 1"
+        ):
             Metric.of_sum("x", 1).replicated(cast("Any", copies))
     with pytest.raises(MetricsError, match=r"metric 'x': the stamp .* is inf"):
         Metric.of_last("x", 1, stamp=math.inf)
@@ -226,7 +286,10 @@ def test_a_histogram_weighs_what_its_sketch_holds() -> None:
 
 @pytest.mark.parametrize("values", [[], [1.0, 2.0]])
 def test_sketches_of_different_bounds_do_not_merge_in_either_order(values: list[float]) -> None:
-    record, empty = Metric.of_histogram("x", values, relative_error=0.05), Metric.empty("x", "histogram")
+    record, empty = (
+        Metric.of_histogram("x", values, relative_error=0.05),
+        Metric.empty("x", "histogram"),
+    )
     for one, other in ((record, empty), (empty, record)):
         with pytest.raises(MetricsError, match="cannot merge sketches of relative error"):
             one.merge(other)
@@ -244,13 +307,17 @@ def test_shares_are_quotients(copies: int) -> None:
 def test_text_that_utf_8_cannot_hold_is_refused(text: str) -> None:
     with pytest.raises(MetricsError, match=r"name is '.*\\ud.*', which UTF-8 cannot hold"):
         Metric.of_sum(text, 1)
-    with pytest.raises(MetricsError, match=r"metric 'x': unit is '.*\\ud.*', which UTF-8 cannot hold"):
+    with pytest.raises(
+        MetricsError, match=r"metric 'x': unit is '.*\\ud.*', which UTF-8 cannot hold"
+    ):
         Metric.of_sum("x", 1, unit=text)
 
 
 @pytest.mark.parametrize("value", [1 + 2j, np.complex128(1 + 2j), np.complex64(1)])
 def test_complex_numbers_are_no_numbers(value: Any) -> None:
-    with pytest.raises(MetricsError, match=r"metric 'x': the value is complex.*, a complex number; give a real one"):
+    with pytest.raises(
+        MetricsError, match=r"metric 'x': the value is complex.*, a complex number; give a real one"
+    ):
         Metric.of_sum("x", value)
 
 
@@ -276,4 +343,6 @@ def test_a_document_of_many_metrics_is_written_in_linear_time() -> None:
     records = [Metric.of_sum(f"m{i}", i) for i in range(30_000)]
     started = time.process_time()
     assert len(to_document(records)["records"]) == 30_000
-    assert time.process_time() - started < 5, "a quadratic search for repeated names takes more than ten seconds"
+    assert time.process_time() - started < 5, (
+        "a quadratic search for repeated names takes more than ten seconds"
+    )

@@ -15,7 +15,9 @@ def test_variance_of_a_narrow_distribution_far_from_zero() -> None:
     # One pass in float32 gives about 1.8e-4 here instead of 1e-4.
     values = np.random.default_rng(0).normal(30, 0.01, 100_000).astype(np.float32)
     parts = [Moments.of(part) for part in np.array_split(values, 7)]
-    assert merge_moments(parts).variance() == pytest.approx(np.var(values.astype(np.float64)), rel=1e-12)
+    assert merge_moments(parts).variance() == pytest.approx(
+        np.var(values.astype(np.float64)), rel=1e-12
+    )
     assert merge_moments(parts).variance() == pytest.approx(1e-4, rel=0.02)
 
 
@@ -78,13 +80,17 @@ def test_masks_of_moments_and_sketches_hold_nothing_but_0_and_1(mask: Any) -> No
             take([1.0, 2.0], mask)
 
 
-@pytest.mark.parametrize("mask", [[True, False], [1, 0], [1.0, 0.0], np.array([1, 0], np.uint8), [1, -0.0]])
+@pytest.mark.parametrize(
+    "mask", [[True, False], [1, 0], [1.0, 0.0], np.array([1, 0], np.uint8), [1, -0.0]]
+)
 def test_masks_of_booleans_or_0_and_1_of_any_type_are_the_same(mask: Any) -> None:
     assert Moments.of([3.0, math.nan], mask) == Moments(count=1, mean=3)
     assert QuantileSketch.of([3.0, math.nan], mask).count == 1
 
 
-@pytest.mark.parametrize(("q", "rank"), [(0, 0), (0.24, 0), (0.25, 1), (0.5, 2), (0.74, 2), (0.75, 3), (0.99, 3), (1, 4)])
+@pytest.mark.parametrize(
+    ("q", "rank"), [(0, 0), (0.24, 0), (0.25, 1), (0.5, 2), (0.74, 2), (0.75, 3), (0.99, 3), (1, 4)]
+)
 def test_a_percentile_is_the_lower_neighbour(q: float, rank: int) -> None:
     values = [1.0, 10.0, 100.0, 1000.0, 10000.0]
     assert QuantileSketch.of(values).quantile(q) == pytest.approx(values[rank], rel=0.0101)
@@ -128,7 +134,9 @@ def test_settings_outside_their_range_are_refused() -> None:
         [[math.inf, 1.0], [math.nan]],
     ],
 )
-def test_infinities_merge_in_any_order_to_the_moments_of_all_values(parts: list[list[float]]) -> None:
+def test_infinities_merge_in_any_order_to_the_moments_of_all_values(
+    parts: list[list[float]],
+) -> None:
     whole = Moments.of([value for part in parts for value in part])
     for order in itertools.permutations(parts):
         merged = merge_moments(Moments.of(part) for part in order)
@@ -138,7 +146,9 @@ def test_infinities_merge_in_any_order_to_the_moments_of_all_values(parts: list[
 def test_means_whose_sum_exceeds_float64_are_found() -> None:
     assert Moments.of([1e308] * 2) == Moments(count=2, mean=1e308)
     assert Moments.of([1e308] * 2).merge(Moments.of([1e308] * 4)) == Moments(count=6, mean=1e308)
-    assert Moments.of([1.5e308]).merge(Moments.of([-1.5e308])) == Moments(count=2, mean=0, m2=math.inf)
+    assert Moments.of([1.5e308]).merge(Moments.of([-1.5e308])) == Moments(
+        count=2, mean=0, m2=math.inf
+    )
 
 
 def test_percentiles_of_a_billion_values_are_told_apart() -> None:
@@ -147,7 +157,9 @@ def test_percentiles_of_a_billion_values_are_told_apart() -> None:
         few, many = few.merge(few), many.merge(many)
     both = few.merge(many)
     assert both.count == 2.0**31
-    assert both.quantile(0.5) == pytest.approx(1, rel=0.0101), "the rank floor(0.5 (n - 1)) is the last 1"
+    assert both.quantile(0.5) == pytest.approx(1, rel=0.0101), (
+        "the rank floor(0.5 (n - 1)) is the last 1"
+    )
     # One value of 2 among 2^30 of 1: it is the last, and no slack may reach it.
     assert few.merge(QuantileSketch.of([2.0])).quantile(1 - 1e-9) == pytest.approx(1, rel=0.0101)
 
@@ -175,7 +187,9 @@ def test_sketches_of_the_same_values_are_equal() -> None:
 
 
 def test_buckets_may_be_lists() -> None:
-    sketch = QuantileSketch(positive_indices=cast("Any", [1, 2]), positive_counts=cast("Any", [1, 2]))
+    sketch = QuantileSketch(
+        positive_indices=cast("Any", [1, 2]), positive_counts=cast("Any", [1, 2])
+    )
     assert sketch.count == 3
     assert sketch.positive_indices.dtype == np.int64
     assert sketch.positive_counts.dtype == np.float64
@@ -187,7 +201,14 @@ def test_buckets_may_be_lists() -> None:
         ([1], [-3.0], r"the positive counts of a sketch are \[-3.0\]; give finite numbers"),
         ([1], [math.nan], "the positive counts of a sketch are"),
         ([1], [math.inf], "the positive counts of a sketch are"),
-        ([2, 1], [1, 1], r"the positive buckets of a sketch are \[2, 1\]; give ascending integers in -35488..35488"),
+        (
+            [2, 1],
+            [1, 1],
+            (
+                r"the positive buckets of a sketch are \[2, 1\]; give ascending integers in"
+                r" -35488..35488"
+            ),
+        ),
         ([1, 1], [1, 1], "give ascending integers"),
         ([1.5], [1], "give ascending integers"),
         ([2**62], [1], "give ascending integers"),

@@ -5,7 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl_metrics import ContextParallel, GeometryError, packed_response_rows, packed_responses, packed_token_index, padded_lengths
+from rl_metrics import (
+    ContextParallel,
+    GeometryError,
+    packed_response_rows,
+    packed_responses,
+    packed_token_index,
+    padded_lengths,
+)
 
 
 def test_padded_lengths_round_up() -> None:
@@ -21,11 +28,19 @@ def test_a_local_stream_holds_two_chunks_of_every_sequence() -> None:
 
 
 def test_a_longer_stream_adds_padding_at_the_end_of_every_part() -> None:
-    assert packed_token_index([3], ContextParallel(2, 0), stream_length=8).tolist() == [0, -1, -1, -1]
+    assert packed_token_index([3], ContextParallel(2, 0), stream_length=8).tolist() == [
+        0,
+        -1,
+        -1,
+        -1,
+    ]
 
 
 def test_contiguous_parts_follow_one_another() -> None:
-    parts = [packed_token_index([3, 4], ContextParallel(2, rank, "contiguous")).tolist() for rank in range(2)]
+    parts = [
+        packed_token_index([3, 4], ContextParallel(2, rank, "contiguous")).tolist()
+        for rank in range(2)
+    ]
     assert parts == [[0, 1, 2, 3], [4, 5, 6, -1]]
 
 
@@ -66,25 +81,45 @@ def test_stream_offsets_belong_to_contiguous() -> None:
     with pytest.raises(GeometryError, match="belong to layout 'contiguous'"):
         packed_responses([4], [2], ContextParallel(2, 0), stream_offsets=[0])
     with pytest.raises(GeometryError, match="2 stream offsets for 1 samples"):
-        packed_responses([4], [2], ContextParallel(2, 0, "contiguous"), stream_offsets=[0, 4], stream_length=8)
+        packed_responses(
+            [4], [2], ContextParallel(2, 0, "contiguous"), stream_offsets=[0, 4], stream_length=8
+        )
 
 
 @pytest.mark.parametrize(
     ("offsets", "message"),
     [
-        ([0, 3, 10], "sample 1 starts at stream offset 3, but sample 0 takes the stream up to 4; samples of a stream must not overlap"),
+        (
+            [0, 3, 10],
+            (
+                "sample 1 starts at stream offset 3, but sample 0 takes the stream up to 4; samples"
+                " of a stream must not overlap"
+            ),
+        ),
         ([0, 0, 10], "sample 1 starts at stream offset 0, but sample 0 takes the stream up to 4"),
         ([8, 4, 7], "sample 2 starts at stream offset 7, but sample 1 takes the stream up to 8"),
     ],
 )
 def test_samples_of_a_stream_must_not_overlap(offsets: list[int], message: str) -> None:
     with pytest.raises(GeometryError, match=message):
-        packed_responses([4, 4, 4], [2, 2, 2], ContextParallel(2, 0, "contiguous"), stream_offsets=offsets, stream_length=16)
+        packed_responses(
+            [4, 4, 4],
+            [2, 2, 2],
+            ContextParallel(2, 0, "contiguous"),
+            stream_offsets=offsets,
+            stream_length=16,
+        )
 
 
 def test_samples_of_a_stream_may_touch_and_lie_in_any_order() -> None:
     owned = [
-        packed_responses([4, 4, 4], [2, 2, 2], ContextParallel(2, rank, "contiguous"), stream_offsets=[4, 0, 12], stream_length=16)
+        packed_responses(
+            [4, 4, 4],
+            [2, 2, 2],
+            ContextParallel(2, rank, "contiguous"),
+            stream_offsets=[4, 0, 12],
+            stream_length=16,
+        )
         for rank in range(2)
     ]
     assert [part.samples.tolist() for part in owned] == [[0, 0, 1, 1], [2, 2]]
@@ -96,14 +131,22 @@ def test_errors_name_the_sample() -> None:
 
 
 @pytest.mark.parametrize(
-    ("totals", "responses", "message"), [([4], [1, 1], "1 total lengths but 2 response lengths"), ([4.0], [1], "flat list of integers")]
+    ("totals", "responses", "message"),
+    [
+        ([4], [1, 1], "1 total lengths but 2 response lengths"),
+        ([4.0], [1], "flat list of integers"),
+    ],
 )
-def test_lists_that_are_not_lengths_are_refused(totals: list[Any], responses: list[int], message: str) -> None:
+def test_lists_that_are_not_lengths_are_refused(
+    totals: list[Any], responses: list[int], message: str
+) -> None:
     with pytest.raises(GeometryError, match=message):
         packed_responses(totals, responses, ContextParallel())
 
 
 def test_lengths_may_be_arrays() -> None:
-    owned = packed_responses(np.array([4, 5], np.int32), np.array([2, 1], np.int32), ContextParallel())
+    owned = packed_responses(
+        np.array([4, 5], np.int32), np.array([2, 1], np.int32), ContextParallel()
+    )
     assert owned.flat_indices.tolist() == [0, 1, 2]
     assert owned.counts.tolist() == [2, 1]

@@ -5,12 +5,25 @@ from typing import Any
 
 import pytest
 
-from rl_metrics import KeyAgreementError, Metric, MetricsError, MicroBatchMetrics, merge_metrics, rollout_log_metric_contribution
+from rl_metrics import (
+    KeyAgreementError,
+    Metric,
+    MetricsError,
+    MicroBatchMetrics,
+    merge_metrics,
+    rollout_log_metric_contribution,
+)
 from rl_metrics.step_report import finish_step_report, step_contributions, step_settings
 
 
-def _report(sums: list[dict[str, float]], tokens: list[float], extra: Sequence[Metric] = (), **settings: Any) -> dict[str, float | None]:
-    given: dict[str, Any] = {"aggregation": "rollout_mean", "step_units": 2, "cp_size": 1} | settings
+def _report(
+    sums: list[dict[str, float]], tokens: list[float], extra: Sequence[Metric] = (), **settings: Any
+) -> dict[str, float | None]:
+    given: dict[str, Any] = {
+        "aggregation": "rollout_mean",
+        "step_units": 2,
+        "cp_size": 1,
+    } | settings
     contributions = step_contributions(sums, tokens, [extra] if extra else [()] * len(sums))
     return finish_step_report(merge_metrics(contributions), set(sums[0]), **given)
 
@@ -20,7 +33,13 @@ def test_a_unit_mean_divides_by_the_steps_units() -> None:
 
 
 def test_a_token_mean_divides_by_tokens_counted_on_every_context_parallel_rank() -> None:
-    assert _report([{"loss": 10.0}, {"loss": 6.0}], [4, 4], aggregation="token_mean", step_units=None, cp_size=2) == {"loss": 4.0}
+    assert _report(
+        [{"loss": 10.0}, {"loss": 6.0}],
+        [4, 4],
+        aggregation="token_mean",
+        step_units=None,
+        cp_size=2,
+    ) == {"loss": 4.0}
 
 
 def test_a_step_without_trained_tokens_has_no_data() -> None:
@@ -33,7 +52,9 @@ def test_further_metrics_report_by_their_own_kind() -> None:
 
 
 def test_micro_batches_must_report_the_same_names() -> None:
-    with pytest.raises(KeyAgreementError, match=r"micro-batch 1 .*: it lacks 'loss' and adds 'kl'; report"):
+    with pytest.raises(
+        KeyAgreementError, match=r"micro-batch 1 .*: it lacks 'loss' and adds 'kl'; report"
+    ):
         step_contributions([{"loss": 1.0}, {"kl": 1.0}], [1, 1], [(), ()])
     with pytest.raises(KeyAgreementError, match=r"micro-batch 1 .*: it adds 'kl'; report"):
         step_contributions([{"loss": 1.0}, {"loss": 1.0, "kl": 1.0}], [1, 1], [(), ()])
@@ -62,7 +83,11 @@ def test_settings_that_make_no_mean_are_refused(settings: dict[str, Any], messag
 
 def test_settings_to_agree_on_do_not_depend_on_how_a_number_is_written() -> None:
     assert step_settings("rollout_mean", 8, 2) == step_settings("rollout_mean", 8.0, 2)
-    assert step_settings("rollout_mean", 8, 2) == {"aggregation": "rollout_mean", "cp_size": "2", "step_units": "8.0"}
+    assert step_settings("rollout_mean", 8, 2) == {
+        "aggregation": "rollout_mean",
+        "cp_size": "2",
+        "step_units": "8.0",
+    }
     assert step_settings("token_mean", 8, 2) == step_settings("token_mean", None, 2)
 
 
@@ -93,7 +118,9 @@ def test_a_reducer_output_is_no_metric_of_the_same_name() -> None:
 
 def test_rollout_contributions_add_up_to_the_units() -> None:
     records = [
-        rollout_log_metric_contribution("kl", value, aggregation="rollout_mean", step_tokens=9, step_units=8, group_size=4)
+        rollout_log_metric_contribution(
+            "kl", value, aggregation="rollout_mean", step_tokens=9, step_units=8, group_size=4
+        )
         for value in (4.0, 0.0, 10.0, 2.0)
     ]
     merged = merge_metrics(records)["kl"]
@@ -101,12 +128,16 @@ def test_rollout_contributions_add_up_to_the_units() -> None:
 
 
 def test_rollout_tokens_are_counted_once() -> None:
-    record = rollout_log_metric_contribution("kl", 18.0, aggregation="token_mean", step_tokens=9, group_size=1)
+    record = rollout_log_metric_contribution(
+        "kl", 18.0, aggregation="token_mean", step_tokens=9, group_size=1
+    )
     assert record.value == 2.0
 
 
 def test_a_batch_without_trained_tokens_has_no_rollout_metric() -> None:
-    record = rollout_log_metric_contribution("kl", 0.0, aggregation="rollout_mean", step_tokens=0, step_units=4, group_size=2)
+    record = rollout_log_metric_contribution(
+        "kl", 0.0, aggregation="rollout_mean", step_tokens=0, step_units=4, group_size=2
+    )
     assert record.value is None
 
 
@@ -123,7 +154,9 @@ def test_a_batch_without_trained_tokens_has_no_rollout_metric() -> None:
         ({"reducer_sum": [1.0]}, "metric 'kl': reducer_sum is list"),
     ],
 )
-def test_rollout_settings_that_make_no_mean_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_rollout_settings_that_make_no_mean_are_refused(
+    settings: dict[str, Any], message: str
+) -> None:
     given: dict[str, Any] = {
         "reducer_sum": 1.0,
         "aggregation": "rollout_mean",
@@ -138,7 +171,10 @@ def test_rollout_settings_that_make_no_mean_are_refused(settings: dict[str, Any]
 def test_a_reducer_output_never_takes_the_line_of_another_metric() -> None:
     extra = [Metric.of_moments("x", [7.0, 9.0])]
     for name in ("x_mean", "x_std"):
-        with pytest.raises(MetricsError, match=f"a reducer output and another metric both report under the name '{name}'"):
+        with pytest.raises(
+            MetricsError,
+            match=f"a reducer output and another metric both report under the name '{name}'",
+        ):
             _report([{name: 10.0}], [2], extra)
     assert _report([{"x": 10.0}], [2], [Metric.of_max("x_mean", 1.0)]) == {"x": 5.0, "x_mean": 1.0}
 
@@ -147,7 +183,10 @@ def test_a_reducer_output_never_takes_the_line_of_another_metric() -> None:
     ("fields", "told"),
     [
         ({"metrics": None}, "MicroBatchMetrics: metrics: got NoneType; give a list"),
-        ({"metrics": Metric.of_max("a", 1.0)}, "MicroBatchMetrics: metrics: got Metric; give a list"),
+        (
+            {"metrics": Metric.of_max("a", 1.0)},
+            "MicroBatchMetrics: metrics: got Metric; give a list",
+        ),
         ({"metrics": [3.0]}, "a metric: got float"),
         ({"sums": [("a", 1.0)]}, "MicroBatchMetrics: sums is list; give a mapping"),
         ({"sums": None}, "MicroBatchMetrics: sums is NoneType; give a mapping"),
@@ -162,4 +201,6 @@ def test_fields_of_a_micro_batch_that_are_none_are_named(fields: dict[str, Any],
 def test_further_metrics_are_kept_from_an_iterator_or_a_mapping() -> None:
     for metrics in (iter([Metric.of_max("r", 1.0)]), {"r": Metric.of_max("x", 1.0)}):
         given: Any = metrics
-        assert MicroBatchMetrics(sums={}, num_tokens=0, metrics=given).metrics == (Metric.of_max("r", 1.0),)
+        assert MicroBatchMetrics(sums={}, num_tokens=0, metrics=given).metrics == (
+            Metric.of_max("r", 1.0),
+        )

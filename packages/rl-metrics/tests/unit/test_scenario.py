@@ -18,15 +18,27 @@ def test_a_step_contains_what_usually_goes_wrong(seed: int) -> None:
     assert counts.max() == 3, "fan-out"
     sums = [int(mask.sum()) for mask in step.loss_masks]
     masked = [i for i, total in enumerate(sums) if not total]
-    assert {step.rollout_ids[i] for i in masked} == {step.rollout_ids[-1]}, "exactly one rollout is masked throughout"
-    assert any(0 < total < len(mask) for total, mask in zip(sums, step.loss_masks, strict=True)), "holes"
+    assert {step.rollout_ids[i] for i in masked} == {step.rollout_ids[-1]}, (
+        "exactly one rollout is masked throughout"
+    )
+    assert any(0 < total < len(mask) for total, mask in zip(sums, step.loss_masks, strict=True)), (
+        "holes"
+    )
     shapes = zip(step.total_lengths, step.response_lengths, strict=True)
-    assert any(not len(response_slice(*shape, ContextParallel(2, rank))) for shape in shapes for rank in range(2)), "empty slices"
+    assert any(
+        not len(response_slice(*shape, ContextParallel(2, rank)))
+        for shape in shapes
+        for rank in range(2)
+    ), "empty slices"
 
 
 def test_random_starts_give_different_steps_and_the_same_start_the_same() -> None:
-    assert make_scenario(0).expected_value("token_mean") != make_scenario(1).expected_value("token_mean")
-    assert make_scenario(3).expected_value("token_mean") == make_scenario(3).expected_value("token_mean")
+    assert make_scenario(0).expected_value("token_mean") != make_scenario(1).expected_value(
+        "token_mean"
+    )
+    assert make_scenario(3).expected_value("token_mean") == make_scenario(3).expected_value(
+        "token_mean"
+    )
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
@@ -38,7 +50,9 @@ def test_the_closed_form_gradient_is_the_slope_of_the_value(aggregation: Aggrega
             first, second = step.parameters
             parameters = (first + nudge, second) if k == 0 else (first, second + nudge)
             nudged.append(replace(step, parameters=parameters).expected_value(aggregation))
-        assert (nudged[0] - nudged[1]) / 2e-6 == pytest.approx(step.expected_gradient(aggregation)[k], rel=1e-6)
+        assert (nudged[0] - nudged[1]) / 2e-6 == pytest.approx(
+            step.expected_gradient(aggregation)[k], rel=1e-6
+        )
 
 
 def test_too_small_a_step_is_refused() -> None:

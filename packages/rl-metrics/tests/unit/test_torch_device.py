@@ -9,7 +9,12 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from rl_metrics import ContextParallel, MetricsError
-from rl_metrics.torch import get_sum_of_sample_mean, loss_reducer, masked_whiten, megatron_num_tokens
+from rl_metrics.torch import (
+    get_sum_of_sample_mean,
+    loss_reducer,
+    masked_whiten,
+    megatron_num_tokens,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -58,7 +63,9 @@ def test_booleans_on_the_device_are_counted_without_a_wait() -> None:
 
 
 @pytest.mark.parametrize("cp", [None, ContextParallel(2, 1)])
-def test_making_a_reducer_launches_no_kernel_and_a_call_at_most_ten(cp: ContextParallel | None) -> None:
+def test_making_a_reducer_launches_no_kernel_and_a_call_at_most_ten(
+    cp: ContextParallel | None,
+) -> None:
     masks = torch.ones(30 * 512, dtype=torch.int32, device="cuda")
 
     def kernels(function: object) -> int:

@@ -28,7 +28,17 @@ NAN, INF = math.nan, math.inf
 
 
 @pytest.mark.parametrize(
-    "form", ["tensors", "lists", "arrays", "one tensor", "one tensor of bools", "bfloat16", "with a gradient", "bools"]
+    "form",
+    [
+        "tensors",
+        "lists",
+        "arrays",
+        "one tensor",
+        "one tensor of bools",
+        "bfloat16",
+        "with a gradient",
+        "bools",
+    ],
 )
 def test_masks_come_in_any_form(form: str) -> None:
     rows = [[1, 0], [1]]
@@ -39,10 +49,14 @@ def test_masks_come_in_any_form(form: str) -> None:
         "one tensor": torch.tensor([1, 0, 1]),
         "one tensor of bools": torch.tensor([True, False, True]),
         "bfloat16": [torch.tensor(row, dtype=torch.bfloat16) for row in rows],
-        "with a gradient": [torch.tensor(row, dtype=torch.float32, requires_grad=True) for row in rows],
+        "with a gradient": [
+            torch.tensor(row, dtype=torch.float32, requires_grad=True) for row in rows
+        ],
         "bools": [torch.tensor(row, dtype=torch.bool) for row in rows],
     }[form]
-    assert get_sum_of_sample_mean([4, 3], [2, 1], masks)(torch.tensor([1.0, 3.0, 5.0])).item() == 6.0
+    assert (
+        get_sum_of_sample_mean([4, 3], [2, 1], masks)(torch.tensor([1.0, 3.0, 5.0])).item() == 6.0
+    )
     assert megatron_num_tokens("token_mean", masks).item() == 2
 
 
@@ -60,10 +74,15 @@ def _forms(rows: list[list[Any]]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("bad", [0.5, 2, -1, NAN, INF, 1.0000001])
 @pytest.mark.parametrize("form", ["lists", "arrays", "tensors", "bfloat16", "one tensor"])
-def test_a_mask_that_is_not_0_or_1_is_refused_everywhere_by_sample_and_token(form: str, bad: float) -> None:
+def test_a_mask_that_is_not_0_or_1_is_refused_everywhere_by_sample_and_token(
+    form: str, bad: float
+) -> None:
     rows: list[list[Any]] = [[1, 0, 1], [], [1, bad]]
     masks = _forms(rows)[form]
-    named = "sample 2: loss mask holds .* at response token 1; a mask holds booleans, or exactly 0 and 1"
+    named = (
+        "sample 2: loss mask holds .* at response token 1; a mask holds booleans, or exactly 0"
+        " and 1"
+    )
     if form == "bfloat16" and bad == 1.0000001:
         return  # bfloat16 has no number between 1 and 1.0078125
     calls: list[Callable[[], object]] = [
@@ -93,8 +112,12 @@ def test_one_tensor_of_masks_without_lengths_names_the_position() -> None:
 
 @pytest.mark.parametrize("bad", [0.5, 2.0, -1.0, NAN])
 def test_whitening_refuses_the_same_masks(bad: float) -> None:
-    with pytest.raises(MetricsError, match=r"sample 1: the mask holds .* at index 0, 1; a mask holds booleans"):
-        masked_whiten([torch.ones(2), torch.ones(1, 2)], [torch.ones(2), torch.tensor([[1.0, bad]])])
+    with pytest.raises(
+        MetricsError, match=r"sample 1: the mask holds .* at index 0, 1; a mask holds booleans"
+    ):
+        masked_whiten(
+            [torch.ones(2), torch.ones(1, 2)], [torch.ones(2), torch.tensor([[1.0, bad]])]
+        )
     with pytest.raises(MetricsError, match=r"sample 0: the mask holds .* at index 1"):
         masked_whiten(torch.ones(2), torch.tensor([1.0, bad]))
 
@@ -110,7 +133,10 @@ def test_iterators_of_masks_are_gone_through_once() -> None:
     def masks() -> Any:
         return iter([torch.tensor([1, 0]), torch.tensor([1])])
 
-    assert loss_reducer("sample_mean", [4, 3], [2, 1], masks())(torch.tensor([1.0, 3.0, 5.0])).item() == 6.0
+    assert (
+        loss_reducer("sample_mean", [4, 3], [2, 1], masks())(torch.tensor([1.0, 3.0, 5.0])).item()
+        == 6.0
+    )
     assert megatron_num_tokens("token_mean", masks()).item() == 2
     with pytest.raises(MetricsError, match="the list of lengths: entries are of type object"):
         loss_reducer("sample_mean", cast("Any", iter([4, 3])), [2, 1], masks())
@@ -135,7 +161,9 @@ def test_iterators_of_masks_are_gone_through_once() -> None:
     ],
     ids=repr,
 )
-def test_num_tokens_and_reducers_refuse_the_same_masks(aggregation: Aggregation, masks: Any) -> None:
+def test_num_tokens_and_reducers_refuse_the_same_masks(
+    aggregation: Aggregation, masks: Any
+) -> None:
     for call in (
         lambda: megatron_num_tokens(aggregation, masks),
         lambda: loss_reducer(aggregation, [3], [2], masks, denominators=[1.0]),
@@ -145,7 +173,12 @@ def test_num_tokens_and_reducers_refuse_the_same_masks(aggregation: Aggregation,
 
 
 @pytest.mark.parametrize(
-    "mask", [torch.tensor([1, 0]).bfloat16(), torch.tensor([1.0, 0.0], requires_grad=True), torch.tensor([True, False])]
+    "mask",
+    [
+        torch.tensor([1, 0]).bfloat16(),
+        torch.tensor([1.0, 0.0], requires_grad=True),
+        torch.tensor([True, False]),
+    ],
 )
 def test_tensors_of_any_kind_are_masks_everywhere(mask: torch.Tensor) -> None:
     assert loss_denominators("sample_mean", [mask]).tolist() == [1.0]

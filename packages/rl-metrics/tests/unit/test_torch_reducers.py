@@ -29,7 +29,16 @@ from rl_metrics.torch import (
 )
 
 NAN, INF = float("nan"), float("inf")
-_NO_KERNEL = {"detach", "alias", "view", "_unsafe_view", "lift_fresh", "scalar_tensor", "empty", "expand"}
+_NO_KERNEL = {
+    "detach",
+    "alias",
+    "view",
+    "_unsafe_view",
+    "lift_fresh",
+    "scalar_tensor",
+    "empty",
+    "expand",
+}
 
 
 class LaunchCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -94,7 +103,9 @@ def test_an_all_masked_micro_batch_gives_zero_loss_and_zero_gradient() -> None:
 def test_an_empty_slice_stays_in_the_graph() -> None:
     # 13 tokens, 5 of them response: rank 0 of 2 owns none of it.
     logits = torch.ones(8, 3, requires_grad=True)
-    loss = get_sum_of_sample_mean([13], [5], _masks([1] * 5), cp=ContextParallel(2, 0))(logits[torch.empty(0, dtype=torch.int64), 0])
+    loss = get_sum_of_sample_mean([13], [5], _masks([1] * 5), cp=ContextParallel(2, 0))(
+        logits[torch.empty(0, dtype=torch.int64), 0]
+    )
     torch.autograd.backward(loss)
     assert loss.item() == 0.0
     assert logits.grad is not None
@@ -112,18 +123,27 @@ def test_a_filler_gives_zero_with_a_graph() -> None:
 
 def test_the_result_has_the_dtype_of_the_values() -> None:
     for dtype in (torch.float32, torch.float64):
-        assert get_sum_of_sample_mean([3], [2], _masks([1, 1]))(torch.ones(2, dtype=dtype)).dtype == dtype
+        assert (
+            get_sum_of_sample_mean([3], [2], _masks([1, 1]))(torch.ones(2, dtype=dtype)).dtype
+            == dtype
+        )
 
 
 def test_a_zero_denominator_counts_as_one() -> None:
-    assert get_sum_of_sample_mean([3], [2], _masks([1, 1]), [0.0])(torch.tensor([1.0, 2.0])).item() == 3.0
+    assert (
+        get_sum_of_sample_mean([3], [2], _masks([1, 1]), [0.0])(torch.tensor([1.0, 2.0])).item()
+        == 3.0
+    )
 
 
 def test_sums_are_accumulated_in_float64() -> None:
     # 2^24 + 1 + 1 + ... loses every 1 in float32.
     x = torch.ones(1001)
     x[0] = 2.0**24
-    assert get_sum_of_sample_mean([1002], [1001], _masks([1] * 1001), None, True)(x).item() == 2.0**24 + 1000
+    assert (
+        get_sum_of_sample_mean([1002], [1001], _masks([1] * 1001), None, True)(x).item()
+        == 2.0**24 + 1000
+    )
 
 
 def test_num_tokens_counts_full_masks_without_fake_tokens() -> None:
@@ -134,15 +154,20 @@ def test_num_tokens_counts_full_masks_without_fake_tokens() -> None:
 
 
 def test_a_wider_padding_moves_ownership() -> None:
-    # Padded to 16 instead of 8: chunks of 4, so rank 0 owns positions [0, 4) and [12, 16) and logit 3 of the logits 3..5.
-    reduce = get_sum_of_sample_mean([7], [3], _masks([1, 1, 1]), cp=ContextParallel(2, 0), pad_multiple=16)
+    # Padded to 16 instead of 8: chunks of 4, so rank 0 owns positions [0, 4) and [12, 16) and logit
+    # 3 of the logits 3..5.
+    reduce = get_sum_of_sample_mean(
+        [7], [3], _masks([1, 1, 1]), cp=ContextParallel(2, 0), pad_multiple=16
+    )
     assert reduce.num_values == 1
     assert reduce(torch.tensor([6.0])).item() == 2.0
 
 
 @pytest.mark.parametrize("cp", [None, ContextParallel(4, 1)])
 @pytest.mark.parametrize("denominators", [None, "given"])
-def test_the_number_of_operations_does_not_depend_on_the_number_of_samples(cp: ContextParallel | None, denominators: str | None) -> None:
+def test_the_number_of_operations_does_not_depend_on_the_number_of_samples(
+    cp: ContextParallel | None, denominators: str | None
+) -> None:
     counts = {}
     for n in (8, 512, 4096):
         totals, responses = [40] * n, [30] * n
@@ -168,11 +193,23 @@ def test_the_number_of_operations_does_not_depend_on_the_number_of_samples(cp: C
     [
         (([4], [2], [[1]]), "sample 0: loss mask has 1 entries, the response 2 tokens"),
         (([4], [2], [[1, 1], [1]]), "2 loss masks for 1 samples"),
-        (([4], [2], torch.ones(3)), r"concatenated loss mask has shape \(3,\), the responses 2 tokens"),
-        (([4], [2], torch.ones(1, 2)), r"concatenated loss mask has shape \(1, 2\), the responses 2 tokens"),
-        (([4], [2], [torch.ones(1, 2)]), r"sample 0: loss mask has shape \(1, 2\); give one entry per response token"),
+        (
+            ([4], [2], torch.ones(3)),
+            r"concatenated loss mask has shape \(3,\), the responses 2 tokens",
+        ),
+        (
+            ([4], [2], torch.ones(1, 2)),
+            r"concatenated loss mask has shape \(1, 2\), the responses 2 tokens",
+        ),
+        (
+            ([4], [2], [torch.ones(1, 2)]),
+            r"sample 0: loss mask has shape \(1, 2\); give one entry per response token",
+        ),
         (([4], [2], [torch.ones(3)]), "sample 0: loss mask has 3 entries, the response 2 tokens"),
-        (([4, 4], [2, 2], [torch.ones(2), [1, 1]]), "sample 1: loss mask is list where sample 0 has a tensor"),
+        (
+            ([4, 4], [2, 2], [torch.ones(2), [1, 1]]),
+            "sample 1: loss mask is list where sample 0 has a tensor",
+        ),
         (([4], [2], 3), "loss_masks, one per sample: got int; give a list"),
         (([4], [2], None), "loss_masks, one per sample: got NoneType"),
         (([4], [2], [["a", "b"]]), "sample 0: loss mask: entries are of type <U1"),
@@ -204,12 +241,16 @@ def test_values_of_the_wrong_size_are_refused() -> None:
         ("median", None, "unknown loss aggregation"),
     ],
 )
-def test_denominators_must_fit_the_aggregation(aggregation: Aggregation, denominators: Any, message: str) -> None:
+def test_denominators_must_fit_the_aggregation(
+    aggregation: Aggregation, denominators: Any, message: str
+) -> None:
     with pytest.raises(MetricsError, match=message):
         loss_reducer(aggregation, [3], [1], [[1]], denominators=denominators)
 
 
-@pytest.mark.parametrize("values", [torch.tensor([1, 2, 2]), torch.tensor([True, False, True])], ids=["int64", "bool"])
+@pytest.mark.parametrize(
+    "values", [torch.tensor([1, 2, 2]), torch.tensor([True, False, True])], ids=["int64", "bool"]
+)
 def test_values_that_a_mean_would_cut_are_refused(values: torch.Tensor) -> None:
     with pytest.raises(MetricsError, match="floating-point"):
         loss_reducer("sample_mean", [5], [3], [[1, 1, 1]])(values)
@@ -228,7 +269,9 @@ def _batch(sums: Any, num_tokens: Any = 1) -> MicroBatchMetrics:
 
 
 def _step(*batches: Any, cp_size: Any = 1) -> dict[str, float | None]:
-    return reduce_train_step_metrics(list(batches), aggregation="sample_mean", step_units=2, cp_size=cp_size, group=None)
+    return reduce_train_step_metrics(
+        list(batches), aggregation="sample_mean", step_units=2, cp_size=cp_size, group=None
+    )
 
 
 ONE = ContextParallel()
@@ -238,60 +281,153 @@ NO_TENSOR: Any = [1.0]
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: loss_reducer("token_mean", [2], [1], [[1]])(NO_TENSOR), r"got values of type list; give a floating-point tensor \[1\]"),
-        (lambda: loss_reducer("token_mean", [2], [1], [[1]], cp=cast("Any", 2)), r"cp is 2 \(int\); give this rank's place"),
-        (lambda: loss_reducer("token_mean", [2], [1], [[1]], stream_offsets=[0]), "belong to layout 'contiguous'"),
+        (
+            lambda: loss_reducer("token_mean", [2], [1], [[1]])(NO_TENSOR),
+            r"got values of type list; give a floating-point tensor \[1\]",
+        ),
+        (
+            lambda: loss_reducer("token_mean", [2], [1], [[1]], cp=cast("Any", 2)),
+            r"cp is 2 \(int\); give this rank's place",
+        ),
+        (
+            lambda: loss_reducer("token_mean", [2], [1], [[1]], stream_offsets=[0]),
+            "belong to layout 'contiguous'",
+        ),
         (lambda: slice_response(NO_TENSOR, 2, 1, ONE), "the response is list; give a tensor"),
         (lambda: slice_tokens([NO_TENSOR], ONE), r"sequence 0: got list; give a tensor \[L\]"),
-        (lambda: slice_tokens(torch.tensor(1.0), ONE), r"sequence 0: got a tensor \(\) of torch.float32 on cpu"),
-        (lambda: slice_tokens([torch.ones(2), torch.ones(2, 2)], ONE), "sequence 1 is a tensor .* give one dtype, device and width"),
-        (lambda: slice_tokens([torch.ones(2), torch.ones(2).int()], ONE), "sequence 1 is a tensor .* give one dtype, device and width"),
-        (lambda: gather_responses([NO_TENSOR], [2], [1], ONE, group=None), "sample 0: the piece is list"),
-        (lambda: gather_responses([torch.ones(1)], [2], [1], cast("Any", 1), group=None), "cp is 1"),
         (
-            lambda: gather_responses([torch.ones(1), torch.ones(1).int()], [2, 2], [1, 1], ONE, group=None),
-            r"sample 1: the piece is torch.int32 on cpu with \(\) numbers a token, that of sample 0 torch.float32",
+            lambda: slice_tokens(torch.tensor(1.0), ONE),
+            r"sequence 0: got a tensor \(\) of torch.float32 on cpu",
         ),
-        (lambda: masked_whiten(NO_TENSOR, NO_TENSOR), "sample 0: values are float and the mask float; give tensors"),
-        (lambda: masked_whiten(cast("Any", 3), torch.ones(1)), "values, a tensor or one per sample: got int; give a list"),
-        (lambda: masked_whiten(torch.ones(1), cast("Any", None)), "masks, a tensor or one per sample: got NoneType; give a list"),
-        (lambda: megatron_num_tokens("rollout_mean", cast("Any", None)), "loss_masks, one per sample: got NoneType"),
-        (lambda: megatron_num_tokens("token_mean", cast("Any", 3)), "loss_masks, one per sample: got int"),
+        (
+            lambda: slice_tokens([torch.ones(2), torch.ones(2, 2)], ONE),
+            "sequence 1 is a tensor .* give one dtype, device and width",
+        ),
+        (
+            lambda: slice_tokens([torch.ones(2), torch.ones(2).int()], ONE),
+            "sequence 1 is a tensor .* give one dtype, device and width",
+        ),
+        (
+            lambda: gather_responses([NO_TENSOR], [2], [1], ONE, group=None),
+            "sample 0: the piece is list",
+        ),
+        (
+            lambda: gather_responses([torch.ones(1)], [2], [1], cast("Any", 1), group=None),
+            "cp is 1",
+        ),
+        (
+            lambda: gather_responses(
+                [torch.ones(1), torch.ones(1).int()], [2, 2], [1, 1], ONE, group=None
+            ),
+            (
+                r"sample 1: the piece is torch.int32 on cpu with \(\) numbers a token, that of"
+                r" sample 0 torch.float32"
+            ),
+        ),
+        (
+            lambda: masked_whiten(NO_TENSOR, NO_TENSOR),
+            "sample 0: values are float and the mask float; give tensors",
+        ),
+        (
+            lambda: masked_whiten(cast("Any", 3), torch.ones(1)),
+            "values, a tensor or one per sample: got int; give a list",
+        ),
+        (
+            lambda: masked_whiten(torch.ones(1), cast("Any", None)),
+            "masks, a tensor or one per sample: got NoneType; give a list",
+        ),
+        (
+            lambda: megatron_num_tokens("rollout_mean", cast("Any", None)),
+            "loss_masks, one per sample: got NoneType",
+        ),
+        (
+            lambda: megatron_num_tokens("token_mean", cast("Any", 3)),
+            "loss_masks, one per sample: got int",
+        ),
         (lambda: gather_responses([], [2], [1], ONE, group=None), "0 pieces for 1 samples"),
-        (lambda: gather_responses([torch.ones(2)], [2], [1], ONE, group=None), r"the piece has shape \(2,\), but rank 0 of 1 owns 1"),
-        (lambda: masked_whiten([torch.ones(1), torch.ones(1).double()], [torch.ones(1)] * 2), "sample 1: values are torch.float64 on cpu"),
-        (lambda: masked_whiten(torch.ones(2), torch.ones(2), epsilon=-1.0), "epsilon is -1; give a finite number of at least 0"),
+        (
+            lambda: gather_responses([torch.ones(2)], [2], [1], ONE, group=None),
+            r"the piece has shape \(2,\), but rank 0 of 1 owns 1",
+        ),
+        (
+            lambda: masked_whiten([torch.ones(1), torch.ones(1).double()], [torch.ones(1)] * 2),
+            "sample 1: values are torch.float64 on cpu",
+        ),
+        (
+            lambda: masked_whiten(torch.ones(2), torch.ones(2), epsilon=-1.0),
+            "epsilon is -1; give a finite number of at least 0",
+        ),
         (lambda: masked_whiten(torch.ones(2), torch.ones(2), epsilon=NAN), "epsilon is nan"),
-        (lambda: masked_whiten(torch.ones(2), torch.ones(2), shift_mean=cast("Any", 2)), "shift_mean is int; give True or False"),
-        (lambda: get_sum_of_sample_mean([2], [1], [[1]], None, cast("Any", ONE)), "calculate_per_token_loss is ContextParallel"),
-        (lambda: reference.get_sum_of_sample_mean([2], [1], [[1]], None, cast("Any", 1)), "calculate_per_token_loss is int"),
-        (lambda: masked_whiten(torch.ones(2), torch.ones(2), epsilon=0.0), "all 2 trained entries are equal and epsilon is 0"),
-        (lambda: slice_tokens(cast("Any", 3), ONE), "tokens, one tensor per sequence: got int; give a list"),
-        (lambda: slice_tokens(torch.arange(3), ONE, pad_value=0.5), r"pad_value is 0.5, which torch.int64 cannot hold"),
+        (
+            lambda: masked_whiten(torch.ones(2), torch.ones(2), shift_mean=cast("Any", 2)),
+            "shift_mean is int; give True or False",
+        ),
+        (
+            lambda: get_sum_of_sample_mean([2], [1], [[1]], None, cast("Any", ONE)),
+            "calculate_per_token_loss is ContextParallel",
+        ),
+        (
+            lambda: reference.get_sum_of_sample_mean([2], [1], [[1]], None, cast("Any", 1)),
+            "calculate_per_token_loss is int",
+        ),
+        (
+            lambda: masked_whiten(torch.ones(2), torch.ones(2), epsilon=0.0),
+            "all 2 trained entries are equal and epsilon is 0",
+        ),
+        (
+            lambda: slice_tokens(cast("Any", 3), ONE),
+            "tokens, one tensor per sequence: got int; give a list",
+        ),
+        (
+            lambda: slice_tokens(torch.arange(3), ONE, pad_value=0.5),
+            r"pad_value is 0.5, which torch.int64 cannot hold",
+        ),
         (lambda: slice_tokens(torch.arange(3), ONE, pad_value=NAN), "pad_value is nan"),
         (
             lambda: slice_tokens(torch.arange(3).bool(), ONE, pad_value=2),
             r"pad_value is 2, which torch.bool cannot hold; give an integer in 0..1",
         ),
-        (lambda: slice_tokens(torch.arange(3), ONE, pad_value=cast("Any", "0")), "pad_value is str '0'"),
-        (lambda: slice_response(torch.ones(1), 2, cast("Any", 1.0), ONE), r"response_length is 1.0 \(float\)"),
-        (lambda: gather_responses(cast("Any", 3), [2], [1], ONE, group=None), "pieces, one per sample: got int"),
         (
-            lambda: reduce_train_step_metrics(cast("Any", 3), aggregation="token_mean", cp_size=1, group=None),
+            lambda: slice_tokens(torch.arange(3), ONE, pad_value=cast("Any", "0")),
+            "pad_value is str '0'",
+        ),
+        (
+            lambda: slice_response(torch.ones(1), 2, cast("Any", 1.0), ONE),
+            r"response_length is 1.0 \(float\)",
+        ),
+        (
+            lambda: gather_responses(cast("Any", 3), [2], [1], ONE, group=None),
+            "pieces, one per sample: got int",
+        ),
+        (
+            lambda: reduce_train_step_metrics(
+                cast("Any", 3), aggregation="token_mean", cp_size=1, group=None
+            ),
             "micro_batch_metrics: got int",
         ),
-        (lambda: loss_reducer(cast("Any", np.ones(2)), [2], [1], [[1]]), "unknown loss aggregation array"),
+        (
+            lambda: loss_reducer(cast("Any", np.ones(2)), [2], [1], [[1]]),
+            "unknown loss aggregation array",
+        ),
         (lambda: _step(3), "micro-batch 0: got int; give MicroBatchMetrics"),
         (lambda: _step(_batch([1.0])), "MicroBatchMetrics: sums is list; give a mapping"),
-        (lambda: _step(_batch({"a": 1.0}), _batch({"a": torch.ones(2)})), r"micro-batch 1: 'a' is Tensor of shape \(2,\); give one number"),
+        (
+            lambda: _step(_batch({"a": 1.0}), _batch({"a": torch.ones(2)})),
+            r"micro-batch 1: 'a' is Tensor of shape \(2,\); give one number",
+        ),
         (lambda: _step(_batch({"a": torch.tensor(1j)})), "micro-batch 0: 'a' is Tensor"),
         (lambda: _step(_batch({"a": "1"})), "micro-batch 0: 'a' is str '1'"),
-        (lambda: _step(_batch({"a": 1.0}, torch.ones(1))), r"micro-batch 0: num_tokens is Tensor of shape \(1,\)"),
+        (
+            lambda: _step(_batch({"a": 1.0}, torch.ones(1))),
+            r"micro-batch 0: num_tokens is Tensor of shape \(1,\)",
+        ),
         (lambda: _step(_batch({"a": 1.0}, torch.tensor(-1))), "micro-batch 0: num_tokens is -1"),
         (lambda: _step(_batch({"a": 1.0}), cp_size=2), "cp_size is 2, but the group has 1 ranks"),
     ],
 )
-def test_every_wrong_argument_is_an_error_of_this_package_that_names_it(call: Callable[[], object], message: str) -> None:
+def test_every_wrong_argument_is_an_error_of_this_package_that_names_it(
+    call: Callable[[], object], message: str
+) -> None:
     with pytest.raises(MetricsError, match=message):
         call()
 
@@ -299,7 +435,9 @@ def test_every_wrong_argument_is_an_error_of_this_package_that_names_it(call: Ca
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_sums_of_16_bit_values_are_float32_and_do_not_overflow(dtype: torch.dtype) -> None:
     x = torch.ones(70_001, dtype=dtype, requires_grad=True)
-    loss = get_sum_of_sample_mean([70_002], [70_001], torch.ones(70_001, dtype=torch.bool), None, True)(x)
+    loss = get_sum_of_sample_mean(
+        [70_002], [70_001], torch.ones(70_001, dtype=torch.bool), None, True
+    )(x)
     torch.autograd.backward(loss)
     assert (loss.dtype, loss.item()) == (torch.float32, 70_001.0)
     assert x.grad is not None
@@ -317,7 +455,14 @@ def test_a_reducer_made_or_used_in_inference_mode_trains_afterwards() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "value"), [(torch.float16, 1e6), (torch.bfloat16, -1e39), (torch.float32, 1e300), (torch.complex64, 1e300), (torch.int8, 128)]
+    ("dtype", "value"),
+    [
+        (torch.float16, 1e6),
+        (torch.bfloat16, -1e39),
+        (torch.float32, 1e300),
+        (torch.complex64, 1e300),
+        (torch.int8, 128),
+    ],
 )
 def test_padding_beyond_the_dtype_is_refused(dtype: torch.dtype, value: float) -> None:
     with pytest.raises(MetricsError, match=f"pad_value is .*, which {dtype} cannot hold"):
@@ -325,7 +470,18 @@ def test_padding_beyond_the_dtype_is_refused(dtype: torch.dtype, value: float) -
 
 
 def test_padding_at_the_edge_of_the_dtype_is_exact() -> None:
-    edges = [(torch.int64, 2**63 - 1), (torch.int64, -(2**63)), (torch.uint8, 255), (torch.float16, 65504.0), (torch.float32, math.inf)]
+    edges = [
+        (torch.int64, 2**63 - 1),
+        (torch.int64, -(2**63)),
+        (torch.uint8, 255),
+        (torch.float16, 65504.0),
+        (torch.float32, math.inf),
+    ]
     for dtype, value in edges:
-        assert slice_tokens(torch.zeros(3, dtype=dtype), ContextParallel(2, 0), pad_value=value)[-1].item() == value
+        assert (
+            slice_tokens(torch.zeros(3, dtype=dtype), ContextParallel(2, 0), pad_value=value)[
+                -1
+            ].item()
+            == value
+        )
     assert slice_tokens(torch.zeros(3), ContextParallel(2, 0), pad_value=NAN)[-1].isnan()

@@ -13,7 +13,9 @@ def test_a_single_tensor_is_a_stream_of_one_sequence() -> None:
 
 
 def test_padding_holds_the_given_value() -> None:
-    assert slice_tokens([torch.arange(3)], ContextParallel(), pad_value=-7, pad_multiple=4).tolist() == [0, 1, 2, -7]
+    assert slice_tokens(
+        [torch.arange(3)], ContextParallel(), pad_value=-7, pad_multiple=4
+    ).tolist() == [0, 1, 2, -7]
 
 
 def test_the_response_of_13_tokens_is_on_rank_1() -> None:

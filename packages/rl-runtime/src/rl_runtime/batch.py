@@ -1,8 +1,10 @@
-"""The columns of one rollout batch and the part of them that one data-parallel rank trains on. Layer: records.
+"""The columns of one rollout batch and the part of them that one data-parallel rank trains on.
 
-`rollout-batch.v1`: keyed columns, one entry per sample, in rollout order; names and dtypes are those of the field table in the documentation.
+`rollout-batch.v1`: keyed columns, one entry per sample, in rollout order; names and dtypes are
+those of the field table in the documentation.
 
-Invariants: every column has one entry per sample; a rank's part holds its samples in the order of its partition.
+Invariants: every column has one entry per sample; a rank's part holds its samples in the order of
+its partition.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class RankBatch:
     """float64 [steps]: units that each step's loss is averaged over (rollouts, samples, prompt groups or tokens, by the aggregation)."""
 
 
-def take_columns(columns: Mapping[str, Column], positions: npt.NDArray[np.int64]) -> dict[str, Column]:
+def take_columns(
+    columns: Mapping[str, Column], positions: npt.NDArray[np.int64]
+) -> dict[str, Column]:
     """Pick samples by position from every column.
 
     Args:

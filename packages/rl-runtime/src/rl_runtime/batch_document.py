@@ -1,7 +1,9 @@
-"""Columns of a batch as `rollout-batch.v1`, and back: the form in which they go from process to process. Layer: records, above `contract` and `batch`.
+"""Columns of a batch as `rollout-batch.v1`, and back: the form in which they go from process to
+process.
 
-Invariants, each matched by a test in `tests/contracts`: `columns_of_document(*document_of_columns(columns))` gives the same columns in dtype and
-bits; another contract id is refused; unknown columns are carried along.
+Invariants, each matched by a test in `tests/contracts`:
+`columns_of_document(*document_of_columns(columns))` gives the same columns in dtype and bits;
+another contract id is refused; unknown columns are carried along.
 """
 
 from __future__ import annotations
@@ -28,7 +30,13 @@ from rl_runtime.contract import (
 from rl_runtime.errors import BatchMismatchError
 from rl_schedule import RankView
 
-__all__ = ["RankMessage", "columns_of_document", "document_of_columns", "message_of_rank_batch", "rank_batch_of_message"]
+__all__ = [
+    "RankMessage",
+    "columns_of_document",
+    "document_of_columns",
+    "message_of_rank_batch",
+    "rank_batch_of_message",
+]
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -49,7 +57,12 @@ class RankMessage(TypedDict):
 def message_of_rank_batch(batch: RankBatch) -> RankMessage:
     """Bring a rank's batch into the form in which it is sent; errors as for `document_of_columns`."""
     document, arrays = document_of_columns(batch.columns, batch_id=batch.batch_id)
-    return {"document": document, "arrays": arrays, "plan": batch.plan, "step_units": batch.step_units}
+    return {
+        "document": document,
+        "arrays": arrays,
+        "plan": batch.plan,
+        "step_units": batch.step_units,
+    }
 
 
 def rank_batch_of_message(message: RankMessage) -> RankBatch:
@@ -64,12 +77,20 @@ def rank_batch_of_message(message: RankMessage) -> RankBatch:
     planned = len(message["plan"].partition)
     if document["num_samples"] != planned:
         raise BatchMismatchError(
-            f"batch {document['batch_id']}: {document['num_samples']} samples came, the plan gives this rank {planned}"
+            f"batch {document['batch_id']}: {document['num_samples']} samples came, the plan gives"
+            f" this rank {planned}"
         )
-    return RankBatch(batch_id=document["batch_id"], plan=message["plan"], columns=columns, step_units=message["step_units"])
+    return RankBatch(
+        batch_id=document["batch_id"],
+        plan=message["plan"],
+        columns=columns,
+        step_units=message["step_units"],
+    )
 
 
-def document_of_columns(columns: Mapping[str, Column], *, batch_id: int) -> tuple[RolloutBatchDocument, Arrays]:
+def document_of_columns(
+    columns: Mapping[str, Column], *, batch_id: int
+) -> tuple[RolloutBatchDocument, Arrays]:
     """Split columns into the document and the arrays beside it.
 
     Args:
@@ -77,7 +98,8 @@ def document_of_columns(columns: Mapping[str, Column], *, batch_id: int) -> tupl
         batch_id: loop counter.
 
     Raises:
-        BatchMismatchError: a column that the contract names has another dtype or form, or another number of samples; lists all.
+        BatchMismatchError: a column that the contract names has another dtype or form, or another
+            number of samples; lists all.
     """
     problems = [problem for name, column in columns.items() for problem in _problems(name, column)]
     counts = {name: len(column) for name, column in columns.items()}
@@ -92,7 +114,8 @@ def document_of_columns(columns: Mapping[str, Column], *, batch_id: int) -> tupl
         else:
             arrays[name] = column
     described: dict[str, ArrayDescription] = {
-        name: {"dtype": array.dtype.name, "shape": list(array.shape)} for name, array in arrays.items()
+        name: {"dtype": array.dtype.name, "shape": list(array.shape)}
+        for name, array in arrays.items()
     }
     document: RolloutBatchDocument = {
         "contract": ROLLOUT_BATCH,
@@ -105,12 +128,15 @@ def document_of_columns(columns: Mapping[str, Column], *, batch_id: int) -> tupl
     return document, arrays
 
 
-def columns_of_document(document: Mapping[str, Any], arrays: Mapping[str, npt.ArrayLike]) -> dict[str, Column]:
+def columns_of_document(
+    document: Mapping[str, Any], arrays: Mapping[str, npt.ArrayLike]
+) -> dict[str, Column]:
     """Put a document and its arrays together again.
 
     Raises:
         UnsupportedContractError: another contract id.
-        BatchMismatchError: an array is missing, has another size than the document says, or a column another dtype than the contract; lists all.
+        BatchMismatchError: an array is missing, has another size than the document says, or a
+            column another dtype than the contract; lists all.
     """
     check_contract(document.get("contract"), ROLLOUT_BATCH)
     minor = document.get("minor", 0)
@@ -119,8 +145,14 @@ def columns_of_document(document: Mapping[str, Any], arrays: Mapping[str, npt.Ar
     described: Mapping[str, ArrayDescription] = document["arrays"]
     missing = sorted(set(described) - set(arrays))
     if missing:
-        raise BatchMismatchError(f"batch {document.get('batch_id')}: the arrays {missing} are missing beside the document")
-    held = {name: np.asarray(arrays[name], np.dtype(about["dtype"])) for name, about in described.items()}
+        raise BatchMismatchError(
+            f"batch {document.get('batch_id')}: the arrays {missing} are missing beside the"
+            " document"
+        )
+    held = {
+        name: np.asarray(arrays[name], np.dtype(about["dtype"]))
+        for name, about in described.items()
+    }
     problems = [
         f"{name} has shape {list(held[name].shape)}, not {about['shape']}"
         for name, about in described.items()
@@ -129,7 +161,9 @@ def columns_of_document(document: Mapping[str, Any], arrays: Mapping[str, npt.Ar
     columns: dict[str, Column] = {}
     for name, array in held.items():
         if not name.endswith(OFFSETS):
-            columns[name] = RaggedArray(array, held[name + OFFSETS]) if name + OFFSETS in held else array
+            columns[name] = (
+                RaggedArray(array, held[name + OFFSETS]) if name + OFFSETS in held else array
+            )
     problems += [problem for name, column in columns.items() for problem in _problems(name, column)]
     if problems:
         raise BatchMismatchError(f"batch {document.get('batch_id')}: " + "; ".join(problems))

@@ -1,6 +1,7 @@
-"""The command line. Layer: top.
+"""The command line.
 
-Exit codes: 0 done, 1 the run failed or the doctor found a gap, 2 the recipe or the machine is wrong (nothing was started), 130 interrupted.
+Exit codes: 0 done, 1 the run failed or the doctor found a gap, 2 the recipe or the machine is wrong
+(nothing was started), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ def _root() -> None:
 @app.command()
 def train(
     recipe: Annotated[Path, typer.Argument(help="TOML recipe, such as recipes/quickstart.toml.")],
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Override: section.key=value. May be repeated.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Override: section.key=value. May be repeated."),
+    ] = None,
 ) -> None:
     """Train a model by a recipe."""
     # Until the run has a folder, there is no place for more than the one line that a person gets.
@@ -51,7 +55,8 @@ def train(
 
 
 def _train(path: Path, overrides: Sequence[str]) -> None:
-    # Without this Ray starts its workers through `uv run`, in a second environment; it is read when Ray is imported.
+    # Without this Ray starts its workers through `uv run`, in a second environment; it is read when
+    # Ray is imported.
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
     written = None
     try:
@@ -61,7 +66,11 @@ def _train(path: Path, overrides: Sequence[str]) -> None:
     except typer.Exit:
         raise
     except KeyboardInterrupt:
-        kept = f"; what was written is in {written}" if written is not None and written.exists() else ""
+        kept = (
+            f"; what was written is in {written}"
+            if written is not None and written.exists()
+            else ""
+        )
         _errors.print(f"interrupted: everything was stopped{kept}", markup=False)
         raise typer.Exit(_EXIT_INTERRUPTED) from None
     except Exception as error:
@@ -117,13 +126,26 @@ def report(run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")]) ->
 
 @app.command()
 def replay(
-    file: Annotated[Path, typer.Argument(help="One micro-batch, from `rl-dump replay TRAIN_DUMP FILE`.")],
-    model: Annotated[
-        Path, typer.Option(help="Hugging Face folder of the weights that the batch began with; for batch 0 the run's warm_start.")
+    file: Annotated[
+        Path, typer.Argument(help="One micro-batch, from `rl-dump replay TRAIN_DUMP FILE`.")
     ],
-    tolerance: Annotated[float, typer.Option(min=0.0, help="Largest difference that is accepted, nats.")] = 1e-5,
+    model: Annotated[
+        Path,
+        typer.Option(
+            help=(
+                "Hugging Face folder of the weights that the batch began with; for batch 0 the"
+                " run's warm_start."
+            )
+        ),
+    ],
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, help="Largest difference that is accepted, nats.")
+    ] = 1e-5,
 ) -> None:
-    """Run one dumped micro-batch again, on the CPU. Exits 1 when a log-prob differs by more than the tolerance."""
+    """Run one dumped micro-batch again, on the CPU.
+
+    Exits 1 when a log-prob differs by more than the tolerance.
+    """
     # Before torch is loaded: this runs on the CPU, also beside a training run that has the GPUs.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # What libraries have to say about missing GPUs is not what was asked for.
@@ -141,7 +163,9 @@ def replay(
     console = Console(highlight=False, soft_wrap=True)
     table = Table.grid("", "", padding=(0, 2))
     table.add_row(
-        "micro-batch", f"batch {given.batch_id}, step {given.step}, rank {given.data_parallel_rank}, micro-batch {given.micro_batch}"
+        "micro-batch",
+        f"batch {given.batch_id}, step {given.step}, rank {given.data_parallel_rank}, micro-batch"
+        f" {given.micro_batch}",
     )
     table.add_row("compared", f"{found.num_samples} samples, {found.num_tokens} tokens")
     table.add_row("largest difference", f"{found.largest:.1e} nats")
@@ -151,13 +175,17 @@ def replay(
     console.print(table)
     if found.largest > tolerance:
         console.print(
-            f"a log-prob differs by more than {tolerance:g}: other weights than the batch began with, or other code", markup=False
+            f"a log-prob differs by more than {tolerance:g}: other weights than the batch began"
+            " with, or other code",
+            markup=False,
         )
         raise typer.Exit(_EXIT_FAILED)
 
 
 @app.command()
-def doctor(json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+def doctor(
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
     """Say whether this machine can run what is installed: contracts, versions, Python, ports, GPUs, Ray, disk. Exits 1 on a gap."""
     from rl_runtime.doctor import diagnose, report_document
 

@@ -1,11 +1,13 @@
-"""The document that the rollout side hands to the trainers: `rollout-batch.v1`. Layer: contract (standard library only).
+"""The document that the rollout side hands to the trainers: `rollout-batch.v1`.
 
-A document is a JSON object and named arrays beside it. Arrays hold one entry per sample, in rollout order. A column with one array per sample is two
-arrays: `tokens` has all samples' values end to end, `tokens.offsets` says where each begins. Names, dtypes and alignments are those of the field
+A document is a JSON object and named arrays beside it. Arrays hold one entry per sample, in rollout
+order. A column with one array per sample is two arrays: `tokens` has all samples' values end to
+end, `tokens.offsets` says where each begins. Names, dtypes and alignments are those of the field
 table in the documentation; `FIELDS` is that table.
 
-Invariants, each matched by a test in `tests/contracts`: the JSON Schema in `schemas/rollout-batch.v1.json` and `RolloutBatchDocument` name the
-same keys; `READS` and `WRITES` are what the package's metadata says.
+Invariants, each matched by a test in `tests/contracts`: the JSON Schema in
+`schemas/rollout-batch.v1.json` and `RolloutBatchDocument` name the same keys; `READS` and `WRITES`
+are what the package's metadata says.
 """
 
 from __future__ import annotations
@@ -39,7 +41,13 @@ MINOR = 0
 """Minor version: rises when fields are added."""
 WRITES = (ROLLOUT_BATCH,)
 """Ids that this package writes."""
-READS = ("schedule-plan.v1", "metric-record.v1", "nucleus-set.v1", "train-dump.v2", "rollout-dump.v1")
+READS = (
+    "schedule-plan.v1",
+    "metric-record.v1",
+    "nucleus-set.v1",
+    "train-dump.v2",
+    "rollout-dump.v1",
+)
 """Ids that this package reads."""
 OFFSETS = ".offsets"
 """End of the name of the array that says where each sample begins in the array of the same name."""
@@ -65,7 +73,10 @@ FIELDS: dict[str, tuple[str, bool]] = {
     "loss_denominators": ("float32", False),
     "step": ("int64", False),
 }
-"""By name: dtype, and whether a sample has an array of its own. `sample_index` is -1 where the data source gave none."""
+"""By name: dtype, and whether a sample has an array of its own.
+
+`sample_index` is -1 where the data source gave none.
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -112,18 +123,29 @@ def check_contract(found: object, expected: str) -> None:
         UnsupportedContractError: they differ; the message names both.
     """
     if found != expected:
-        msg = f"the document has the contract {found!r}, this version reads {expected!r}: use the versions of the packages that were released together"
-        raise UnsupportedContractError(msg)
+        raise UnsupportedContractError(
+            f"the document has the contract {found!r}, this version reads {expected!r}: use the"
+            " versions of the packages that were released together"
+        )
 
 
 @cache
 def log_newer_minor(minor: int) -> None:
     """Say once that a document has keys which this version ignores."""
-    _log.warning("%s: minor %d is newer than %d; keys that this version does not know are ignored", ROLLOUT_BATCH, minor, MINOR)
+    _log.warning(
+        "%s: minor %d is newer than %d; keys that this version does not know are ignored",
+        ROLLOUT_BATCH,
+        minor,
+        MINOR,
+    )
 
 
 def load_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of `rollout-batch.v1`."""
-    text = resources.files(__package__).joinpath("schemas", f"{ROLLOUT_BATCH}.json").read_text(encoding="utf-8")
+    text = (
+        resources.files(__package__)
+        .joinpath("schemas", f"{ROLLOUT_BATCH}.json")
+        .read_text(encoding="utf-8")
+    )
     schema: dict[str, Any] = json.loads(text)
     return schema

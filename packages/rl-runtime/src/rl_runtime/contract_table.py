@@ -1,10 +1,11 @@
-"""Which contracts the installed distributions write and read, from package metadata only. Layer: contract (standard library and `errors` only).
+"""Which contracts the installed distributions write and read, from package metadata only.
 
-A distribution names its contracts in the entry-point groups `rl.contracts.writes` and `rl.contracts.reads`, one entry per id. Nothing that an entry
-points to is imported.
+A distribution names its contracts in the entry-point groups `rl.contracts.writes` and
+`rl.contracts.reads`, one entry per id. Nothing that an entry points to is imported.
 
-Invariants, each matched by a test in `tests/contracts` or `tests/unit/test_contract_table.py`: `gaps` is empty for a complete installation and
-otherwise names the id, who writes it, who reads it and what to do; `differences` finds a rank with another table, whichever rank it is.
+Invariants, each matched by a test in `tests/contracts` or `tests/unit/test_contract_table.py`:
+`gaps` is empty for a complete installation and otherwise names the id, who writes it, who reads it
+and what to do; `differences` finds a rank with another table, whichever rank it is.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def installed_contracts(path: Sequence[str] | None = None) -> ContractTable:
         path: folders to look in; `sys.path` where None.
 
     Returns:
-        The table. A distribution that is found twice counts as Python would import it: the first one.
+        The table. A distribution that is found twice counts as Python would import it: the first
+        one.
     """
     table: ContractTable = {"versions": {}, "writes": {}, "reads": {}}
     found = metadata.distributions() if path is None else metadata.distributions(path=list(path))
@@ -72,7 +74,8 @@ def installed_contracts(path: Sequence[str] | None = None) -> ContractTable:
 
 
 def gaps(table: ContractTable) -> list[str]:
-    """List the contracts that do not meet: read but not written, written but not read, or written twice.
+    """List the contracts that do not meet: read but not written, written but not read, or written
+    twice.
 
     Returns:
         One sentence per gap, in the order of the ids.
@@ -82,14 +85,19 @@ def gaps(table: ContractTable) -> list[str]:
         writers, readers = table["writes"].get(contract, []), table["reads"].get(contract, [])
         if not writers:
             found.append(
-                f"{contract} is read by {_names(readers, table)}, but nothing installed writes it{_other_majors(contract, table['writes'])}"
+                f"{contract} is read by {_names(readers, table)}, but nothing installed writes"
+                f" it{_other_majors(contract, table['writes'])}"
             )
         elif not readers:
             found.append(
-                f"{contract} is written by {_names(writers, table)}, but nothing installed reads it{_other_majors(contract, table['reads'])}"
+                f"{contract} is written by {_names(writers, table)}, but nothing installed reads"
+                f" it{_other_majors(contract, table['reads'])}"
             )
         if len(writers) > 1:
-            found.append(f"{contract} is written by {_names(writers, table)}: a contract has one owner; uninstall the other")
+            found.append(
+                f"{contract} is written by {_names(writers, table)}: a contract has one owner;"
+                " uninstall the other"
+            )
     return found
 
 
@@ -100,7 +108,8 @@ def differences(tables: Mapping[str, ContractTable]) -> list[str]:
         tables: by rank, such as "trainer rank 3"; the first is what the others are held to.
 
     Returns:
-        One sentence per rank and group that differ; empty when all agree. Versions of distributions do not matter here.
+        One sentence per rank and group that differ; empty when all agree. Versions of distributions
+        do not matter here.
     """
     if not tables:
         return []
@@ -112,17 +121,21 @@ def differences(tables: Mapping[str, ContractTable]) -> list[str]:
             if ours != theirs:
                 extra, lacking = sorted(theirs - ours), sorted(ours - theirs)
                 found.append(
-                    f"{rank} {verb} {_listed(extra)} where {first} {verb} {_listed(lacking)} "
-                    f"({_versions(table)} against {_versions(expected)}): install the same versions on every node"
+                    f"{rank} {verb} {_listed(extra)} where {first} {verb} {_listed(lacking)}"
+                    f" ({_versions(table)} against {_versions(expected)}): install the same"
+                    " versions on every node"
                 )
     return found
 
 
 def refuse_mixed_cluster(tables: Mapping[str, ContractTable]) -> None:
-    """Compare all ranks before the first step; see `differences`. Other versions with equal contracts are logged.
+    """Compare all ranks before the first step; see `differences`.
+
+    Other versions with equal contracts are logged.
 
     Raises:
-        RuntimeSetupError: a rank has other contracts; the message names all of them, their ids and versions.
+        RuntimeSetupError: a rank has other contracts; the message names all of them, their ids and
+            versions.
     """
     found = differences(tables)
     if found:
@@ -153,7 +166,10 @@ def _listed(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def _versions(table: ContractTable) -> str:
-    return ", ".join(f"{name} {version}" for name, version in sorted(table["versions"].items())) or "no package with contracts"
+    return (
+        ", ".join(f"{name} {version}" for name, version in sorted(table["versions"].items()))
+        or "no package with contracts"
+    )
 
 
 def _names(names: Iterable[str], table: ContractTable) -> str:
@@ -162,5 +178,11 @@ def _names(names: Iterable[str], table: ContractTable) -> str:
 
 def _other_majors(contract: str, ids: Mapping[str, list[str]]) -> str:
     family = contract.rpartition(".v")[0]
-    others = sorted(other for other in ids if other.rpartition(".v")[0] == family and other != contract)
-    return f"; {', '.join(others)} is there: install versions that were released together" if others else ": install the package that does"
+    others = sorted(
+        other for other in ids if other.rpartition(".v")[0] == family and other != contract
+    )
+    return (
+        f"; {', '.join(others)} is there: install versions that were released together"
+        if others
+        else ": install the package that does"
+    )

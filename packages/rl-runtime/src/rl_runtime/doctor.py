@@ -1,8 +1,10 @@
-"""Can this machine run what is installed here: contracts, versions, Python, ports, GPUs, Ray, disk. Layer: above `contract_table`.
+"""Can this machine run what is installed here: contracts, versions, Python, ports, GPUs, Ray, disk.
 
-Decides from package metadata and the operating system alone: no heavy library is imported, nothing is started, every wait has a deadline.
+Decides from package metadata and the operating system alone: no heavy library is imported, nothing
+is started, every wait has a deadline.
 
-Invariants: a report with a gap says what to do about it; a machine without GPUs has no gap, since it can train on its CPU.
+Invariants: a report with a gap says what to do about it; a machine without GPUs has no gap, since
+it can train on its CPU.
 """
 
 from __future__ import annotations
@@ -71,13 +73,25 @@ def diagnose(folder: Path = Path()) -> Report:
         The report; nothing is raised for what is wrong.
     """
     table = installed_contracts()
-    findings = (*_contracts(table), *_versions(), _python(), _ports(), _gpus(), _ray(), *_disk(folder))
+    findings = (
+        *_contracts(table),
+        *_versions(),
+        _python(),
+        _ports(),
+        _gpus(),
+        _ray(),
+        *_disk(folder),
+    )
     return Report(contracts=table, findings=findings)
 
 
 def report_document(report: Report) -> dict[str, Any]:
     """Return a report as plain JSON values."""
-    return {"ok": not report.has_gap, "contracts": dict(report.contracts), "findings": [asdict(finding) for finding in report.findings]}
+    return {
+        "ok": not report.has_gap,
+        "contracts": dict(report.contracts),
+        "findings": [asdict(finding) for finding in report.findings],
+    }
 
 
 def _contracts(table: ContractTable) -> Iterator[Finding]:
@@ -86,21 +100,35 @@ def _contracts(table: ContractTable) -> Iterator[Finding]:
         yield Finding(
             area="contracts",
             status="ok" if writers and readers else "note",
-            message=f"{contract}: written by {', '.join(writers) or 'nothing'}, read by {', '.join(readers) or 'nothing'}",
+            message=(
+                f"{contract}: written by {', '.join(writers) or 'nothing'}, read by"
+                f" {', '.join(readers) or 'nothing'}"
+            ),
         )
     for gap in gaps(table):
         yield Finding(area="contracts", status="gap", message=gap)
     if not table["writes"]:
         yield Finding(
-            area="contracts", status="gap", message="no installed package writes a contract: install rl-runtime with pip, not by path alone"
+            area="contracts",
+            status="gap",
+            message=(
+                "no installed package writes a contract: install rl-runtime with pip, not by path"
+                " alone"
+            ),
         )
 
 
 def _versions() -> Iterator[Finding]:
     try:
-        required = [line for line in metadata.requires(_DISTRIBUTION) or [] if "extra ==" not in line]
+        required = [
+            line for line in metadata.requires(_DISTRIBUTION) or [] if "extra ==" not in line
+        ]
     except metadata.PackageNotFoundError:
-        yield Finding(area="versions", status="gap", message=f"{_DISTRIBUTION} is not installed: pip install {_DISTRIBUTION}")
+        yield Finding(
+            area="versions",
+            status="gap",
+            message=f"{_DISTRIBUTION} is not installed: pip install {_DISTRIBUTION}",
+        )
         return
     for line in required:
         match = _PIN.match(line)
@@ -109,53 +137,95 @@ def _versions() -> Iterator[Finding]:
         try:
             found = metadata.version(name)
         except metadata.PackageNotFoundError:
-            yield Finding(area="versions", status="gap", message=f"{name} is not installed: pip install '{line}'")
+            yield Finding(
+                area="versions",
+                status="gap",
+                message=f"{name} is not installed: pip install '{line}'",
+            )
             continue
         wrong = pinned is not None and found.partition("+")[0] != pinned
-        advice = f", but {_DISTRIBUTION} is tested with {pinned}: pip install '{line}'" if wrong else ""
-        yield Finding(area="versions", status="gap" if wrong else "ok", message=f"{name} {found}{advice}")
+        advice = (
+            f", but {_DISTRIBUTION} is tested with {pinned}: pip install '{line}'" if wrong else ""
+        )
+        yield Finding(
+            area="versions", status="gap" if wrong else "ok", message=f"{name} {found}{advice}"
+        )
 
 
 def _python() -> Finding:
     found = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < _OLDEST_PYTHON:
-        return Finding(area="python", status="gap", message=f"Python {found}: Megatron-Core needs 3.12 or newer")
+        return Finding(
+            area="python",
+            status="gap",
+            message=f"Python {found}: Megatron-Core needs 3.12 or newer",
+        )
     return Finding(area="python", status="ok", message=f"Python {found} at {sys.executable}")
 
 
 def _ports() -> Finding:
     try:
-        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), timeout=1.0):
-            return Finding(area="ports", status="ok", message="a free port on 127.0.0.1 can be opened and reached")
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname(), timeout=1.0),
+        ):
+            return Finding(
+                area="ports",
+                status="ok",
+                message="a free port on 127.0.0.1 can be opened and reached",
+            )
     except OSError as error:
         return Finding(
-            area="ports", status="gap", message=f"no port on 127.0.0.1 can be opened and reached ({error}): engines and trainers need some"
+            area="ports",
+            status="gap",
+            message=(
+                f"no port on 127.0.0.1 can be opened and reached ({error}): engines and trainers"
+                " need some"
+            ),
         )
 
 
 def _gpus() -> Finding:
     command = shutil.which("nvidia-smi")
     if command is None:
-        return Finding(area="gpus", status="note", message=f"none found: runs use {os.cpu_count()} CPU cores")
+        return Finding(
+            area="gpus", status="note", message=f"none found: runs use {os.cpu_count()} CPU cores"
+        )
     query = [command, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
-        output = subprocess.run(query, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=True).stdout
+        output = subprocess.run(
+            query, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError) as error:
-        return Finding(area="gpus", status="gap", message=f"nvidia-smi does not answer ({error}): repair the driver, or hide the GPUs")
+        return Finding(
+            area="gpus",
+            status="gap",
+            message=f"nvidia-smi does not answer ({error}): repair the driver, or hide the GPUs",
+        )
     lines = output.strip().splitlines()
-    return Finding(area="gpus", status="ok", message=f"{len(lines)}: {'; '.join(sorted(set(lines)))}")
+    return Finding(
+        area="gpus", status="ok", message=f"{len(lines)}: {'; '.join(sorted(set(lines)))}"
+    )
 
 
 def _ray() -> Finding:
     address = os.environ.get("RAY_ADDRESS", "")
     host, _, port = address.rpartition(":")
     if not port.isdigit():
-        return Finding(area="ray", status="ok", message="no cluster named in RAY_ADDRESS: a run starts its own on this machine")
+        return Finding(
+            area="ray",
+            status="ok",
+            message="no cluster named in RAY_ADDRESS: a run starts its own on this machine",
+        )
     try:
         socket.create_connection((host, int(port)), timeout=_RAY_SECONDS).close()
     except OSError as error:
         return Finding(
-            area="ray", status="gap", message=f"RAY_ADDRESS = {address} does not answer ({error}): start the cluster or unset it"
+            area="ray",
+            status="gap",
+            message=(
+                f"RAY_ADDRESS = {address} does not answer ({error}): start the cluster or unset it"
+            ),
         )
     return Finding(area="ray", status="ok", message=f"RAY_ADDRESS = {address} answers")
 

@@ -1,6 +1,7 @@
-"""Errors of the training system. Layer: bottom; imports nothing of the package.
+"""Errors of the training system.
 
-Each error subclasses the builtin a caller would catch and says what was given, where, and what to do.
+Each error subclasses the builtin a caller would catch and says what was given, where, and what to
+do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What Ctrl-C and its kin do to a run. Layer: bottom; imports nothing of the package.
+"""What Ctrl-C and its kin do to a run.
 
-SIGINT, SIGTERM and SIGHUP all end a run in the same way: the first one raises KeyboardInterrupt in the main thread, and whatever comes after it is
-not heard, because the run is being stopped already: an impatient second Ctrl-C must not leave servers behind.
+SIGINT, SIGTERM and SIGHUP all end a run in the same way: the first one raises KeyboardInterrupt in
+the main thread, and whatever comes after it is not heard, because the run is being stopped already:
+an impatient second Ctrl-C must not leave servers behind.
 
 Invariants: at most one KeyboardInterrupt per block; what was set before is set again afterwards.
 """
@@ -25,8 +26,8 @@ _Handler = Callable[[int, FrameType | None], object]
 def ended_by_signals() -> Iterator[None]:
     """Turn the first signal in a `with` block into a KeyboardInterrupt and be deaf to all others.
 
-    A hang-up that the starter ignores, as `nohup` does, stays ignored. SIGINT counts even where a shell ignores it for its background jobs: a run has
-    no other way to end well.
+    A hang-up that the starter ignores, as `nohup` does, stays ignored. SIGINT counts even where a
+    shell ignores it for its background jobs: a run has no other way to end well.
     """
 
     def end(_signal: int, _frame: FrameType | None) -> None:
@@ -57,7 +58,10 @@ def delayed_interrupts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def keeping_signal_handlers() -> Iterator[None]:
-    """Give the handlers back that were there before a `with` block. `ray.init`, for one, sets its own, which exit without a word."""
+    """Give the handlers back that were there before a `with` block.
+
+    `ray.init`, for one, sets its own, which exit without a word.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -66,7 +70,8 @@ def keeping_signal_handlers() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            # None: a handler that some library set outside Python, which cannot be set again from here.
+            # None: a handler that some library set outside Python, which cannot be set again from
+            # here.
             if handler is not None:
                 signal.signal(number, handler)
 

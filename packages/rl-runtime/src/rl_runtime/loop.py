@@ -1,9 +1,10 @@
-"""The training loop: warm start, then generate, train and sync, batch by batch. Layer: top, below the command line.
+"""The training loop: warm start, then generate, train and sync, batch by batch.
 
-Data flows one way: the rollout actor generates and plans, the trainers train, their weights go back to the engines.
+Data flows one way: the rollout actor generates and plans, the trainers train, their weights go back
+to the engines.
 
-Invariants: a batch is sampled by the weights of the batch before it; an evaluation is made before the first batch and after the last;
-whatever ends the loop, every actor and server is ended with it.
+Invariants: a batch is sampled by the weights of the batch before it; an evaluation is made before
+the first batch and after the last; whatever ends the loop, every actor and server is ended with it.
 """
 
 from __future__ import annotations
@@ -54,8 +55,10 @@ def run_training(recipe: Recipe, display: Display) -> None:
     try:
         run_dir.mkdir(parents=True)
     except OSError as error:
-        msg = f"run.dir = {run_dir}: cannot be created ({error.strerror or error}): choose another folder"
-        raise RuntimeSetupError(msg) from error
+        raise RuntimeSetupError(
+            f"run.dir = {run_dir}: cannot be created ({error.strerror or error}): choose another"
+            " folder"
+        ) from error
     log_driver_to_file(run_dir / "logs" / "driver.log")
     (run_dir / "recipe.toml").write_text(recipe_to_toml(recipe), encoding="utf-8")
     display.print(f"{run_dir}: starting Ray, trainers and engines, which takes up to a minute")
@@ -72,7 +75,9 @@ def run_training(recipe: Recipe, display: Display) -> None:
 
 
 @contextmanager
-def _actors(recipe: Recipe, waiter: Waiter, daemons: Sequence[psutil.Process]) -> Iterator[ActorGroup]:
+def _actors(
+    recipe: Recipe, waiter: Waiter, daemons: Sequence[psutil.Process]
+) -> Iterator[ActorGroup]:
     placement = reserve(recipe)
     actors = ActorGroup(recipe, placement, waiter, daemons=daemons)
     try:
@@ -84,7 +89,15 @@ def _actors(recipe: Recipe, waiter: Waiter, daemons: Sequence[psutil.Process]) -
 
 
 class _Loop:
-    def __init__(self, recipe: Recipe, actors: ActorGroup, waiter: Waiter, tracker: Tracker, display: Display, model_folder: Path) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        actors: ActorGroup,
+        waiter: Waiter,
+        tracker: Tracker,
+        display: Display,
+        model_folder: Path,
+    ) -> None:
         self._recipe = recipe
         self._actors = actors
         self._waiter = waiter
@@ -113,13 +126,19 @@ class _Loop:
             # Servers that others run hold whatever they were given last.
             self._sync()
         if self._trains:
-            self._actors.call_trainers("start_reinforcement", what="starting reinforcement learning")
+            self._actors.call_trainers(
+                "start_reinforcement", what="starting reinforcement learning"
+            )
         self._evaluate(batches_trained=0)
         self._train_batches()
         if self._trains:
             self._save(_FINAL_FOLDER)
         limit = self._recipe.cluster.actor_timeout_seconds
-        self._waiter.one(self._actors.rollout.close.remote(), "writing the last rollout dumps", timeout_seconds=limit)
+        self._waiter.one(
+            self._actors.rollout.close.remote(),
+            "writing the last rollout dumps",
+            timeout_seconds=limit,
+        )
         if self._trains:
             self._actors.call_trainers("close", what="writing the last train dumps")
 
@@ -144,15 +163,23 @@ class _Loop:
     def _sft_steps(self, done: int, count: int) -> None:
         lrs = [warm_start_lr(self._recipe.warm_start, step) for step in range(done, done + count)]
         batches = self._waiter.one(
-            self._actors.rollout.warm_start_batches.remote(count), "preparing supervised batches", timeout_seconds=120
+            self._actors.rollout.warm_start_batches.remote(count),
+            "preparing supervised batches",
+            timeout_seconds=120,
         )
         reports = self._actors.train_sft(batches, lrs)
-        self._display.update("warm-up", advance=count, phase=f"loss {reports[-1]['warm_start/loss']:.3f}" if reports else "")
+        self._display.update(
+            "warm-up",
+            advance=count,
+            phase=f"loss {reports[-1]['warm_start/loss']:.3f}" if reports else "",
+        )
 
     def _check_warm_start(self, done: int) -> float:
         self._sync()
         scores = self._scores("check", self._recipe.warm_start.check_samples)
-        self._display.update("warm-up", phase=f"held-out reward {scores['reward']:.3f} after {done} steps")
+        self._display.update(
+            "warm-up", phase=f"held-out reward {scores['reward']:.3f} after {done} steps"
+        )
         return scores["reward"]
 
     def _train_batches(self) -> None:
@@ -174,13 +201,17 @@ class _Loop:
         else:
             generating = self._actors.rollout.load_batch.remote(batch_id)
             limit = self._recipe.cluster.actor_timeout_seconds
-        parts, metrics = self._waiter.one(generating, f"generating batch {batch_id}", timeout_seconds=limit)
+        parts, metrics = self._waiter.one(
+            generating, f"generating batch {batch_id}", timeout_seconds=limit
+        )
         generated = time.perf_counter()
         metrics["time/rollout_seconds"] = generated - start
         reports: list[dict[str, float]] = []
         if self._trains:
             self._display.update("batches", phase="train")
-            reports = self._actors.train_batch(parts, reinforcement_lr(self._recipe, batch_id), batch_id=batch_id)
+            reports = self._actors.train_batch(
+                parts, reinforcement_lr(self._recipe, batch_id), batch_id=batch_id
+            )
             trained = time.perf_counter()
             metrics["time/train_seconds"] = trained - generated
             self._display.update("batches", phase="weights to engines")
@@ -191,12 +222,18 @@ class _Loop:
         self._log_batch(batch_id, metrics, reports)
         self._display.update("batches", advance=1)
 
-    def _log_batch(self, batch_id: int, metrics: dict[str, float], reports: Sequence[dict[str, float]]) -> None:
+    def _log_batch(
+        self, batch_id: int, metrics: dict[str, float], reports: Sequence[dict[str, float]]
+    ) -> None:
         for index, report in enumerate(reports or [{}]):
             line = {**(metrics if index == 0 else {}), **report}
             self._tracker.log(batch=batch_id, step=self._step, metrics=line)
             self._display.step_line(
-                batch=batch_id, num_batches=self._recipe.train.num_batches, step=index, num_steps=len(reports), metrics=line
+                batch=batch_id,
+                num_batches=self._recipe.train.num_batches,
+                step=index,
+                num_steps=len(reports),
+                metrics=line,
             )
             self._step += bool(reports)
 
@@ -204,15 +241,22 @@ class _Loop:
         if not self._uses_engines:
             return
         scores = self._scores("eval", self._recipe.eval.samples)
-        metrics: dict[str, float | None] = {f"eval/{'reward_mean' if name == 'reward' else name}": value for name, value in scores.items()}
+        metrics: dict[str, float | None] = {
+            f"eval/{'reward_mean' if name == 'reward' else name}": value
+            for name, value in scores.items()
+        }
         self._tracker.log(batch=batches_trained, step=self._step, metrics=metrics)
-        shown = "  ".join(f"{name.removeprefix('eval/')} {value:.3f}" for name, value in metrics.items())
+        shown = "  ".join(
+            f"{name.removeprefix('eval/')} {value:.3f}" for name, value in metrics.items()
+        )
         self._display.print(f"held-out after {batches_trained} batches: {shown}")
 
     def _scores(self, split: str, count: int) -> dict[str, float]:
         limit = self._recipe.rollout.rollout_deadline_seconds + 60
         scores: dict[str, float] = self._waiter.one(
-            self._actors.rollout.evaluate.remote(split, count), f"evaluating on {split}", timeout_seconds=limit
+            self._actors.rollout.evaluate.remote(split, count),
+            f"evaluating on {split}",
+            timeout_seconds=limit,
         )
         return scores
 

@@ -1,4 +1,4 @@
-"""Learning rates as pure functions of progress. Layer: algorithms."""
+"""Learning rates as pure functions of progress."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ def warm_start_lr(section: WarmStartSection, step: int) -> float:
 
 
 def reinforcement_lr(recipe: Recipe, batch_id: int) -> float:
-    """Learning rate of batch `batch_id` (0-based): linear up over `warmup_batches`, then linear down to `min_lr_fraction * lr` at the last batch.
+    """Learning rate of batch `batch_id` (0-based): linear up over `warmup_batches`, then linear
+    down to `min_lr_fraction * lr` at the last batch.
 
     Example:
         lr 1, warmup_batches 2, min_lr_fraction 0.1, num_batches 5: 0.5, 1, 0.7, 0.4, 0.1.

@@ -1,6 +1,7 @@
-"""Is a folder a model in Hugging Face layout? Layer: records; neither torch nor transformers.
+"""Is a folder a model in Hugging Face layout?
 
-Invariants: what passes here can be read by trainers and engines as far as that can be told without loading it; every problem is one line.
+Invariants: what passes here can be read by trainers and engines as far as that can be told without
+loading it; every problem is one line.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ def folder_problems(key: str, folder: Path) -> Iterator[str]:
         folder: the folder.
     """
     if not folder.is_dir():
-        yield f"{key} = {folder}: no such folder: give a folder with config.json, *.safetensors and a tokenizer"
+        yield (
+            f"{key} = {folder}: no such folder: give a folder with config.json, *.safetensors and a"
+            " tokenizer"
+        )
         return
     try:
         json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -50,7 +54,11 @@ def _weights_problem(file: Path) -> str | None:
             return f"is cut short or no safetensors file ({size} bytes)"
         try:
             header = json.loads(stream.read(header_bytes))
-            end = max(int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__")
+            end = max(
+                int(entry["data_offsets"][1])
+                for name, entry in header.items()
+                if name != "__metadata__"
+            )
         except (ValueError, KeyError, TypeError, AttributeError, IndexError):
             return "has no readable header"
     expected = _LENGTH_BYTES + header_bytes + end

@@ -1,6 +1,7 @@
-"""Names that `[megatron]` and `[sglang]` may have, read from the installed sources. Layer: above config.
+"""Names that `[megatron]` and `[sglang]` may have, read from the installed sources.
 
-Importing the libraries takes half a minute, so their sources are parsed instead: a mistyped name is found before anything starts.
+Importing the libraries takes half a minute, so their sources are parsed instead: a mistyped name is
+found before anything starts.
 
 Invariants: nothing is imported; where a library is not installed, nothing is said about its names.
 """
@@ -27,9 +28,15 @@ def unknown_names(*, megatron: Mapping[str, Any], sglang: Mapping[str, Any]) -> 
     Yields:
         One line per unknown name, with the nearest known one.
     """
-    if megatron and (files := _sources("megatron", "core/transformer/transformer_config.py", "core/model_parallel_config.py")):
+    if megatron and (
+        files := _sources(
+            "megatron", "core/transformer/transformer_config.py", "core/model_parallel_config.py"
+        )
+    ):
         known = _annotated_names(files, classes=("TransformerConfig", "ModelParallelConfig"))
-        yield from _problems("megatron", megatron, known, what="field of Megatron-Core's TransformerConfig")
+        yield from _problems(
+            "megatron", megatron, known, what="field of Megatron-Core's TransformerConfig"
+        )
     if sglang and (files := _sources("sglang", "srt/server_args.py")):
         known = _annotated_names(files, classes=("ServerArgs",)) | _flags(files)
         yield from _problems("sglang", sglang, known, what="argument of SGLang's server")
@@ -43,7 +50,12 @@ def _sources(package: str, *names: str) -> list[ast.Module]:
 
 
 def _annotated_names(modules: Iterable[ast.Module], *, classes: tuple[str, ...]) -> set[str]:
-    bodies = [node.body for module in modules for node in module.body if isinstance(node, ast.ClassDef) and node.name in classes]
+    bodies = [
+        node.body
+        for module in modules
+        for node in module.body
+        if isinstance(node, ast.ClassDef) and node.name in classes
+    ]
     return {
         statement.target.id
         for body in bodies
@@ -54,8 +66,17 @@ def _annotated_names(modules: Iterable[ast.Module], *, classes: tuple[str, ...])
 
 def _flags(modules: Iterable[ast.Module]) -> set[str]:
     """Return every literal such as "--tensor-parallel-size", an alias of a field, as a name."""
-    literals = (node.value for module in modules for node in ast.walk(module) if isinstance(node, ast.Constant))
-    return {text.removeprefix("--").replace("-", "_") for text in literals if isinstance(text, str) and text.startswith("--")}
+    literals = (
+        node.value
+        for module in modules
+        for node in ast.walk(module)
+        if isinstance(node, ast.Constant)
+    )
+    return {
+        text.removeprefix("--").replace("-", "_")
+        for text in literals
+        if isinstance(text, str) and text.startswith("--")
+    }
 
 
 def _problems(section: str, given: Iterable[str], known: set[str], *, what: str) -> Iterator[str]:

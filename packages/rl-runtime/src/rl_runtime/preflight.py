@@ -1,7 +1,7 @@
-"""Everything that can be known to be wrong before anything starts. Layer: above config.
+"""Everything that can be known to be wrong before anything starts.
 
-Invariants: each problem is one line that names the key, what was found and what to do; all problems are reported at once; nothing is started and
-nothing is written.
+Invariants: each problem is one line that names the key, what was found and what to do; all problems
+are reported at once; nothing is started and nothing is written.
 """
 
 from __future__ import annotations
@@ -42,7 +42,18 @@ def check_before_start(recipe: Recipe) -> None:
     Raises:
         ConfigError: one line per problem.
     """
-    checks = (_run_dir, _cluster, _models, _gpus, _engines, _hooks, _data, _dumps, _loaded_dumps, _passed_through)
+    checks = (
+        _run_dir,
+        _cluster,
+        _models,
+        _gpus,
+        _engines,
+        _hooks,
+        _data,
+        _dumps,
+        _loaded_dumps,
+        _passed_through,
+    )
     problems = [" ".join(problem.split()) for check in checks for problem in check(recipe)]
     if problems:
         raise ConfigError("\n".join(problems))
@@ -51,7 +62,10 @@ def check_before_start(recipe: Recipe) -> None:
 def _run_dir(recipe: Recipe) -> Iterator[str]:
     folder = recipe.run.dir
     if os.path.lexists(folder):
-        yield f"run.dir = {folder}: exists already: choose another folder, such as --set run.dir={folder}-2, or delete it"
+        yield (
+            f"run.dir = {folder}: exists already: choose another folder, such as --set"
+            f" run.dir={folder}-2, or delete it"
+        )
     else:
         yield from _cannot_be_created("run.dir", folder)
 
@@ -77,7 +91,10 @@ def _cluster(recipe: Recipe) -> Iterator[str]:
     try:
         socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
-        yield f"cluster.address = {address}: nothing answers there ({error}): start Ray on it (ray start --head), or leave it empty"
+        yield (
+            f"cluster.address = {address}: nothing answers there ({error}): start Ray on it (ray"
+            " start --head), or leave it empty"
+        )
 
 
 def _models(recipe: Recipe) -> Iterator[str]:
@@ -88,17 +105,27 @@ def _models(recipe: Recipe) -> Iterator[str]:
         if broken:
             return
     elif recipe.debug.load_rollout_dump:
-        yield "debug.load_rollout_dump: needs model.path, the folder of the policy that the dump was sampled from (for batch 0 a run's warm_start)"
+        yield (
+            "debug.load_rollout_dump: needs model.path, the folder of the policy that the dump was"
+            " sampled from (for batch 0 a run's warm_start)"
+        )
     if section.reference_path:
         yield from folder_problems("model.reference_path", Path(section.reference_path))
         if not recipe.algorithm.kl_coef:
-            yield "model.reference_path: is set, but algorithm.kl_coef = 0 uses no reference: set kl_coef, or leave the path out"
+            yield (
+                "model.reference_path: is set, but algorithm.kl_coef = 0 uses no reference: set"
+                " kl_coef, or leave the path out"
+            )
     yield from _shape_problems(recipe)
 
 
 def _shape_problems(recipe: Recipe) -> Iterator[str]:
     try:
-        config = read_model_config(Path(recipe.model.path)) if recipe.model.path else tiny_model_config(recipe.model)
+        config = (
+            read_model_config(Path(recipe.model.path))
+            if recipe.model.path
+            else tiny_model_config(recipe.model)
+        )
         shape = ModelShape.from_hf_config(config)
     except RuntimeSetupError as error:
         yield f"model.path = {recipe.model.path}: {error}"
@@ -107,8 +134,9 @@ def _shape_problems(recipe: Recipe) -> Iterator[str]:
         yield from mesh_problems(shape, recipe)
     if recipe.rollout.max_response_tokens >= shape.max_positions:
         yield (
-            f"rollout.max_response_tokens = {recipe.rollout.max_response_tokens}: leaves no room for a prompt in the model's "
-            f"{shape.max_positions} positions (max_position_embeddings)"
+            f"rollout.max_response_tokens = {recipe.rollout.max_response_tokens}: leaves no room"
+            f" for a prompt in the model's {shape.max_positions} positions"
+            " (max_position_embeddings)"
         )
 
 
@@ -118,7 +146,10 @@ def _gpus(recipe: Recipe) -> Iterator[str]:
     if recipe.model.dtype == "bfloat16":
         yield "model.dtype = bfloat16: needs a GPU, and this machine has none: use float32"
     if recipe.engine.gpus_per_engine:
-        yield f"engine.gpus_per_engine = {recipe.engine.gpus_per_engine}: this machine has no GPU: set 0, or name a cluster by cluster.address"
+        yield (
+            f"engine.gpus_per_engine = {recipe.engine.gpus_per_engine}: this machine has no GPU:"
+            " set 0, or name a cluster by cluster.address"
+        )
 
 
 def _engines(recipe: Recipe) -> Iterator[str]:
@@ -139,11 +170,17 @@ def _url(url: str) -> Iterator[str]:
     try:
         httpx.get(f"{url}/model_info", timeout=_URL_SECONDS).raise_for_status()
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        yield f"engine.url = {url}: no SGLang server answers there ({type(error).__name__}: {error}): start one, or leave engine.url empty"
+        yield (
+            f"engine.url = {url}: no SGLang server answers there ({type(error).__name__}: {error}):"
+            " start one, or leave engine.url empty"
+        )
 
 
 def _hooks(recipe: Recipe) -> Iterator[str]:
-    for key, path in (("rollout.generate", recipe.rollout.generate), ("reward.function", recipe.reward.function)):
+    for key, path in (
+        ("rollout.generate", recipe.rollout.generate),
+        ("reward.function", recipe.reward.function),
+    ):
         if not path:
             continue
         try:
@@ -152,7 +189,10 @@ def _hooks(recipe: Recipe) -> Iterator[str]:
             yield f"{key}: {error}"
             continue
         if key == "reward.function" and inspect.iscoroutinefunction(hook):
-            yield f"{key}: hook {path!r} is an async function; a reward is a plain function, called in a thread of its own"
+            yield (
+                f"{key}: hook {path!r} is an async function; a reward is a plain function, called"
+                " in a thread of its own"
+            )
 
 
 def _data(recipe: Recipe) -> Iterator[str]:
@@ -164,8 +204,8 @@ def _data(recipe: Recipe) -> Iterator[str]:
         yield str(error)
     if recipe.data.kind == "jsonl" and recipe.reward.function == _TASK_REWARD:
         yield (
-            f"reward.function = {_TASK_REWARD}: scores reasoning-gym tasks only; "
-            f"for data.kind = 'jsonl' set rl_runtime.rollout.reward:label_reward or a function of your own"
+            f"reward.function = {_TASK_REWARD}: scores reasoning-gym tasks only; for data.kind ="
+            " 'jsonl' set rl_runtime.rollout.reward:label_reward or a function of your own"
         )
 
 
@@ -187,14 +227,21 @@ def _loaded_dumps(recipe: Recipe) -> Iterator[str]:
     if not given:
         return
     try:
-        paths = {loaded_dump_path(recipe, batch_id): batch_id for batch_id in reversed(range(recipe.train.num_batches))}
+        paths = {
+            loaded_dump_path(recipe, batch_id): batch_id
+            for batch_id in reversed(range(recipe.train.num_batches))
+        }
     except DumpError as error:
         yield f"debug.load_rollout_dump = {given}: {error}"
         return
     missing = sorted(batch_id for path, batch_id in paths.items() if not path.is_file())
     if missing:
         first = loaded_dump_path(recipe, missing[0])
-        others = f", nor are those of {len(missing) - 1} other batches: lower train.num_batches" if len(missing) > 1 else ""
+        others = (
+            f", nor are those of {len(missing) - 1} other batches: lower train.num_batches"
+            if len(missing) > 1
+            else ""
+        )
         yield f"debug.load_rollout_dump = {given}: no such file: {first}{others}"
 
 

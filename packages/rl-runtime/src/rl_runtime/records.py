@@ -1,9 +1,11 @@
-"""What one rollout yields, as frozen records. Layer: records, above `errors`.
+"""What one rollout yields, as frozen records.
 
-Everything groups by id: a prompt group holds rollouts (`group_id`), a rollout holds samples (`rollout_id`).
+Everything groups by id: a prompt group holds rollouts (`group_id`), a rollout holds samples
+(`rollout_id`).
 
-Invariants, checked on construction: all per-token arrays of a sample have one entry per response token; samples of a rollout share its id;
-a sample has at least one prompt token and one response token.
+Invariants, checked on construction: all per-token arrays of a sample have one entry per response
+token; samples of a rollout share its id; a sample has at least one prompt token and one response
+token.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ __all__ = ["Prompt", "PromptGroup", "Rollout", "Sample"]
 class Prompt:
     """One entry of a data source.
 
-    Example: `Prompt(group_id=7, sample_index=7, text="cat ->", tokens=[5, 3, 22, 1, 9], label="tac", metadata={"word": "cat"})`.
+    Example: `Prompt(group_id=7, sample_index=7, text="cat ->", tokens=[5, 3, 22, 1, 9],
+    label="tac", metadata={"word": "cat"})`.
     """
 
     group_id: int
@@ -85,13 +88,18 @@ class Sample:
         """Check lengths.
 
         Raises:
-            GenerateError: an array does not have one entry per response token, or prompt or response is empty.
+            GenerateError: an array does not have one entry per response token, or prompt or
+                response is empty.
         """
         where = f"sample of rollout {self.rollout_id} (group {self.group_id})"
         if self.prompt_tokens.size == 0 or self.response_tokens.size == 0:
-            msg = f"{where}: has {self.prompt_tokens.size} prompt and {self.response_tokens.size} response tokens; each needs at least one"
-            raise GenerateError(msg)
-        arrays: dict[str, npt.NDArray[np.int32] | npt.NDArray[np.int64] | npt.NDArray[np.float32] | None] = {
+            raise GenerateError(
+                f"{where}: has {self.prompt_tokens.size} prompt and {self.response_tokens.size}"
+                " response tokens; each needs at least one"
+            )
+        arrays: dict[
+            str, npt.NDArray[np.int32] | npt.NDArray[np.int64] | npt.NDArray[np.float32] | None
+        ] = {
             "loss_mask": self.loss_mask,
             "rollout_log_probs": self.rollout_log_probs,
             "weight_versions": self.weight_versions,
@@ -100,10 +108,14 @@ class Sample:
         counts = {name: len(array) for name, array in arrays.items() if array is not None}
         if self.nucleus is not None:
             counts["nucleus"] = len(self.nucleus.offsets) - 1
-        wrong = {name: count for name, count in counts.items() if count != self.response_tokens.size}
+        wrong = {
+            name: count for name, count in counts.items() if count != self.response_tokens.size
+        }
         if wrong:
-            msg = f"{where}: {self.response_tokens.size} response tokens, but {wrong}: every per-token array needs one entry per response token"
-            raise GenerateError(msg)
+            raise GenerateError(
+                f"{where}: {self.response_tokens.size} response tokens, but {wrong}: every"
+                " per-token array needs one entry per response token"
+            )
 
     @property
     def truncated(self) -> bool:
@@ -129,12 +141,16 @@ class Rollout:
             GenerateError: no samples, or a sample that carries another rollout or group id.
         """
         if not self.samples:
-            msg = f"rollout {self.rollout_id} (group {self.group_id}): no samples; a generate function returns at least one"
-            raise GenerateError(msg)
+            raise GenerateError(
+                f"rollout {self.rollout_id} (group {self.group_id}): no samples; a generate"
+                " function returns at least one"
+            )
         ids = {(sample.rollout_id, sample.group_id) for sample in self.samples}
         if ids != {(self.rollout_id, self.group_id)}:
-            msg = f"rollout {self.rollout_id} (group {self.group_id}): its samples carry (rollout_id, group_id) = {sorted(ids)}; all must be equal"
-            raise GenerateError(msg)
+            raise GenerateError(
+                f"rollout {self.rollout_id} (group {self.group_id}): its samples carry (rollout_id,"
+                f" group_id) = {sorted(ids)}; all must be equal"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,11 @@
-"""Run one micro-batch of a train dump again, alone, on the CPU, and compare. Layer: top, below the command line.
+"""Run one micro-batch of a train dump again, alone, on the CPU, and compare.
 
-The micro-batch comes from `rl-dump replay`, the weights from a Hugging Face folder; packing, model and scoring are the trainer's.
+The micro-batch comes from `rl-dump replay`, the weights from a Hugging Face folder; packing, model
+and scoring are the trainer's.
 
-Invariants: everything that can be wrong with file or folder is found before the model is built, except weights that do not fit their own
-config.json; every response token is compared, also those that are not trained; a difference that is no number counts as infinite.
+Invariants: everything that can be wrong with file or folder is found before the model is built,
+except weights that do not fit their own config.json; every response token is compared, also those
+that are not trained; a difference that is no number counts as infinite.
 """
 
 from __future__ import annotations
@@ -82,26 +84,30 @@ def read_micro_batch(path: Path, *, vocab_size: int) -> MicroBatchFile:
 
     Raises:
         DumpError: the file is no dump, or damaged.
-        ReplayError: it is a dump of another kind, lacks something, or holds ids that the model does not have.
+        ReplayError: it is a dump of another kind, lacks something, or holds ids that the model does
+            not have.
     """
     with open_dump(path) as dump:
         place = _place(dump)
         problems = dump.verify()
         if problems:
-            msg = f"{path}: {problems[0].message} ({len(problems)} problems; `rl-dump verify` lists them)"
-            raise ReplayError(msg)
+            raise ReplayError(
+                f"{path}: {problems[0].message} ({len(problems)} problems; `rl-dump verify` lists"
+                " them)"
+            )
         note = ScoringNote.of_metadata(dump.metadata, where=str(path))
         if note.weights == "step" and place["step"] > 0:
-            msg = (
-                f"{path}: the log-probs of step {place['step']} are under weights that changed within the batch "
-                "(algorithm.old_log_probs = 'rollout') and were not saved: export a micro-batch of step 0"
+            raise ReplayError(
+                f"{path}: the log-probs of step {place['step']} are under weights that changed"
+                " within the batch (algorithm.old_log_probs = 'rollout') and were not saved:"
+                " export a micro-batch of step 0"
             )
-            raise ReplayError(msg)
         missing = [name for name in _NEEDED if name not in dump.fields]
         if missing:
-            msg = f"{path}: lacks the fields {', '.join(missing)}"
-            raise ReplayError(msg)
-        columns = {name: _numbers(dump, name) for name in (*_NEEDED, *_KEPT_SETS) if name in dump.fields}
+            raise ReplayError(f"{path}: lacks the fields {', '.join(missing)}")
+        columns = {
+            name: _numbers(dump, name) for name in (*_NEEDED, *_KEPT_SETS) if name in dump.fields
+        }
     _check_ids(path, columns, vocab_size)
     log_probs = columns.pop("log_probs")
     assert isinstance(log_probs, RaggedArray)
@@ -122,7 +128,8 @@ def replay(path: Path, model_folder: Path) -> tuple[MicroBatchFile, Replayed]:
 
     Args:
         path: file that `rl-dump replay` wrote.
-        model_folder: the weights that the batch began with, in Hugging Face layout: for batch 0 the run's `warm_start` folder.
+        model_folder: the weights that the batch began with, in Hugging Face layout: for batch 0 the
+            run's `warm_start` folder.
 
     Returns:
         The micro-batch, and how far its log-probs are from the dumped ones.
@@ -130,11 +137,14 @@ def replay(path: Path, model_folder: Path) -> tuple[MicroBatchFile, Replayed]:
     Raises:
         DumpError: the file is no dump, or damaged.
         ReplayError: the file is no exported micro-batch, or does not fit the model.
-        RuntimeSetupError: the folder is missing something or holds a model that the trainer does not know.
+        RuntimeSetupError: the folder is missing something or holds a model that the trainer does
+            not know.
     """
     if not model_folder.is_dir():
-        msg = f"{model_folder}: no such folder; give one in Hugging Face layout, for batch 0 the run's `warm_start` folder"
-        raise ReplayError(msg)
+        raise ReplayError(
+            f"{model_folder}: no such folder; give one in Hugging Face layout, for batch 0 the"
+            " run's `warm_start` folder"
+        )
     vocab_size = ModelShape.from_hf_config(read_model_config(model_folder)).vocab_size
     given = read_micro_batch(path, vocab_size=vocab_size)
     scored = _scored(given, model_folder)
@@ -157,9 +167,12 @@ def _scored(given: MicroBatchFile, model_folder: Path) -> npt.NDArray[np.float32
     )
     rendezvous = f"127.0.0.1:{free_port('127.0.0.1')}"
     try:
-        return Trainer(recipe, rank=0, world_size=1, rendezvous=rendezvous, model_folder=model_folder).score(given.columns)
+        return Trainer(
+            recipe, rank=0, world_size=1, rendezvous=rendezvous, model_folder=model_folder
+        ).score(given.columns)
     finally:
-        # Not `Trainer.close`: weights that do not fit are found when the groups exist, but no trainer does.
+        # Not `Trainer.close`: weights that do not fit are found when the groups exist, but no
+        # trainer does.
         end_process_groups()
 
 
@@ -171,7 +184,13 @@ def compare_log_probs(given: MicroBatchFile, scored: npt.NDArray[np.float32]) ->
         scored: float32 [tokens], log-probs of its response tokens, sample by sample.
     """
     dumped, offsets = given.log_probs.values, given.log_probs.offsets
-    found: dict[str, Any] = {"largest": 0.0, "rollout_position": None, "token": None, "dumped": None, "replayed": None}
+    found: dict[str, Any] = {
+        "largest": 0.0,
+        "rollout_position": None,
+        "token": None,
+        "dumped": None,
+        "replayed": None,
+    }
     if dumped.size:
         gaps = np.abs(scored.astype(np.float64) - dumped)
         gaps[~np.isfinite(gaps)] = math.inf
@@ -190,28 +209,36 @@ def compare_log_probs(given: MicroBatchFile, scored: npt.NDArray[np.float32]) ->
 def _place(dump: Dump) -> dict[str, int]:
     place = dump.metadata.get(REPLAY_KEY)
     names = ("step", "data_parallel_rank", "micro_batch")
-    if dump.contract != TRAIN_DUMP or not isinstance(place, dict) or not all(isinstance(place.get(name), int) for name in names):
-        msg = (
-            f"{dump.path}: a {dump.contract} of a whole batch; export one micro-batch of a train dump with `rl-dump replay TRAIN_DUMP FILE`"
+    if (
+        dump.contract != TRAIN_DUMP
+        or not isinstance(place, dict)
+        or not all(isinstance(place.get(name), int) for name in names)
+    ):
+        raise ReplayError(
+            f"{dump.path}: a {dump.contract} of a whole batch; export one micro-batch of a train"
+            " dump with `rl-dump replay TRAIN_DUMP FILE`"
         )
-        raise ReplayError(msg)
     return {name: place[name] for name in names}
 
 
 def _numbers(dump: Dump, name: str) -> Column:
     column = dump.column(name)
     if not isinstance(column, np.ndarray | RaggedArray):
-        msg = f"{dump.path}: field {name} is missing for some samples, or is no numeric column"
-        raise ReplayError(msg)
+        raise ReplayError(
+            f"{dump.path}: field {name} is missing for some samples, or is no numeric column"
+        )
     return column
 
 
 def _check_ids(path: Path, columns: Mapping[str, Column], vocab_size: int) -> None:
     for name in ("tokens", "nucleus_ids"):
         column = columns.get(name)
-        if isinstance(column, RaggedArray) and column.values.size and int(column.values.max()) >= vocab_size:
-            msg = (
-                f"{path}: field {name} has id {int(column.values.max())}, but the model has {vocab_size} ids: "
-                "give the model that the batch was trained with"
+        if (
+            isinstance(column, RaggedArray)
+            and column.values.size
+            and int(column.values.max()) >= vocab_size
+        ):
+            raise ReplayError(
+                f"{path}: field {name} has id {int(column.values.max())}, but the model has"
+                f" {vocab_size} ids: give the model that the batch was trained with"
             )
-            raise ReplayError(msg)

@@ -1,8 +1,9 @@
-"""How the log-probs of a train dump came about: what is needed to compute them again. Layer: records; no torch.
+"""How the log-probs of a train dump came about: what is needed to compute them again.
 
 Stands in the metadata of every train dump that this program writes, under `scoring`.
 
-Invariants: a note read back equals the one written; a file without a note, or with another one, is refused and never guessed at.
+Invariants: a note read back equals the one written; a file without a note, or with another one, is
+refused and never guessed at.
 """
 
 from __future__ import annotations
@@ -52,11 +53,20 @@ class ScoringNote:
         """
         note = metadata.get(_KEY)
         if isinstance(note, dict):
-            temperature, kept_sets, weights = (note.get(name) for name in ("temperature", "kept_sets", "weights"))
-            if isinstance(temperature, float) and temperature > 0 and isinstance(kept_sets, bool) and weights in ("batch", "step"):
+            temperature, kept_sets, weights = (
+                note.get(name) for name in ("temperature", "kept_sets", "weights")
+            )
+            if (
+                isinstance(temperature, float)
+                and temperature > 0
+                and isinstance(kept_sets, bool)
+                and weights in ("batch", "step")
+            ):
                 return cls(temperature=temperature, kept_sets=kept_sets, weights=weights)
-        msg = f"{where}: does not say how its log-probs were computed (metadata {_KEY!r} is {note!r}); give a dump that `rl-runtime train` wrote"
-        raise ReplayError(msg)
+        raise ReplayError(
+            f"{where}: does not say how its log-probs were computed (metadata {_KEY!r} is"
+            f" {note!r}); give a dump that `rl-runtime train` wrote"
+        )
 
     def to_metadata(self) -> dict[str, Any]:
         """Return the note as an entry for a dump's metadata."""

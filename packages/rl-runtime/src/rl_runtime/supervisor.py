@@ -1,10 +1,12 @@
-"""One more process that outlives a run, so that nothing else does. Layer: top, beside the command line; Linux only.
+"""One more process that outlives a run, so that nothing else does.
 
-A run that is killed cannot clean up. So the command forks before it has started or imported anything large: the child does the work, the parent waits.
-When the child has ended, however it did, the parent ends whatever is left of it; when the parent is killed, the kernel tells the child, which then
-ends the run as after Ctrl-C.
+A run that is killed cannot clean up. So the command forks before it has started or imported
+anything large: the child does the work, the parent waits. When the child has ended, however it did,
+the parent ends whatever is left of it; when the parent is killed, the kernel tells the child, which
+then ends the run as after Ctrl-C.
 
-Invariants: signals to the parent reach the child; the exit code is the child's; when the parent has ended, no process of the run is left.
+Invariants: signals to the parent reach the child; the exit code is the child's; when the parent has
+ended, no process of the run is left.
 """
 
 from __future__ import annotations
@@ -67,15 +69,18 @@ def _exit_code_of(child: int, failed: int) -> int:
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return code
-    sys.stderr.write(f"error: the run (pid {child}) was killed by {signal.Signals(-code).name}; what it had started is stopped\n")
+    sys.stderr.write(
+        f"error: the run (pid {child}) was killed by {signal.Signals(-code).name}; what it had"
+        " started is stopped\n"
+    )
     return failed
 
 
 def end_at_once(code: int) -> NoReturn:
     """End this process without what libraries do at the end of one.
 
-    Right for a process whose leftovers another one ends: native code that was interrupted while it started, Ray's for instance, aborts in its teardown,
-    and the exit code would be the abort's.
+    Right for a process whose leftovers another one ends: native code that was interrupted while it
+    started, Ray's for instance, aborts in its teardown, and the exit code would be the abort's.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,8 +1,10 @@
-"""A small Qwen3-shaped model and a character tokenizer, made from a recipe without any download. Layer: algorithms (numpy and tokenizers only).
+"""A small Qwen3-shaped model and a character tokenizer, made from a recipe without any download.
 
-The folder it writes has the Hugging Face layout, so the trainer and the engine load it as they load any model.
+The folder it writes has the Hugging Face layout, so the trainer and the engine load it as they load
+any model.
 
-Invariants: the same section and random start give the same bytes; the vocabulary has an even number of ids, so that two tensor-parallel ranks can share it.
+Invariants: the same section and random start give the same bytes; the vocabulary has an even number
+of ids, so that two tensor-parallel ranks can share it.
 """
 
 from __future__ import annotations
@@ -20,8 +22,13 @@ __all__ = ["EOS_TOKEN", "PAD_TOKEN", "tiny_model_config", "write_tiny_model"]
 
 PAD_TOKEN = "<pad>"
 EOS_TOKEN = "<eos>"
-_CHARACTERS = "\n abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-*/=().,:;>?'\"[]<_!"
-_CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% if not loop.last %}\n{% endif %}{% endfor %}{% if add_generation_prompt %} ->{% endif %}"
+_CHARACTERS = (
+    "\n abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-*/=().,:;>?'\"[]<_!"
+)
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['content'] }}{% if not loop.last %}\n{% endif %}{%"
+    " endfor %}{% if add_generation_prompt %} ->{% endif %}"
+)
 _INITIAL_STD = 0.02
 _ROPE_THETA = 1e4
 _RMS_NORM_EPS = 1e-6
@@ -30,8 +37,8 @@ _RMS_NORM_EPS = 1e-6
 def write_tiny_model(folder: Path, section: ModelSection, *, rng: int) -> None:
     """Write config, tokenizer and random weights of a small Qwen3 model.
 
-    Weights are N(0, 0.02^2); the projections back into the residual stream are scaled by 1 / sqrt(2 * layers), as in GPT-2
-    (Radford et al. 2019, section 2.3); norms are 1.
+    Weights are N(0, 0.02^2); the projections back into the residual stream are scaled by 1 / sqrt(2
+    * layers), as in GPT-2 (Radford et al. 2019, section 2.3); norms are 1.
 
     Args:
         folder: created; must not exist.
@@ -47,8 +54,15 @@ def write_tiny_model(folder: Path, section: ModelSection, *, rng: int) -> None:
     vocab = _vocabulary()
     _write_tokenizer(folder, vocab, max_length=section.max_position_embeddings)
     _write_json(folder / "config.json", tiny_model_config(section))
-    _write_json(folder / "generation_config.json", {"eos_token_id": vocab[EOS_TOKEN], "pad_token_id": vocab[PAD_TOKEN]})
-    save_file(_weights(section, vocab_size=len(vocab), rng=rng), folder / "model.safetensors", metadata={"format": "pt"})
+    _write_json(
+        folder / "generation_config.json",
+        {"eos_token_id": vocab[EOS_TOKEN], "pad_token_id": vocab[PAD_TOKEN]},
+    )
+    save_file(
+        _weights(section, vocab_size=len(vocab), rng=rng),
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
 
 
 def _write_json(path: Path, value: object) -> None:
@@ -110,11 +124,16 @@ def tiny_model_config(section: ModelSection) -> dict[str, object]:
     }
 
 
-def _weights(section: ModelSection, *, vocab_size: int, rng: int) -> dict[str, npt.NDArray[np.float32]]:
+def _weights(
+    section: ModelSection, *, vocab_size: int, rng: int
+) -> dict[str, npt.NDArray[np.float32]]:
     generator = np.random.default_rng([rng, 0])
     residual_std = _INITIAL_STD / math.sqrt(2 * section.num_layers)
     hidden, inner = section.hidden_size, section.intermediate_size
-    query, key = section.num_attention_heads * section.head_dim, section.num_key_value_heads * section.head_dim
+    query, key = (
+        section.num_attention_heads * section.head_dim,
+        section.num_key_value_heads * section.head_dim,
+    )
 
     def normal(rows: int, columns: int, std: float = _INITIAL_STD) -> npt.NDArray[np.float32]:
         return (generator.standard_normal((rows, columns)) * std).astype(np.float32)
@@ -122,7 +141,10 @@ def _weights(section: ModelSection, *, vocab_size: int, rng: int) -> dict[str, n
     def ones(size: int) -> npt.NDArray[np.float32]:
         return np.ones(size, np.float32)
 
-    weights = {"model.embed_tokens.weight": normal(vocab_size, hidden), "model.norm.weight": ones(hidden)}
+    weights = {
+        "model.embed_tokens.weight": normal(vocab_size, hidden),
+        "model.norm.weight": ones(hidden),
+    }
     for layer in range(section.num_layers):
         prefix = f"model.layers.{layer}."
         weights |= {

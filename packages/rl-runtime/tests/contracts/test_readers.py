@@ -39,7 +39,10 @@ def _with_arrays(read: Callable[[Mapping[str, Any], Mapping[str, Any]], object])
 
 def _nucleus_with_dtypes(path: Path) -> rl_topp.NucleusSet:
     content = _json(path)
-    arrays = {name: np.array(values, content["document"]["arrays"][name]["dtype"]) for name, values in content["arrays"].items()}
+    arrays = {
+        name: np.array(values, content["document"]["arrays"][name]["dtype"])
+        for name, values in content["arrays"].items()
+    }
     return rl_topp.NucleusSet.from_document(content["document"], arrays)
 
 
@@ -49,7 +52,13 @@ def _lengths_of_batch(path: Path) -> rl_schedule.SchedulePlan | None:
     if not lengths.size:
         return None
     return rl_schedule.plan_schedule(
-        rl_schedule.ScheduleRequest(total_lengths=lengths, rollout_ids=ids, global_batch_size=2, dp_size=1, max_tokens_per_gpu=8)
+        rl_schedule.ScheduleRequest(
+            total_lengths=lengths,
+            rollout_ids=ids,
+            global_batch_size=2,
+            dp_size=1,
+            max_tokens_per_gpu=8,
+        )
     )
 
 
@@ -68,7 +77,9 @@ READERS: dict[tuple[str, str], Reader] = {
     ("rl-dump", "metric-record.v1"): lambda path: views.metric_values(_json(path)),
     ("rl-dump", "nucleus-set.v1"): _with_arrays(views.nucleus_columns),
     ("rl-dump", "rollout-batch.v1"): _with_arrays(views.batch_columns),
-    ("rl-runtime", "schedule-plan.v1"): lambda path: rl_schedule.SchedulePlan.from_document(_json(path)),
+    ("rl-runtime", "schedule-plan.v1"): lambda path: rl_schedule.SchedulePlan.from_document(
+        _json(path)
+    ),
     ("rl-runtime", "metric-record.v1"): lambda path: rl_metrics.parse_document(_json(path)),
     ("rl-runtime", "nucleus-set.v1"): _nucleus_with_dtypes,
     ("rl-runtime", "train-dump.v2"): _whole_dump,
@@ -93,7 +104,14 @@ def _cases() -> dict[str, tuple[Reader, Path]]:
     readers = {**READERS, **{("owner", contract): read for contract, read in OWNERS.items()}}
     for (package, contract), read in readers.items():
         folders = sorted(PACKAGES.glob(f"*/tests/golden/{contract}"))
-        for name in sorted({path.name for folder in folders for path in folder.iterdir() if path.name != "PROVENANCE.md"}):
+        for name in sorted(
+            {
+                path.name
+                for folder in folders
+                for path in folder.iterdir()
+                if path.name != "PROVENANCE.md"
+            }
+        ):
             path = next(folder / name for folder in folders if (folder / name).exists())
             cases[f"{package}-{contract}-{name}"] = read, path
     return cases
@@ -103,8 +121,15 @@ CASES = _cases()
 
 
 def test_the_readers_here_are_those_of_the_metadata() -> None:
-    projects = {path.parent.name: tomllib.loads(path.read_text())["project"] for path in PACKAGES.glob("*/pyproject.toml")}
-    named = {(name, contract) for name, project in projects.items() for contract in project["entry-points"].get("rl.contracts.reads", {})}
+    projects = {
+        path.parent.name: tomllib.loads(path.read_text())["project"]
+        for path in PACKAGES.glob("*/pyproject.toml")
+    }
+    named = {
+        (name, contract)
+        for name, project in projects.items()
+        for contract in project["entry-points"].get("rl.contracts.reads", {})
+    }
     assert set(READERS) == named
 
 
@@ -114,7 +139,9 @@ def test_a_reader_reads_every_frozen_document(read: Reader, path: Path) -> None:
 
 
 @pytest.mark.parametrize(("read", "path"), CASES.values(), ids=CASES)
-def test_a_reader_refuses_another_major_and_names_both(read: Reader, path: Path, tmp_path: Path) -> None:
+def test_a_reader_refuses_another_major_and_names_both(
+    read: Reader, path: Path, tmp_path: Path
+) -> None:
     contract = path.parent.name
     other = f"{contract.rpartition('.v')[0]}.v9"
     changed = tmp_path / path.name
@@ -134,10 +161,17 @@ def test_a_reader_refuses_another_major_and_names_both(read: Reader, path: Path,
 
 def test_the_dump_and_the_owner_see_the_same_batch() -> None:
     content = _json(PACKAGES / "rl-runtime/tests/golden/rollout-batch.v1/three_samples.json")
-    ours, theirs = columns_of_document(content["document"], content["arrays"]), views.batch_columns(content["document"], content["arrays"])
+    ours, theirs = (
+        columns_of_document(content["document"], content["arrays"]),
+        views.batch_columns(content["document"], content["arrays"]),
+    )
     assert list(ours) == list(theirs)
-    assert [list(map(list, column)) if hasattr(column, "offsets") else column.tolist() for column in ours.values()] == [
-        list(map(list, column)) if hasattr(column, "offsets") else column.tolist() for column in theirs.values()
+    assert [
+        list(map(list, column)) if hasattr(column, "offsets") else column.tolist()
+        for column in ours.values()
+    ] == [
+        list(map(list, column)) if hasattr(column, "offsets") else column.tolist()
+        for column in theirs.values()
     ]
 
 
@@ -146,8 +180,15 @@ def test_the_dump_places_samples_where_the_plan_runs_them() -> None:
     plan = rl_schedule.SchedulePlan.from_document(document)
     columns = views.plan_columns(document, num_samples=64)
     for rank in range(plan.dp_size):
-        places = [(step, slot) for step, count in enumerate(plan.num_microbatches) for slot in range(count)]
+        places = [
+            (step, slot)
+            for step, count in enumerate(plan.num_microbatches)
+            for slot in range(count)
+        ]
         for (step, slot), local in zip(places, plan.micro_batch_indices[rank], strict=True):
             for position in plan.partitions[rank][local]:
-                found = tuple(int(columns[name][position]) for name in ("step", "micro_batch", "data_parallel_rank"))
+                found = tuple(
+                    int(columns[name][position])
+                    for name in ("step", "micro_batch", "data_parallel_rank")
+                )
                 assert found == (step, slot, rank)

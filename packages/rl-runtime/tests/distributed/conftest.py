@@ -1,5 +1,6 @@
-"""Real gloo ranks, forked from this process after it has imported torch and Megatron-Core once; and one synthetic batch that trainers of any layout
-train on, with what comes out of it."""
+"""Real gloo ranks, forked from this process after it has imported torch and Megatron-Core once; and
+one synthetic batch that trainers of any layout train on, with what comes out of it.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +63,9 @@ _DTYPES = {
 class RunRanks(Protocol):
     """Call `function(rank, rendezvous)` in as many processes and return their results in rank order."""
 
-    def __call__(self, world_size: int, function: Callable[[int, str], _Result]) -> list[_Result]: ...
+    def __call__(
+        self, world_size: int, function: Callable[[int, str], _Result]
+    ) -> list[_Result]: ...
 
 
 def _free_port() -> int:
@@ -71,7 +74,9 @@ def _free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def _rank_main(connection: Connection, function: Callable[[int, str], object], rank: int, rendezvous: str) -> None:
+def _rank_main(
+    connection: Connection, function: Callable[[int, str], object], rank: int, rendezvous: str
+) -> None:
     warnings.resetwarnings()
     torch.set_num_threads(1)
     try:
@@ -84,13 +89,18 @@ def _run_ranks(world_size: int, function: Callable[[int, str], _Result]) -> list
     context = multiprocessing.get_context("fork")
     rendezvous = f"127.0.0.1:{_free_port()}"
     pipes = [context.Pipe(duplex=False) for _ in range(world_size)]
-    ranks = [context.Process(target=_rank_main, args=(sender, function, rank, rendezvous)) for rank, (_, sender) in enumerate(pipes)]
+    ranks = [
+        context.Process(target=_rank_main, args=(sender, function, rank, rendezvous))
+        for rank, (_, sender) in enumerate(pipes)
+    ]
     for process in ranks:
         process.start()
     try:
         results = []
         for rank, (receiver, _) in enumerate(pipes):
-            assert receiver.poll(_DEADLINE_SECONDS), f"rank {rank} of {world_size} did not answer in {_DEADLINE_SECONDS:g} s"
+            assert receiver.poll(_DEADLINE_SECONDS), (
+                f"rank {rank} of {world_size} did not answer in {_DEADLINE_SECONDS:g} s"
+            )
             done, result = receiver.recv()
             assert done, f"rank {rank} of {world_size}:\n{result}"
             results.append(result)
@@ -179,19 +189,28 @@ class Trained:
 class MakeRecipe(Protocol):
     """A recipe of the tiny model whose run lives in `run_dir`, in a layout, with further sections."""
 
-    def __call__(self, run_dir: Path, parallel: Mapping[str, int], **sections: object) -> Recipe: ...
+    def __call__(
+        self, run_dir: Path, parallel: Mapping[str, int], **sections: object
+    ) -> Recipe: ...
 
 
 class Train(Protocol):
     """One supervised step (unless `warm_start` is off), one batch, weights before and after, and the train dump."""
 
-    def __call__(self, recipe: Recipe, model_folder: Path, batch: Batch, *, warm_start: bool = True) -> Trained: ...
+    def __call__(
+        self, recipe: Recipe, model_folder: Path, batch: Batch, *, warm_start: bool = True
+    ) -> Trained: ...
 
 
 @pytest.fixture(scope="session")
 def make_recipe() -> MakeRecipe:
     def make(run_dir: Path, parallel: Mapping[str, int], **sections: object) -> Recipe:
-        base = {"run": {"dir": str(run_dir)}, "model": MODEL, "parallel": parallel, "train": {"global_batch_size": GLOBAL_BATCH_SIZE}}
+        base = {
+            "run": {"dir": str(run_dir)},
+            "model": MODEL,
+            "parallel": parallel,
+            "train": {"global_batch_size": GLOBAL_BATCH_SIZE},
+        }
         return Recipe.model_validate(base | sections)
 
     return make
@@ -205,7 +224,11 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     generator = np.random.default_rng(5)
     path = folder / "model.safetensors"
     weights = {
-        name: (generator.uniform(0.5, 1.5, array.shape) if "norm" in name else array * 8).astype(np.float32)
+        name: (
+            (generator.uniform(0.5, 1.5, array.shape) if "norm" in name else array * 8).astype(
+                np.float32
+            )
+        )
         for name, array in load_file(path).items()
     }
     save_file(weights, path, metadata={"format": "pt"})
@@ -221,7 +244,9 @@ def _sample(generator: np.random.Generator) -> dict[str, npt.NDArray[Any]]:
         # Every kind of token: kept set, sampled without a filter, not sampled (never trained).
         kind = 2 if mask[position] == 0 and position % 2 else int(position % 5 == 4)
         others = generator.integers(0, VOCAB_SIZE, int(generator.integers(0, 8)))
-        kept.append(np.unique([*others, tokens[prompt + position]]) if kind == 0 else np.zeros(0, int))
+        kept.append(
+            np.unique([*others, tokens[prompt + position]]) if kind == 0 else np.zeros(0, int)
+        )
         status.append(kind)
     return {
         "tokens": tokens,
@@ -237,7 +262,9 @@ def _sample(generator: np.random.Generator) -> dict[str, npt.NDArray[Any]]:
 def batch() -> Batch:
     """17 rollouts of 1 + (i mod 3) siblings, masks with holes, one rollout without trained tokens."""
     generator = np.random.default_rng(7)
-    rollout_ids = np.array([rollout for rollout in range(NUM_ROLLOUTS) for _ in range(1 + rollout % 3)])
+    rollout_ids = np.array(
+        [rollout for rollout in range(NUM_ROLLOUTS) for _ in range(1 + rollout % 3)]
+    )
     samples = [_sample(generator) for _ in rollout_ids]
     for sample, rollout in zip(samples, rollout_ids, strict=True):
         if rollout == 3:
@@ -245,7 +272,10 @@ def batch() -> Batch:
     masks = [sample["loss_masks"] for sample in samples]
     advantage_of_rollout = generator.standard_normal(NUM_ROLLOUTS)
     return Batch(
-        ragged={name: RaggedArray.from_list([sample[name] for sample in samples], dtype) for name, dtype in _DTYPES.items()},
+        ragged={
+            name: RaggedArray.from_list([sample[name] for sample in samples], dtype)
+            for name, dtype in _DTYPES.items()
+        },
         scalars={
             "rollout_position": np.arange(len(samples)),
             "sample_index": np.arange(len(samples)),
@@ -266,14 +296,26 @@ def _without_speed(report: Mapping[str, float]) -> dict[str, float]:
 
 def _train(recipe: Recipe, model_folder: Path, batch: Batch, *, warm_start: bool = True) -> Trained:
     def rank_main(rank: int, rendezvous: str) -> tuple[Any, ...]:
-        trainer = Trainer(recipe, rank=rank, world_size=recipe.parallel.world_size, rendezvous=rendezvous, model_folder=model_folder)
+        trainer = Trainer(
+            recipe,
+            rank=rank,
+            world_size=recipe.parallel.world_size,
+            rendezvous=rendezvous,
+            model_folder=model_folder,
+        )
         dp_rank = trainer.data_parallel_rank
-        examples: dict[str, Column] = {name: batch.ragged[name] for name in ("tokens", "loss_masks")}
+        examples: dict[str, Column] = {
+            name: batch.ragged[name] for name in ("tokens", "loss_masks")
+        }
         mine = np.arange(dp_rank, len(batch.ragged["tokens"]), recipe.parallel.data)
         before = trainer.export_weights()
-        supervised = trainer.train_sft_step(take_columns(examples, mine), 1e-4) if warm_start else {}
+        supervised = (
+            trainer.train_sft_step(take_columns(examples, mine), 1e-4) if warm_start else {}
+        )
         trainer.start_reinforcement()
-        steps = trainer.train_batch(batch.part(recipe, dp_rank, global_batch_size=recipe.train.global_batch_size), 1e-3)
+        steps = trainer.train_batch(
+            batch.part(recipe, dp_rank, global_batch_size=recipe.train.global_batch_size), 1e-3
+        )
         after = trainer.export_weights()
         trainer.save_hf(recipe.run.dir / "export")
         trainer.close()
@@ -296,6 +338,13 @@ def train() -> Train:
 
 
 @pytest.fixture(scope="session")
-def single(make_recipe: MakeRecipe, model_folder: Path, batch: Batch, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def single(
+    make_recipe: MakeRecipe,
+    model_folder: Path,
+    batch: Batch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Trained:
     """The result of one process, which every layout must give."""
-    return _train(make_recipe(tmp_path_factory.mktemp("single") / "run", {"data": 1}), model_folder, batch)
+    return _train(
+        make_recipe(tmp_path_factory.mktemp("single") / "run", {"data": 1}), model_folder, batch
+    )

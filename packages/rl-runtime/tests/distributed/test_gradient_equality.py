@@ -1,7 +1,9 @@
-"""Gradients of a real Megatron-Core GPTModel are the same in every (dp, cp, tp, pp) of up to four processes, and those of the loss's formula.
+"""Gradients of a real Megatron-Core GPTModel are the same in every (dp, cp, tp, pp) of up to four
+processes, and those of the loss's formula.
 
-One step holds what splits badly: three micro-batches on every rank, one of them a filler at dp 4; rollouts of one to three siblings dealt to
-different ranks and micro-batches; masks with holes; a rollout without trained tokens; a NaN loss at every masked position; responses that leave
+One step holds what splits badly: three micro-batches on every rank, one of them a filler at dp 4;
+rollouts of one to three siblings dealt to different ranks and micro-batches; masks with holes; a
+rollout without trained tokens; a NaN loss at every masked position; responses that leave
 context-parallel ranks without a token. The same comparison with one wrong factor must fail.
 """
 
@@ -20,7 +22,14 @@ import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 
 from rl_dump import RaggedArray
-from rl_metrics import Aggregation, MicroBatchMetrics, count_step_units, loss_denominators, megatron_loss_scale, packed_responses
+from rl_metrics import (
+    Aggregation,
+    MicroBatchMetrics,
+    count_step_units,
+    loss_denominators,
+    megatron_loss_scale,
+    packed_responses,
+)
 from rl_metrics.torch import loss_reducer, reduce_train_step_metrics
 from rl_runtime.batch import Column
 from rl_runtime.config.recipe import Recipe
@@ -51,7 +60,9 @@ Scale = Callable[[Aggregation, Sizes], float]
 pytestmark = pytest.mark.distributed
 
 AXES = ("data", "context", "tensor", "pipeline")
-MESHES: list[Mesh] = [mesh for mesh in itertools.product(range(1, 5), repeat=4) if np.prod(mesh) <= 4]
+MESHES: list[Mesh] = [
+    mesh for mesh in itertools.product(range(1, 5), repeat=4) if np.prod(mesh) <= 4
+]
 AGGREGATIONS: tuple[Aggregation, ...] = ("rollout_mean", "token_mean")
 BOUNDS = {torch.float64: 1e-6, torch.float32: 1e-5}
 NUM_MICRO_BATCHES = 3
@@ -64,8 +75,12 @@ COMMON = {"hidden_size": 24, "head_dim": 8, "intermediate_size": 36, "max_positi
 VOCAB_SIZE = 88
 
 WRONG_SCALES: dict[str, Scale] = {
-    "context-parallel ranks left out": lambda aggregation, sizes: megatron_loss_scale(aggregation, **sizes) / sizes["cp_size"],
-    "data-parallel ranks counted twice": lambda aggregation, sizes: megatron_loss_scale(aggregation, **sizes) * sizes["dp_size"],
+    "context-parallel ranks left out": lambda aggregation, sizes: (
+        megatron_loss_scale(aggregation, **sizes) / sizes["cp_size"]
+    ),
+    "data-parallel ranks counted twice": lambda aggregation, sizes: (
+        megatron_loss_scale(aggregation, **sizes) * sizes["dp_size"]
+    ),
     "one unit too many": lambda aggregation, sizes: (
         megatron_loss_scale(aggregation, **sizes) * sizes["step_units"] / (sizes["step_units"] + 1)
     ),
@@ -88,7 +103,9 @@ def _recipe(size: int, mesh: Mesh, aggregation: Aggregation) -> Recipe:
 
 
 def _mesh_name(mesh: Mesh) -> str:
-    return "".join(f"{axis}{size}" for axis, size in zip(("dp", "cp", "tp", "pp"), mesh, strict=True))
+    return "".join(
+        f"{axis}{size}" for axis, size in zip(("dp", "cp", "tp", "pp"), mesh, strict=True)
+    )
 
 
 @pytest.fixture(scope="session")
@@ -127,11 +144,16 @@ def step() -> Step:
         mask = (generator.random(length) < 0.7).astype(np.int32)
         mask[-1] = 1
         masks.append(mask * np.int32(rollout != 3))
-    tokens = [generator.integers(0, VOCAB_SIZE, prompt + response) for prompt, response in zip(prompts, responses, strict=True)]
+    tokens = [
+        generator.integers(0, VOCAB_SIZE, prompt + response)
+        for prompt, response in zip(prompts, responses, strict=True)
+    ]
     return Step(
         tokens=RaggedArray.from_list(tokens, np.int64),
         loss_masks=RaggedArray.from_list(masks, np.int32),
-        weights=RaggedArray.from_list([generator.normal(size=length) for length in responses], np.float64),
+        weights=RaggedArray.from_list(
+            [generator.normal(size=length) for length in responses], np.float64
+        ),
         rollout_ids=rollout_ids,
     )
 
@@ -144,7 +166,11 @@ class _Rank:
         recipe = _recipe(size, mesh, "rollout_mean")
         self.size, self.mesh, self.folder = size, mesh, folder
         self.topology = start_process_groups(
-            recipe.parallel, rank=rank, world_size=int(np.prod(mesh)), rendezvous=rendezvous, timeout_seconds=100
+            recipe.parallel,
+            rank=rank,
+            world_size=int(np.prod(mesh)),
+            rendezvous=rendezvous,
+            timeout_seconds=100,
         )
         self.shape = ModelShape.from_hf_config(read_model_config(folder))
 
@@ -169,7 +195,9 @@ class _Rank:
         )
 
 
-def _losses(batch: MicroBatch, log_probs: torch.Tensor, weights: RaggedArray, flat: npt.NDArray[np.int64]) -> torch.Tensor:
+def _losses(
+    batch: MicroBatch, log_probs: torch.Tensor, weights: RaggedArray, flat: npt.NDArray[np.int64]
+) -> torch.Tensor:
     """Per-token losses of a micro-batch's local tokens, NaN where masked."""
     whole = np.concatenate([np.empty(0), *(weights[i] for i in batch.samples)])
     weight = torch.from_numpy(whole[flat]).to(log_probs.dtype)
@@ -180,44 +208,89 @@ def _flat_indices(batch: MicroBatch, rules: PackingRules) -> npt.NDArray[np.int6
     return packed_responses(batch.total_lengths, batch.response_lengths, rules.cp).flat_indices
 
 
-def _gradient(place: _Rank, step: Step, aggregation: Aggregation, dtype: torch.dtype, scale_of: Scale) -> Result:
+def _gradient(
+    place: _Rank, step: Step, aggregation: Aggregation, dtype: torch.dtype, scale_of: Scale
+) -> Result:
     topology, rules = place.topology, place.rules(dtype)
     model, config = place.model(aggregation, dtype)
-    wrapped = DistributedDataParallel(config, DistributedDataParallelConfig(grad_reduce_in_fp32=dtype == torch.float32), model)
+    wrapped = DistributedDataParallel(
+        config, DistributedDataParallelConfig(grad_reduce_in_fp32=dtype == torch.float32), model
+    )
     masks = step.masks
     units = count_step_units(aggregation, masks, rollout_ids=step.rollout_ids)
     columns: dict[str, Column] = {
         "tokens": step.tokens,
         "loss_masks": step.loss_masks,
-        "loss_denominators": loss_denominators(aggregation, masks, rollout_ids=step.rollout_ids).astype(np.float32),
+        "loss_denominators": (
+            loss_denominators(aggregation, masks, rollout_ids=step.rollout_ids).astype(np.float32)
+        ),
     }
     mine = np.arange(topology.dp_rank, len(masks), topology.dp_size)
-    micro_batches = [pack_micro_batch(columns, mine[k::NUM_MICRO_BATCHES], rules) for k in range(NUM_MICRO_BATCHES)]
-    sizes = {"num_microbatches": NUM_MICRO_BATCHES, "step_units": units, "dp_size": topology.dp_size, "cp_size": topology.cp_size}
+    micro_batches = [
+        pack_micro_batch(columns, mine[k::NUM_MICRO_BATCHES], rules)
+        for k in range(NUM_MICRO_BATCHES)
+    ]
+    sizes = {
+        "num_microbatches": NUM_MICRO_BATCHES,
+        "step_units": units,
+        "dp_size": topology.dp_size,
+        "cp_size": topology.cp_size,
+    }
 
     def loss(batch: MicroBatch, scores: ResponseScores) -> tuple[torch.Tensor, MicroBatchMetrics]:
         reducer = loss_reducer(
-            aggregation, batch.total_lengths, batch.response_lengths, batch.loss_masks, denominators=batch.denominators, cp=rules.cp
+            aggregation,
+            batch.total_lengths,
+            batch.response_lengths,
+            batch.loss_masks,
+            denominators=batch.denominators,
+            cp=rules.cp,
         )
-        reduced = reducer(_losses(batch, scores.log_probs, step.weights, _flat_indices(batch, rules)))
-        report = MicroBatchMetrics(sums={"loss": reduced.detach().clone()}, num_tokens=batch.num_trained_tokens)
+        reduced = reducer(
+            _losses(batch, scores.log_probs, step.weights, _flat_indices(batch, rules))
+        )
+        report = MicroBatchMetrics(
+            sums={"loss": reduced.detach().clone()}, num_tokens=batch.num_trained_tokens
+        )
         return reduced * scale_of(aggregation, sizes), report
 
     wrapped.zero_grad_buffer()
-    reports = run_training_pass(wrapped, micro_batches, loss, temperature=1.0, wanted=frozenset(), tp_group=topology.tp_group)
+    reports = run_training_pass(
+        wrapped,
+        micro_batches,
+        loss,
+        temperature=1.0,
+        wanted=frozenset(),
+        tp_group=topology.tp_group,
+    )
     value = None
     if topology.is_last_stage:
         value = reduce_train_step_metrics(
-            reports, aggregation=aggregation, step_units=units, cp_size=topology.cp_size, group=topology.dp_cp_group
+            reports,
+            aggregation=aggregation,
+            step_units=units,
+            cp_size=topology.cp_size,
+            group=topology.dp_cp_group,
         )["loss"]
     for parameter in model.parameters():
         parameter.data = getattr(parameter, "main_grad").to(dtype)
     tensors = export_hf_tensors(model, place.shape, topology)
-    return None if tensors is None else {name: tensor.double().numpy() for name, tensor in tensors.items()}, value
+    return (
+        None
+        if tensors is None
+        else {name: tensor.double().numpy() for name, tensor in tensors.items()}
+    ), value
 
 
 def _steps_gradients(
-    rank: int, rendezvous: str, *, size: int, mesh: Mesh, folder: Path, step: Step, scales: Mapping[str, Scale]
+    rank: int,
+    rendezvous: str,
+    *,
+    size: int,
+    mesh: Mesh,
+    folder: Path,
+    step: Step,
+    scales: Mapping[str, Scale],
 ) -> dict[tuple[torch.dtype, Aggregation, str], Result]:
     """Gradient and loss of every dtype and aggregation with every scale."""
     place = _Rank(rank, rendezvous, size=size, mesh=mesh, folder=folder)
@@ -233,7 +306,9 @@ def _steps_gradients(
         end_process_groups()
 
 
-def _formula(rank: int, rendezvous: str, *, size: int, folder: Path, step: Step) -> dict[Aggregation, tuple[dict[str, Array], float]]:
+def _formula(
+    rank: int, rendezvous: str, *, size: int, folder: Path, step: Step
+) -> dict[Aggregation, tuple[dict[str, Array], float]]:
     """Gradient of the loss as the formula says it: one process, one sample at a time, plain autograd, no reducer and no scale."""
     place = _Rank(rank, rendezvous, size=size, mesh=(1, 1, 1, 1), folder=folder)
     masks, weights, ids = step.masks, step.weights, step.rollout_ids
@@ -242,11 +317,19 @@ def _formula(rank: int, rendezvous: str, *, size: int, folder: Path, step: Step)
         model, _ = place.model(aggregation, torch.float64)
         total = torch.zeros((), dtype=torch.float64)
         for i, mask in enumerate(masks):
-            batch = pack_micro_batch({"tokens": step.tokens, "loss_masks": step.loss_masks}, np.array([i]), place.rules(torch.float64))
-            logits = model(batch.tokens_1T, batch.positions_1T, None, packed_seq_params=batch.stream)[0]
+            batch = pack_micro_batch(
+                {"tokens": step.tokens, "loss_masks": step.loss_masks},
+                np.array([i]),
+                place.rules(torch.float64),
+            )
+            logits = model(
+                batch.tokens_1T, batch.positions_1T, None, packed_seq_params=batch.stream
+            )[0]
             ids_of_sample = torch.from_numpy(step.tokens[i].copy())
             first = len(ids_of_sample) - len(mask)
-            chosen = torch.log_softmax(logits[first - 1 : len(ids_of_sample) - 1], dim=-1).gather(1, ids_of_sample[first:, None])[:, 0]
+            chosen = torch.log_softmax(logits[first - 1 : len(ids_of_sample) - 1], dim=-1).gather(
+                1, ids_of_sample[first:, None]
+            )[:, 0]
             trained = torch.from_numpy(mask.copy()) == 1
             divisor = (
                 sum(m.sum() for m in masks)
@@ -254,14 +337,19 @@ def _formula(rank: int, rendezvous: str, *, size: int, folder: Path, step: Step)
                 else sum(m.sum() for m, j in zip(masks, ids, strict=True) if j == ids[i])
             )
             summed = -(torch.from_numpy(weights[i].copy())[trained] * chosen[trained]).sum()
-            total = total + summed / float(max(divisor, 1)) / (1 if aggregation == "token_mean" else len(set(ids.tolist())))
+            total = total + summed / float(max(divisor, 1)) / (
+                1 if aggregation == "token_mean" else len(set(ids.tolist()))
+            )
         torch.autograd.backward(total)
         for parameter in model.parameters():
             assert parameter.grad is not None
             parameter.data = parameter.grad
         tensors = export_hf_tensors(model, place.shape, place.topology)
         assert tensors is not None
-        gradients[aggregation] = {name: tensor.numpy() for name, tensor in tensors.items()}, total.item()
+        gradients[aggregation] = (
+            {name: tensor.numpy() for name, tensor in tensors.items()},
+            total.item(),
+        )
     end_process_groups()
     return gradients
 
@@ -270,7 +358,9 @@ def _difference(gradient: dict[str, Array], reference: dict[str, Array]) -> floa
     """||g - g'|| / ||g|| over all tensors."""
     assert gradient.keys() == reference.keys()
     square = sum(float(np.square(gradient[name] - reference[name]).sum()) for name in reference)
-    return float((square / sum(float(np.square(array).sum()) for array in reference.values())) ** 0.5)
+    return float(
+        (square / sum(float(np.square(array).sum()) for array in reference.values())) ** 0.5
+    )
 
 
 def _of_writer(results: list[Result]) -> tuple[dict[str, Array], float]:
@@ -286,11 +376,19 @@ def _size_for(mesh: Mesh) -> int:
 
 @pytest.fixture(scope="session")
 def one_process(run_ranks: RunRanks, model_folders: dict[int, Path], step: Step) -> OneProcess:
-    def of_model(size: int) -> dict[tuple[torch.dtype, Aggregation, str], tuple[dict[str, Array], float]]:
+    def of_model(
+        size: int,
+    ) -> dict[tuple[torch.dtype, Aggregation, str], tuple[dict[str, Array], float]]:
         (results,) = run_ranks(
             1,
             lambda rank, rendezvous: _steps_gradients(
-                rank, rendezvous, size=size, mesh=(1, 1, 1, 1), folder=model_folders[size], step=step, scales={"right": _right_scale}
+                rank,
+                rendezvous,
+                size=size,
+                mesh=(1, 1, 1, 1),
+                folder=model_folders[size],
+                step=step,
+                scales={"right": _right_scale},
             ),
         )
         return {key: _of_writer([result]) for key, result in results.items()}
@@ -300,9 +398,18 @@ def one_process(run_ranks: RunRanks, model_folders: dict[int, Path], step: Step)
 
 @pytest.mark.parametrize("size", SIZES)
 def test_the_gradient_of_one_process_is_that_of_the_formula(
-    run_ranks: RunRanks, model_folders: dict[int, Path], step: Step, one_process: OneProcess, size: int
+    run_ranks: RunRanks,
+    model_folders: dict[int, Path],
+    step: Step,
+    one_process: OneProcess,
+    size: int,
 ) -> None:
-    (formula,) = run_ranks(1, lambda rank, rendezvous: _formula(rank, rendezvous, size=size, folder=model_folders[size], step=step))
+    (formula,) = run_ranks(
+        1,
+        lambda rank, rendezvous: _formula(
+            rank, rendezvous, size=size, folder=model_folders[size], step=step
+        ),
+    )
     for aggregation, (gradient, value) in formula.items():
         ours, reported = one_process[size][torch.float64, aggregation, "right"]
         assert reported == pytest.approx(value, rel=1e-6)
@@ -311,33 +418,58 @@ def test_the_gradient_of_one_process_is_that_of_the_formula(
 
 @pytest.mark.parametrize("mesh", MESHES, ids=_mesh_name)
 def test_gradients_are_those_of_one_process(
-    run_ranks: RunRanks, model_folders: dict[int, Path], step: Step, one_process: OneProcess, mesh: Mesh
+    run_ranks: RunRanks,
+    model_folders: dict[int, Path],
+    step: Step,
+    one_process: OneProcess,
+    mesh: Mesh,
 ) -> None:
     size = _size_for(mesh)
     ranks = run_ranks(
         int(np.prod(mesh)),
         lambda rank, rendezvous: _steps_gradients(
-            rank, rendezvous, size=size, mesh=mesh, folder=model_folders[size], step=step, scales={"right": _right_scale}
+            rank,
+            rendezvous,
+            size=size,
+            mesh=mesh,
+            folder=model_folders[size],
+            step=step,
+            scales={"right": _right_scale},
         ),
     )
     for (dtype, aggregation, name), (reference, expected) in one_process[size].items():
         gradient, value = _of_writer([results[dtype, aggregation, name] for results in ranks])
         difference = _difference(gradient, reference)
-        print(f"{_mesh_name(mesh)} {str(dtype)[6:]} {aggregation}: gradient {difference:.1e}, loss {abs(value / expected - 1):.1e}")
+        print(
+            f"{_mesh_name(mesh)} {str(dtype)[6:]} {aggregation}: gradient {difference:.1e}, loss"
+            f" {abs(value / expected - 1):.1e}"
+        )
         assert difference <= BOUNDS[dtype]
         assert value == pytest.approx(expected, rel=BOUNDS[dtype])
 
 
-def test_one_wrong_factor_is_found(run_ranks: RunRanks, model_folders: dict[int, Path], step: Step, one_process: OneProcess) -> None:
+def test_one_wrong_factor_is_found(
+    run_ranks: RunRanks, model_folders: dict[int, Path], step: Step, one_process: OneProcess
+) -> None:
     mesh = (2, 2, 1, 1)
     ranks = run_ranks(
         4,
         lambda rank, rendezvous: _steps_gradients(
-            rank, rendezvous, size=4, mesh=mesh, folder=model_folders[4], step=step, scales=WRONG_SCALES
+            rank,
+            rendezvous,
+            size=4,
+            mesh=mesh,
+            folder=model_folders[4],
+            step=step,
+            scales=WRONG_SCALES,
         ),
     )
     for aggregation, name in itertools.product(AGGREGATIONS, WRONG_SCALES):
-        gradient, value = _of_writer([results[torch.float64, aggregation, name] for results in ranks])
+        gradient, value = _of_writer(
+            [results[torch.float64, aggregation, name] for results in ranks]
+        )
         reference, expected = one_process[4][torch.float64, aggregation, "right"]
         assert _difference(gradient, reference) > 1e-3, (aggregation, name)
-        assert value == pytest.approx(expected, rel=1e-6), "the reported loss does not depend on the scale"
+        assert value == pytest.approx(expected, rel=1e-6), (
+            "the reported loss does not depend on the scale"
+        )

@@ -1,6 +1,8 @@
-"""The model's last stage without logits: the numbers and gradients of Megatron-Core's own output layer, and no tensor of its size.
+"""The model's last stage without logits: the numbers and gradients of Megatron-Core's own output
+layer, and no tensor of its size.
 
-`_score_from_logits` is the other way to the same scores: Megatron-Core's output layer is called, and rl-topp reads the kept ids out of its logits.
+`_score_from_logits` is the other way to the same scores: Megatron-Core's output layer is called,
+and rl-topp reads the kept ids out of its logits.
 """
 
 from __future__ import annotations
@@ -59,7 +61,12 @@ LAYOUTS: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
 
 
 def _score_from_logits(
-    *, hidden_states: torch.Tensor, output_layer: Any, output_weight: torch.Tensor | None, context: ScoreRequest, **_: Any
+    *,
+    hidden_states: torch.Tensor,
+    output_layer: Any,
+    output_weight: torch.Tensor | None,
+    context: ScoreRequest,
+    **_: Any,
 ) -> ResponseScores:
     logits_T1V, _bias = output_layer(hidden_states, weight=output_weight)
     logits_KV = logits_T1V[context.rows_K].squeeze(1)
@@ -84,7 +91,9 @@ def _score_from_logits(
 
 
 @pytest.fixture(scope="session")
-def large_vocabulary(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+def large_vocabulary(
+    model_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[bool, Path]:
     """The tiny model with many more ids, by whether its output weight is the embedding."""
     generator = np.random.default_rng(1)
     folders = {}
@@ -92,10 +101,14 @@ def large_vocabulary(model_folder: Path, tmp_path_factory: pytest.TempPathFactor
         folder = folders[tied] = tmp_path_factory.mktemp("large") / "model"
         shutil.copytree(model_folder, folder)
         config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**config, "vocab_size": VOCAB_SIZE, "tie_word_embeddings": tied}))
+        (folder / "config.json").write_text(
+            json.dumps({**config, "vocab_size": VOCAB_SIZE, "tie_word_embeddings": tied})
+        )
         weights = load_file(folder / "model.safetensors")
         for name in ["model.embed_tokens.weight"] + ["lm_head.weight"] * (not tied):
-            weights[name] = (0.2 * generator.standard_normal((VOCAB_SIZE, config["hidden_size"]))).astype(np.float32)
+            weights[name] = (
+                0.2 * generator.standard_normal((VOCAB_SIZE, config["hidden_size"]))
+            ).astype(np.float32)
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folders
 
@@ -108,7 +121,15 @@ def long_batch(batch: Batch) -> Batch:
     status[1::2] = generator.integers(0, 4, status[1::2].shape)
     tokens = generator.integers(0, VOCAB_SIZE, (NUM_SAMPLES, PROMPT + RESPONSE))
     sets: list[list[Any]] = [
-        [generator.choice(VOCAB_SIZE, generator.integers(1, 12), replace=False) if kind in (0, 3) else [] for kind in row] for row in status
+        [
+            (
+                generator.choice(VOCAB_SIZE, generator.integers(1, 12), replace=False)
+                if kind in (0, 3)
+                else []
+            )
+            for kind in row
+        ]
+        for row in status
     ]
     columns: dict[str, Any] = {
         "tokens": tokens,
@@ -128,7 +149,10 @@ def long_batch(batch: Batch) -> Batch:
         "raw_reward": generator.random(NUM_SAMPLES),
         "loss_denominators": np.isin(status, (0, 1)).sum(axis=1).astype(np.float32),
     }
-    ragged = {name: RaggedArray.from_list(list(columns[name]), batch.ragged[name].dtype) for name in batch.ragged}
+    ragged = {
+        name: RaggedArray.from_list(list(columns[name]), batch.ragged[name].dtype)
+        for name in batch.ragged
+    }
     return dataclasses.replace(batch, ragged=ragged, scalars=scalars)
 
 
@@ -141,7 +165,9 @@ class _LargestTensor(TorchDispatchMode):
         self.shape: tuple[int, ...] = ()
         self.saw_backward = False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
         out = func(*args, **(kwargs or {}))
         self.saw_backward |= "embedding_dense_backward" in str(func)
         for value in torch.utils._pytree.tree_leaves(out):
@@ -158,12 +184,22 @@ def _largest_of_a_batch(
     def rank_main(rank: int, rendezvous: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(passes, "score_responses", processor)
-            trainer = Trainer(recipe, rank=rank, world_size=recipe.parallel.world_size, rendezvous=rendezvous, model_folder=folder)
+            trainer = Trainer(
+                recipe,
+                rank=rank,
+                world_size=recipe.parallel.world_size,
+                rendezvous=rendezvous,
+                model_folder=folder,
+            )
             with _LargestTensor() as supervised:
-                trainer.train_sft_step({name: batch.ragged[name] for name in ("tokens", "loss_masks")}, 1e-4)
+                trainer.train_sft_step(
+                    {name: batch.ragged[name] for name in ("tokens", "loss_masks")}, 1e-4
+                )
             trainer.start_reinforcement()
             with _LargestTensor() as reinforced:
-                trainer.train_batch(batch.part(recipe, 0, global_batch_size=NUM_SAMPLES, token_cap=TOKEN_CAP), 1e-4)
+                trainer.train_batch(
+                    batch.part(recipe, 0, global_batch_size=NUM_SAMPLES, token_cap=TOKEN_CAP), 1e-4
+                )
             trainer.close()
         assert supervised.saw_backward
         assert reinforced.saw_backward
@@ -174,7 +210,11 @@ def _largest_of_a_batch(
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("layout", ["one process", "tensor 2", "tensor 2, sequence parallel"])
-@pytest.mark.parametrize("algorithm", [{}, {"kl_coef": 0.1, "full_scores": True}], ids=["kept sets", "full scores and a reference"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [{}, {"kl_coef": 0.1, "full_scores": True}],
+    ids=["kept sets", "full scores and a reference"],
+)
 def test_no_tensor_of_tokens_times_vocabulary_exists_in_training_nor_in_log_prob_passes(
     algorithm: dict[str, Any],
     layout: str,
@@ -186,15 +226,32 @@ def test_no_tensor_of_tokens_times_vocabulary_exists_in_training_nor_in_log_prob
     tmp_path: Path,
 ) -> None:
     parallel, megatron = LAYOUTS[layout]
-    recipe = make_recipe(tmp_path / "run", parallel, megatron=megatron, algorithm=algorithm, rollout={"temperature": TEMPERATURE})
+    recipe = make_recipe(
+        tmp_path / "run",
+        parallel,
+        megatron=megatron,
+        algorithm=algorithm,
+        rollout={"temperature": TEMPERATURE},
+    )
     ids = VOCAB_SIZE // recipe.parallel.tensor
-    # Elements of the logits of one micro-batch's response tokens on one rank: all samples in the supervised step, two of them in the others.
+    # Elements of the logits of one micro-batch's response tokens on one rank: all samples in the
+    # supervised step, two of them in the others.
     limits = (NUM_SAMPLES * RESPONSE * ids, 2 * RESPONSE * ids)
-    for found in _largest_of_a_batch(run_ranks, recipe, large_vocabulary[tied], long_batch, score_responses):
-        assert [np.prod(shape) < limit for shape, limit in zip(found, limits, strict=True)] == [True, True], found
+    for found in _largest_of_a_batch(
+        run_ranks, recipe, large_vocabulary[tied], long_batch, score_responses
+    ):
+        assert [np.prod(shape) < limit for shape, limit in zip(found, limits, strict=True)] == [
+            True,
+            True,
+        ], found
     # The same measurement trips over logits where there are some.
-    for found in _largest_of_a_batch(run_ranks, recipe, large_vocabulary[tied], long_batch, _score_from_logits):
-        assert [np.prod(shape) < limit for shape, limit in zip(found, limits, strict=True)] == [False, False], found
+    for found in _largest_of_a_batch(
+        run_ranks, recipe, large_vocabulary[tied], long_batch, _score_from_logits
+    ):
+        assert [np.prod(shape) < limit for shape, limit in zip(found, limits, strict=True)] == [
+            False,
+            False,
+        ], found
 
 
 def _main_grad(parameter: Any) -> Array:
@@ -208,14 +265,20 @@ def _scores_and_gradients(
     """Scores of all tokens (on the last stage) and gradients of all parameters, without logits and from them."""
     install_device_shim()
     topology = start_process_groups(
-        recipe.parallel, rank=rank, world_size=recipe.parallel.world_size, rendezvous=rendezvous, timeout_seconds=100
+        recipe.parallel,
+        rank=rank,
+        world_size=recipe.parallel.world_size,
+        rendezvous=rendezvous,
+        timeout_seconds=100,
     )
     shape = ModelShape.from_hf_config(read_model_config(folder))
     config = megatron_config(shape, recipe)
     config.params_dtype = config.pipeline_dtype = dtype
     model = build_model(shape, config, topology)
     load_hf_weights(model, folder, shape, topology)
-    wrapped = DistributedDataParallel(config, DistributedDataParallelConfig(grad_reduce_in_fp32=dtype == torch.float32), model)
+    wrapped = DistributedDataParallel(
+        config, DistributedDataParallelConfig(grad_reduce_in_fp32=dtype == torch.float32), model
+    )
     rules = PackingRules(
         cp=topology.context_parallel,
         tp_size=topology.tp_size,
@@ -226,7 +289,10 @@ def _scores_and_gradients(
         use_kept_sets=True,
     )
     # Two micro-batches, so that the second one's gradient is added to the first one's.
-    micro_batches = [pack_micro_batch(batch.columns, samples, rules) for samples in (np.array([0, 1]), np.array([2, 3]))]
+    micro_batches = [
+        pack_micro_batch(batch.columns, samples, rules)
+        for samples in (np.array([0, 1]), np.array([2, 3]))
+    ]
     found = []
     for processor in (score_responses, _score_from_logits):
         scores: dict[str, Array] = {}
@@ -235,7 +301,11 @@ def _scores_and_gradients(
             total = given.log_probs.new_zeros(())
             for seed, name in enumerate(ALL_SCORES):
                 scores[f"{name} of {part.samples.tolist()}"] = given[name].detach().numpy()
-                weights = torch.randn(part.num_local_tokens, generator=torch.Generator().manual_seed(seed), dtype=given[name].dtype)
+                weights = torch.randn(
+                    part.num_local_tokens,
+                    generator=torch.Generator().manual_seed(seed),
+                    dtype=given[name].dtype,
+                )
                 total = total + (weights * given[name]).sum()
             return total, MicroBatchMetrics(sums={}, num_tokens=part.num_trained_tokens)
 
@@ -243,9 +313,16 @@ def _scores_and_gradients(
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(passes, "score_responses", processor)
             passes.run_training_pass(
-                wrapped, micro_batches, loss, temperature=TEMPERATURE, wanted=set(ALL_SCORES), tp_group=topology.tp_group
+                wrapped,
+                micro_batches,
+                loss,
+                temperature=TEMPERATURE,
+                wanted=set(ALL_SCORES),
+                tp_group=topology.tp_group,
             )
-        found.append((scores, {name: _main_grad(parameter) for name, parameter in model.named_parameters()}))
+        found.append(
+            (scores, {name: _main_grad(parameter) for name, parameter in model.named_parameters()})
+        )
     end_process_groups()
     return found
 
@@ -269,7 +346,12 @@ def test_scores_and_all_gradients_are_those_of_the_logits(
     results = run_ranks(
         recipe.parallel.world_size,
         lambda rank, rendezvous: _scores_and_gradients(
-            rank, rendezvous, recipe=recipe, folder=large_vocabulary[tied], batch=long_batch, dtype=dtype
+            rank,
+            rendezvous,
+            recipe=recipe,
+            folder=large_vocabulary[tied],
+            batch=long_batch,
+            dtype=dtype,
         ),
     )
     for (scores, gradients), (expected_scores, expected_gradients) in results:

@@ -22,12 +22,20 @@ pytestmark = pytest.mark.distributed
 def exported(dump_path: Path, folder: Path) -> dict[Path, int]:
     """Write every micro-batch of a dump; gives their numbers of samples."""
     with open_dump(dump_path) as dump:
-        places = np.stack([np.asarray(dump.column(name)) for name in ("step", "data_parallel_rank", "micro_batch")], axis=1)
+        places = np.stack(
+            [
+                np.asarray(dump.column(name))
+                for name in ("step", "data_parallel_rank", "micro_batch")
+            ],
+            axis=1,
+        )
         found = {}
         for place, count in zip(*np.unique(places, axis=0, return_counts=True), strict=True):
             step, rank, micro_batch = place.tolist()
             target = folder / f"{step}_{rank}_{micro_batch}.parquet"
-            export_micro_batch(dump, target, step=step, data_parallel_rank=rank, micro_batch=micro_batch)
+            export_micro_batch(
+                dump, target, step=step, data_parallel_rank=rank, micro_batch=micro_batch
+            )
             found[target] = int(count)
     return found
 
@@ -35,8 +43,16 @@ def exported(dump_path: Path, folder: Path) -> dict[Path, int]:
 @pytest.mark.parametrize(
     ("parallel", "rollout"),
     [
-        pytest.param({"data": 2, "context": 2}, {"temperature": 0.7}, id="DP 2 x CP 2, kept sets, temperature 0.7"),
-        pytest.param({"data": 1, "tensor": 2}, {"temperature": 1.3, "replay": False}, id="TP 2, whole vocabulary, temperature 1.3"),
+        pytest.param(
+            {"data": 2, "context": 2},
+            {"temperature": 0.7},
+            id="DP 2 x CP 2, kept sets, temperature 0.7",
+        ),
+        pytest.param(
+            {"data": 1, "tensor": 2},
+            {"temperature": 1.3, "replay": False},
+            id="TP 2, whole vocabulary, temperature 1.3",
+        ),
     ],
 )
 def test_every_micro_batch_gives_the_dumped_log_probs(
@@ -49,7 +65,12 @@ def test_every_micro_batch_gives_the_dumped_log_probs(
     batch: Batch,
     tmp_path: Path,
 ) -> None:
-    result = train(make_recipe(tmp_path / "run", parallel, rollout=rollout), model_folder, batch, warm_start=False)
+    result = train(
+        make_recipe(tmp_path / "run", parallel, rollout=rollout),
+        model_folder,
+        batch,
+        warm_start=False,
+    )
     files = exported(tmp_path / "run" / "dumps" / "train_0.parquet", tmp_path)
     assert len(files) > 4
 
@@ -64,7 +85,12 @@ def test_every_micro_batch_gives_the_dumped_log_probs(
 
 
 def test_other_weights_show_and_weights_of_another_shape_are_refused(
-    make_recipe: MakeRecipe, train: Train, run_ranks: RunRanks, model_folder: Path, batch: Batch, tmp_path: Path
+    make_recipe: MakeRecipe,
+    train: Train,
+    run_ranks: RunRanks,
+    model_folder: Path,
+    batch: Batch,
+    tmp_path: Path,
 ) -> None:
     train(make_recipe(tmp_path / "run", {"data": 1}), model_folder, batch, warm_start=False)
     path = next(iter(exported(tmp_path / "run" / "dumps" / "train_0.parquet", tmp_path)))

@@ -29,13 +29,22 @@ def test_training_is_the_same_bits_with_the_dump_on_and_off(
         recipe = make_recipe(tmp_path / "run", {"data": 2}, dump={"train": template})
 
         def rank_main(rank: int, rendezvous: str) -> Numbers:
-            trainer = Trainer(recipe, rank=rank, world_size=2, rendezvous=rendezvous, model_folder=model_folder)
+            trainer = Trainer(
+                recipe, rank=rank, world_size=2, rendezvous=rendezvous, model_folder=model_folder
+            )
             trainer.start_reinforcement()
             # Two batches: while the second is trained on, the first is written.
-            reports = [report for _ in range(2) for report in trainer.train_batch(batch.part(recipe, rank), 1e-3)]
+            reports = [
+                report
+                for _ in range(2)
+                for report in trainer.train_batch(batch.part(recipe, rank), 1e-3)
+            ]
             weights = trainer.export_weights()
             trainer.close()
-            return [{name: value for name, value in report.items() if "second" not in name} for report in reports], weights
+            return [
+                {name: value for name, value in report.items() if "second" not in name}
+                for report in reports
+            ], weights
 
         return run_ranks(2, rank_main)
 
@@ -55,10 +64,14 @@ def test_a_dump_that_cannot_be_written_ends_the_run_at_the_next_batch_or_at_the_
     make_recipe: MakeRecipe, run_ranks: RunRanks, model_folder: Path, batch: Batch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    recipe = make_recipe(tmp_path / "run", {"data": 1}, dump={"train": f"{tmp_path}/file/train_{{batch_id}}.parquet"})
+    recipe = make_recipe(
+        tmp_path / "run", {"data": 1}, dump={"train": f"{tmp_path}/file/train_{{batch_id}}.parquet"}
+    )
 
     def rank_main(rank: int, rendezvous: str) -> list[str]:
-        trainer = Trainer(recipe, rank=rank, world_size=1, rendezvous=rendezvous, model_folder=model_folder)
+        trainer = Trainer(
+            recipe, rank=rank, world_size=1, rendezvous=rendezvous, model_folder=model_folder
+        )
         trainer.start_reinforcement()
         part = batch.part(recipe, 0)
         assert len(trainer.train_batch(part, 1e-3)) == 2, "the batch itself is trained on"
@@ -74,7 +87,13 @@ def test_a_dump_that_cannot_be_written_ends_the_run_at_the_next_batch_or_at_the_
         return [str(next_batch.value), str(end.value)]
 
     (messages,) = run_ranks(1, rank_main)
-    pattern = re.escape(f"dump {tmp_path}/file/train_0.parquet was not written: cannot write {tmp_path}/file/train_0.parquet: ") + ".*"
+    pattern = (
+        re.escape(
+            f"dump {tmp_path}/file/train_0.parquet was not written: cannot write"
+            f" {tmp_path}/file/train_0.parquet: "
+        )
+        + ".*"
+    )
     for message in messages:
         assert re.fullmatch(pattern, message), message
 
@@ -82,12 +101,18 @@ def test_a_dump_that_cannot_be_written_ends_the_run_at_the_next_batch_or_at_the_
 def test_what_the_batch_brought_along_is_whole_again_under_context_parallelism(
     make_recipe: MakeRecipe, run_ranks: RunRanks, model_folder: Path, batch: Batch, tmp_path: Path
 ) -> None:
-    recipe = make_recipe(tmp_path / "run", {"data": 1, "context": 2}, dump={"train": f"{tmp_path}/train_{{batch_id}}.parquet"})
+    recipe = make_recipe(
+        tmp_path / "run",
+        {"data": 1, "context": 2},
+        dump={"train": f"{tmp_path}/train_{{batch_id}}.parquet"},
+    )
     given = batch.ragged["rollout_log_probs"]
     full = RaggedArray((given.values - 1).astype(np.float32), given.offsets)
 
     def rank_main(rank: int, rendezvous: str) -> None:
-        trainer = Trainer(recipe, rank=rank, world_size=2, rendezvous=rendezvous, model_folder=model_folder)
+        trainer = Trainer(
+            recipe, rank=rank, world_size=2, rendezvous=rendezvous, model_folder=model_folder
+        )
         trainer.start_reinforcement()
         trainer.train_batch(batch.part(recipe, 0, rollout_full_log_probs=full), 1e-3)
         trainer.close()

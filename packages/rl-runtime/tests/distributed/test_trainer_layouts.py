@@ -25,15 +25,26 @@ LAYOUTS = {
 }
 FIRST_STEP_TOLERANCE = 1e-4
 LOG_PROB_TOLERANCE = 1e-5
-RECOMPUTATION = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+RECOMPUTATION = {
+    "recompute_granularity": "full",
+    "recompute_method": "uniform",
+    "recompute_num_layers": 1,
+}
 
 
 def _assert_same(result: Trained, expected: Trained) -> None:
     for name in ("rollout_position", "response_lengths"):
         assert np.array_equal(result.scalars(name), expected.scalars(name))
     for name in ("log_probs", "entropy", "rollout_log_probs", "advantages", "returns"):
-        np.testing.assert_allclose(result.ragged(name).values, expected.ragged(name).values, rtol=0, atol=LOG_PROB_TOLERANCE)
-    assert result.supervised["warm_start/grad_norm"] == pytest.approx(expected.supervised["warm_start/grad_norm"], rel=FIRST_STEP_TOLERANCE)
+        np.testing.assert_allclose(
+            result.ragged(name).values,
+            expected.ragged(name).values,
+            rtol=0,
+            atol=LOG_PROB_TOLERANCE,
+        )
+    assert result.supervised["warm_start/grad_norm"] == pytest.approx(
+        expected.supervised["warm_start/grad_norm"], rel=FIRST_STEP_TOLERANCE
+    )
     _assert_same_steps(result, expected)
     for name, weight in expected.after.items():
         np.testing.assert_allclose(result.after[name], weight, rtol=0, atol=1e-4, err_msg=name)
@@ -47,16 +58,29 @@ def _assert_same_steps(result: Trained, expected: Trained) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_gives_the_log_probs_gradient_norms_and_weights_of_one_process(
-    layout: str, single: Trained, train: Train, make_recipe: MakeRecipe, model_folder: Path, batch: Batch, tmp_path: Path
+    layout: str,
+    single: Trained,
+    train: Train,
+    make_recipe: MakeRecipe,
+    model_folder: Path,
+    batch: Batch,
+    tmp_path: Path,
 ) -> None:
     _assert_same(train(make_recipe(tmp_path / "run", LAYOUTS[layout]), model_folder, batch), single)
 
 
 def test_sequence_parallelism_and_recomputation_change_nothing(
-    single: Trained, train: Train, make_recipe: MakeRecipe, model_folder: Path, batch: Batch, tmp_path: Path
+    single: Trained,
+    train: Train,
+    make_recipe: MakeRecipe,
+    model_folder: Path,
+    batch: Batch,
+    tmp_path: Path,
 ) -> None:
     megatron = {"sequence_parallel": True, **RECOMPUTATION}
-    recipe = make_recipe(tmp_path / "run", {"data": 1, "tensor": 2, "context": 2}, megatron=megatron)
+    recipe = make_recipe(
+        tmp_path / "run", {"data": 1, "tensor": 2, "context": 2}, megatron=megatron
+    )
     _assert_same(train(recipe, model_folder, batch), single)
 
 
@@ -70,19 +94,33 @@ def test_sequence_parallelism_and_recomputation_change_nothing(
     ids=["kl and entropy", "token mean", "engine's log-probs as old"],
 )
 def test_every_loss_is_the_same_in_all_layouts(
-    sections: dict[str, Any], train: Train, make_recipe: MakeRecipe, model_folder: Path, batch: Batch, tmp_path: Path
+    sections: dict[str, Any],
+    train: Train,
+    make_recipe: MakeRecipe,
+    model_folder: Path,
+    batch: Batch,
+    tmp_path: Path,
 ) -> None:
     if "loss_aggregation" in sections["algorithm"]:
-        without = {name: column for name, column in batch.scalars.items() if name != "loss_denominators"}
+        without = {
+            name: column for name, column in batch.scalars.items() if name != "loss_denominators"
+        }
         batch = dataclasses.replace(batch, scalars=without)
     one = train(make_recipe(tmp_path / "one", {"data": 1}, **sections), model_folder, batch)
-    many = train(make_recipe(tmp_path / "many", {"data": 2, "context": 2}, **sections), model_folder, batch)
+    many = train(
+        make_recipe(tmp_path / "many", {"data": 2, "context": 2}, **sections), model_folder, batch
+    )
     _assert_same_steps(many, one)
 
 
 @pytest.mark.parametrize("layout", ["dp2", "tp2", "pp2", "tp2pp2"])
 def test_loading_then_exporting_returns_the_same_bits(
-    layout: str, train: Train, make_recipe: MakeRecipe, model_folder: Path, batch: Batch, tmp_path: Path
+    layout: str,
+    train: Train,
+    make_recipe: MakeRecipe,
+    model_folder: Path,
+    batch: Batch,
+    tmp_path: Path,
 ) -> None:
     result = train(make_recipe(tmp_path / "run", LAYOUTS[layout]), model_folder, batch)
     original = load_file(model_folder / "model.safetensors")

@@ -21,7 +21,10 @@ pytestmark = pytest.mark.distributed
 FAMILIES = {"qwen2": False, "qwen3": True, "llama": False}
 """Model types, and whether the embeddings are tied."""
 ODD_VOCAB_SIZE = 89
-"""One id more than the batch's tokens come from. Padded for two tensor ranks; the padding must not count."""
+"""One id more than the batch's tokens come from.
+
+Padded for two tensor ranks; the padding must not count.
+"""
 LAYOUTS = {"tp2": {"data": 1, "tensor": 2}, "pp2": {"data": 1, "pipeline": 2}}
 
 
@@ -38,7 +41,9 @@ def test_dumped_log_probs_have_full_length_and_are_kept_set_log_probs(single: Tr
         assert np.array_equal(single.ragged(name).lengths, lengths)
     status = single.ragged("nucleus_status").values
     offsets = single.ragged("nucleus_offsets")
-    singletons = (status == 0) & (np.concatenate([np.diff(offsets[row]) for row in range(len(offsets))]) == 1)
+    singletons = (status == 0) & (
+        np.concatenate([np.diff(offsets[row]) for row in range(len(offsets))]) == 1
+    )
     assert singletons.any()
     log_probs = single.ragged("log_probs").values
     assert np.array_equal(log_probs[singletons], np.zeros(singletons.sum(), np.float32))
@@ -50,7 +55,9 @@ def test_the_reported_gap_is_the_mean_difference_over_trained_tokens(single: Tra
     step_of_token = np.repeat(single.scalars("step"), single.scalars("response_lengths"))
     trained = single.ragged("loss_masks").values == 1
     for number, step in enumerate(single.steps):
-        assert step["train/log_prob_gap"] == pytest.approx(gaps[trained & (step_of_token == number)].mean(), rel=1e-5)
+        assert step["train/log_prob_gap"] == pytest.approx(
+            gaps[trained & (step_of_token == number)].mean(), rel=1e-5
+        )
 
 
 def _write_family(folder: Path, family: str, *, tied: bool) -> Any:
@@ -94,7 +101,10 @@ def transformers_logits(
             model = _write_family(folder / family, family, tied=tied)
             with torch.no_grad():
                 found[family] = [
-                    model(torch.from_numpy(tokens[i].copy())[None]).logits[0, -masks[i].size - 1 : -1].double().numpy()
+                    model(torch.from_numpy(tokens[i].copy())[None])
+                    .logits[0, -masks[i].size - 1 : -1]
+                    .double()
+                    .numpy()
                     for i in range(len(tokens))
                 ]
         return found
@@ -117,11 +127,19 @@ def test_log_probs_are_those_of_transformers(
     folder, logits = transformers_logits[family]
     result = train(make_recipe(tmp_path / "run", LAYOUTS[layout]), folder, batch, warm_start=False)
     for row, position in enumerate(result.scalars("rollout_position")):
-        ids, offsets, status = (batch.ragged[f"nucleus_{name}"][position] for name in ("ids", "offsets", "status"))
+        ids, offsets, status = (
+            batch.ragged[f"nucleus_{name}"][position] for name in ("ids", "offsets", "status")
+        )
         kept = NucleusSet(ids=ids, offsets=offsets, status=status, vocab_size=ODD_VOCAB_SIZE)
-        expected = nucleus_scores(logits[position], batch.ragged["tokens"][position][-len(kept) :], kept)
-        np.testing.assert_allclose(result.ragged("log_probs")[row], expected.log_probs, rtol=0, atol=1e-4)
-        np.testing.assert_allclose(result.ragged("entropy")[row], expected.entropy, rtol=0, atol=1e-4)
+        expected = nucleus_scores(
+            logits[position], batch.ragged["tokens"][position][-len(kept) :], kept
+        )
+        np.testing.assert_allclose(
+            result.ragged("log_probs")[row], expected.log_probs, rtol=0, atol=1e-4
+        )
+        np.testing.assert_allclose(
+            result.ragged("entropy")[row], expected.entropy, rtol=0, atol=1e-4
+        )
 
 
 def test_reuse_takes_the_training_forward_as_old_log_probs(
@@ -134,15 +152,26 @@ def test_reuse_takes_the_training_forward_as_old_log_probs(
         "rollout": {"prompts_per_batch": rollouts, "rollouts_per_prompt": 1},
     }
     recomputed, reused = (
-        train(make_recipe(tmp_path / how, {"data": 2}, **sections, algorithm={"old_log_probs": how}), model_folder, batch)
+        train(
+            make_recipe(tmp_path / how, {"data": 2}, **sections, algorithm={"old_log_probs": how}),
+            model_folder,
+            batch,
+        )
         for how in ("recompute", "reuse")
     )
     assert np.array_equal(reused.ragged("log_probs").values, recomputed.ragged("log_probs").values)
-    assert reused.steps[0]["train/grad_norm"] == pytest.approx(recomputed.steps[0]["train/grad_norm"], rel=1e-6)
+    assert reused.steps[0]["train/grad_norm"] == pytest.approx(
+        recomputed.steps[0]["train/grad_norm"], rel=1e-6
+    )
 
 
 def test_without_replay_the_gap_is_that_of_the_whole_vocabulary(
-    single: Trained, train: Train, make_recipe: MakeRecipe, model_folder: Path, batch: Batch, tmp_path: Path
+    single: Trained,
+    train: Train,
+    make_recipe: MakeRecipe,
+    model_folder: Path,
+    batch: Batch,
+    tmp_path: Path,
 ) -> None:
     recipe = make_recipe(tmp_path / "run", {"data": 1}, rollout={"replay": False})
     result = train(recipe, model_folder, batch)

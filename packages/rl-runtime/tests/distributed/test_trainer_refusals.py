@@ -37,7 +37,9 @@ def test_reuse_refuses_a_plan_of_several_steps(
     )
 
     def rank_main(rank: int, rendezvous: str) -> None:
-        trainer = Trainer(recipe, rank=rank, world_size=1, rendezvous=rendezvous, model_folder=model_folder)
+        trainer = Trainer(
+            recipe, rank=rank, world_size=1, rendezvous=rendezvous, model_folder=model_folder
+        )
         trainer.start_reinforcement()
         with pytest.raises(TrainerError, match="2 steps"):
             trainer.train_batch(batch.part(recipe, 0), 1e-3)
@@ -52,7 +54,9 @@ def test_ranks_with_different_plans_all_raise(
     recipe = make_recipe(tmp_path / "run", {"data": 2})
 
     def rank_main(rank: int, rendezvous: str) -> tuple[str, str]:
-        trainer = Trainer(recipe, rank=rank, world_size=2, rendezvous=rendezvous, model_folder=model_folder)
+        trainer = Trainer(
+            recipe, rank=rank, world_size=2, rendezvous=rendezvous, model_folder=model_folder
+        )
         trainer.start_reinforcement()
         part = batch.part(recipe, rank)
         if rank:
@@ -74,7 +78,9 @@ def test_tensor_ranks_with_different_columns_all_raise(
     recipe = make_recipe(tmp_path / "run", {"data": 1, "tensor": 2})
 
     def rank_main(rank: int, rendezvous: str) -> None:
-        trainer = Trainer(recipe, rank=rank, world_size=2, rendezvous=rendezvous, model_folder=model_folder)
+        trainer = Trainer(
+            recipe, rank=rank, world_size=2, rendezvous=rendezvous, model_folder=model_folder
+        )
         trainer.start_reinforcement()
         rewards = np.asarray(batch.scalars["rewards"], np.float64) + rank
         with pytest.raises(BatchMismatchError, match="columns of one data-parallel rank"):
@@ -89,10 +95,15 @@ def test_methods_out_of_order_are_refused(
 ) -> None:
     recipe = make_recipe(tmp_path / "run", ONE)
     masks = batch.ragged["loss_masks"]
-    nothing = {"tokens": batch.ragged["tokens"], "loss_masks": RaggedArray(masks.values * 0, masks.offsets)}
+    nothing = {
+        "tokens": batch.ragged["tokens"],
+        "loss_masks": RaggedArray(masks.values * 0, masks.offsets),
+    }
 
     def rank_main(rank: int, rendezvous: str) -> None:
-        trainer = Trainer(recipe, rank=rank, world_size=1, rendezvous=rendezvous, model_folder=model_folder)
+        trainer = Trainer(
+            recipe, rank=rank, world_size=1, rendezvous=rendezvous, model_folder=model_folder
+        )
         with pytest.raises(TrainerError, match="before start_reinforcement"):
             trainer.train_batch(batch.part(recipe, 0), 1e-3)
         with pytest.raises(TrainerError, match="no token"):
@@ -113,7 +124,9 @@ def test_a_gradient_that_is_no_number_leaves_the_weights_alone(
     recipe = make_recipe(tmp_path / "run", ONE)
 
     def rank_main(rank: int, rendezvous: str) -> bool:
-        trainer = Trainer(recipe, rank=rank, world_size=1, rendezvous=rendezvous, model_folder=model_folder)
+        trainer = Trainer(
+            recipe, rank=rank, world_size=1, rendezvous=rendezvous, model_folder=model_folder
+        )
         trainer.start_reinforcement()
         before = trainer.export_weights()
         rewards = np.asarray(batch.scalars["rewards"], np.float64) * 1e38
@@ -131,8 +144,14 @@ def test_a_gradient_that_is_no_number_leaves_the_weights_alone(
 @pytest.mark.parametrize(
     ("sections", "words"),
     [
-        ({"parallel": {"data": 1, "tensor": 3}}, "parallel.tensor = 3 does not divide num_attention_heads = 4"),
-        ({"parallel": {"data": 1, "pipeline": 3}}, "parallel.pipeline = 3 does not divide num_hidden_layers = 4"),
+        (
+            {"parallel": {"data": 1, "tensor": 3}},
+            "parallel.tensor = 3 does not divide num_attention_heads = 4",
+        ),
+        (
+            {"parallel": {"data": 1, "pipeline": 3}},
+            "parallel.pipeline = 3 does not divide num_hidden_layers = 4",
+        ),
         ({"megatron": {"recompute_granularty": "full"}}, "did you mean recompute_granularity"),
         ({"megatron": {"num_layers": 2}}, "megatron.num_layers: is decided"),
         ({"megatron": {"use_mup": True}}, "megatron.use_mup: is decided"),
@@ -140,14 +159,20 @@ def test_a_gradient_that_is_no_number_leaves_the_weights_alone(
     ],
 )
 def test_settings_that_cannot_be_honoured_are_refused(
-    sections: dict[str, Any], words: str, make_recipe: MakeRecipe, model_folder: Path, tmp_path: Path
+    sections: dict[str, Any],
+    words: str,
+    make_recipe: MakeRecipe,
+    model_folder: Path,
+    tmp_path: Path,
 ) -> None:
     recipe = make_recipe(tmp_path, **({"parallel": ONE} | sections))
     with pytest.raises(ConfigError, match=words):
         Trainer(recipe, rank=0, world_size=1, rendezvous="127.0.0.1:1", model_folder=model_folder)
 
 
-def test_a_folder_that_lacks_a_tensor_is_named(run_ranks: RunRanks, make_recipe: MakeRecipe, model_folder: Path, tmp_path: Path) -> None:
+def test_a_folder_that_lacks_a_tensor_is_named(
+    run_ranks: RunRanks, make_recipe: MakeRecipe, model_folder: Path, tmp_path: Path
+) -> None:
     recipe = make_recipe(tmp_path / "run", ONE)
     folder = tmp_path / "model"
     folder.mkdir()

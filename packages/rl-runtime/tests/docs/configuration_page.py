@@ -12,13 +12,27 @@ PAGE = Path(__file__).parents[4] / "docs" / "configuration.md"
 
 
 def _type(annotation: object) -> str:
-    text = getattr(annotation, "__name__", None) if isinstance(annotation, type) else str(annotation)
-    return str(text).replace("typing.", "").replace("pathlib.", "").replace("rl_runtime.config.", "").replace("|", "or")
+    text = (
+        getattr(annotation, "__name__", None) if isinstance(annotation, type) else str(annotation)
+    )
+    return (
+        str(text)
+        .replace("typing.", "")
+        .replace("pathlib.", "")
+        .replace("rl_runtime.config.", "")
+        .replace("|", "or")
+    )
 
 
 def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
-    return "required" if value is PydanticUndefined else f"`{value!r}`" if not isinstance(value, Path) else f"`{str(value)!r}`"
+    return (
+        "required"
+        if value is PydanticUndefined
+        else f"`{value!r}`"
+        if not isinstance(value, Path)
+        else f"`{str(value)!r}`"
+    )
 
 
 def _cell(text: str | None) -> str:
@@ -27,7 +41,8 @@ def _cell(text: str | None) -> str:
 
 def _table(section: type[BaseModel]) -> list[str]:
     rows = [
-        f"| `{name}` | {_cell(_type(field.annotation))} | {_cell(_default(field))} | {_cell(field.description)} |"
+        f"| `{name}` | {_cell(_type(field.annotation))} | {_cell(_default(field))} |"
+        f" {_cell(field.description)} |"
         for name, field in section.model_fields.items()
     ]
     return ["| key | type | default | meaning |", "| --- | --- | --- | --- |", *rows]
@@ -35,7 +50,15 @@ def _table(section: type[BaseModel]) -> list[str]:
 
 def page() -> str:
     """Return the page's text."""
-    lines = ["# Configuration", "", "Written from the classes of `rl_runtime.config`. Any key can be set by `--set section.key=value`.", ""]
+    lines = [
+        "# Configuration",
+        "",
+        (
+            "Written from the classes of `rl_runtime.config`. Any key can be set by `--set"
+            " section.key=value`."
+        ),
+        "",
+    ]
     for name, field in Recipe.model_fields.items():
         section = field.annotation
         lines += [f"## `[{name}]`", ""]

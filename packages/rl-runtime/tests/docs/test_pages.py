@@ -11,7 +11,9 @@ DOCS = Path(__file__).parents[4] / "docs"
 BLOCKS = [
     pytest.param(block, path, id=f"{path.relative_to(DOCS).as_posix()}-{number}")
     for path in sorted(DOCS.rglob("*.md"))
-    for number, block in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL))
+    for number, block in enumerate(
+        re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)
+    )
 ]
 
 
@@ -28,21 +30,33 @@ def test_a_block_runs(block: str, path: Path) -> None:
 
 
 def test_the_configuration_page_is_that_of_the_classes() -> None:
-    spec = importlib.util.spec_from_file_location("configuration_page", Path(__file__).parent / "configuration_page.py")
+    spec = importlib.util.spec_from_file_location(
+        "configuration_page", Path(__file__).parent / "configuration_page.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert module.PAGE.read_text(encoding="utf-8") == module.page(), "run python packages/rl-runtime/tests/docs/configuration_page.py"
+    assert module.PAGE.read_text(encoding="utf-8") == module.page(), (
+        "run python packages/rl-runtime/tests/docs/configuration_page.py"
+    )
 
 
 def test_every_page_is_in_the_navigation() -> None:
     navigation = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8")
-    assert [path.name for path in DOCS.rglob("*.md") if path.relative_to(DOCS).as_posix() not in navigation] == []
+    assert [
+        path.name
+        for path in DOCS.rglob("*.md")
+        if path.relative_to(DOCS).as_posix() not in navigation
+    ] == []
 
 
 def test_the_sample_that_is_drawn_is_the_frozen_one() -> None:
-    content = json.loads((DOCS.parent / "packages/rl-runtime/tests/golden/rollout-batch.v1/three_samples.json").read_text())["arrays"]
+    content = json.loads(
+        (
+            DOCS.parent / "packages/rl-runtime/tests/golden/rollout-batch.v1/three_samples.json"
+        ).read_text()
+    )["arrays"]
     assert content["tokens"][:5] == [11, 12, 21, 22, 23]
     assert content["loss_masks"][:3] == [1, 0, 1]
     assert content["nucleus_offsets"][:4] == [0, 2, 2, 5]

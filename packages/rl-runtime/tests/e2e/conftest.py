@@ -33,7 +33,9 @@ class Run:
             if entry.name.isdigit():
                 try:
                     if self.marker.encode() in (entry / "environ").read_bytes():
-                        found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:120]
+                        found[int(entry.name)] = (
+                            (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:120]
+                        )
                 except OSError:
                     continue
         return found
@@ -49,7 +51,9 @@ class Run:
         deadline = time.monotonic() + seconds
         while not reached():
             if self.process.poll() is not None:
-                pytest.fail(f"ended with {self.process.returncode} before: {what}\n{self.text()[-3000:]}")
+                pytest.fail(
+                    f"ended with {self.process.returncode} before: {what}\n{self.text()[-3000:]}"
+                )
             if time.monotonic() > deadline:
                 pytest.fail(f"not within {seconds} s: {what}\n{self.text()[-3000:]}")
             time.sleep(0.1)
@@ -95,8 +99,16 @@ class Launcher:
         marker = f"RL_TEST_RUN={uuid.uuid4()}"
         variable, _, value = marker.partition("=")
         folder, output = self._folder / name, self._folder / f"{name}.out"
-        command = [str(Path(sys.executable).with_name("rl-runtime")), "train", str(ROOT / "recipes" / "quickstart.toml")]
-        settings = [argument for override in (f"run.dir={folder}", *overrides) for argument in ("--set", override)]
+        command = [
+            str(Path(sys.executable).with_name("rl-runtime")),
+            "train",
+            str(ROOT / "recipes" / "quickstart.toml"),
+        ]
+        settings = [
+            argument
+            for override in (f"run.dir={folder}", *overrides)
+            for argument in ("--set", override)
+        ]
         with output.open("wb") as stream:
             process = subprocess.Popen(
                 [*command, *settings],

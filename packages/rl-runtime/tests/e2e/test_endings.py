@@ -53,7 +53,9 @@ def test_a_killed_trainer_ends_the_run(launch: Launcher) -> None:
     run = launch("trainer", *launch.short, *LONG)
     run.wait_for(lambda: in_batches(run), "a trained batch", 300)
     trainer = next(
-        child for child in psutil.Process(run.process.pid).children(recursive=True) if "TrainerActor" in " ".join(child.cmdline())
+        child
+        for child in psutil.Process(run.process.pid).children(recursive=True)
+        if "TrainerActor" in " ".join(child.cmdline())
     )
     trainer.kill()
     assert_ended(run, codes={1}, mentions="trainer rank")
@@ -68,7 +70,11 @@ def test_a_killed_driver_leaves_nothing(launch: Launcher) -> None:
     driver.kill()
     assert_ended(run, codes={1}, mentions="killed by SIGKILL")
     # Ray's workers write their titles over their environment, by which `run` finds processes.
-    assert not [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    assert not [
+        process
+        for process in family
+        if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    ]
     # Whatever was being written: a dump under its name is whole.
     for path in sorted((run.folder / "dumps").glob("*.parquet")):
         with open_dump(path) as dump:

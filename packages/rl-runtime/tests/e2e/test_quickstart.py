@@ -29,8 +29,12 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 @pytest.fixture(params=[0, 1], ids=["batch 0", "batch 1"])
 def batch(request: pytest.FixtureRequest, short_run: Path) -> Batch:
     number = request.param
-    rollout, train = (open_dump(short_run / "dumps" / f"{side}_{number}.parquet") for side in ("rollout", "train"))
-    plan = SchedulePlan.from_document(json.loads((short_run / "plans" / f"plan_{number}.json").read_text()))
+    rollout, train = (
+        open_dump(short_run / "dumps" / f"{side}_{number}.parquet") for side in ("rollout", "train")
+    )
+    plan = SchedulePlan.from_document(
+        json.loads((short_run / "plans" / f"plan_{number}.json").read_text())
+    )
     return number, rollout, train, plan
 
 
@@ -54,7 +58,9 @@ def test_trainer_and_engine_agree_on_batch_0(short_run: Path) -> None:
     assert first["train/log_prob_gap"] <= 1e-4
 
 
-def test_held_out_scores_are_there_before_the_first_batch_and_after_the_last(short_run: Path) -> None:
+def test_held_out_scores_are_there_before_the_first_batch_and_after_the_last(
+    short_run: Path,
+) -> None:
     evaluations = [line for line in read_metrics(short_run) if "eval/exact_match" in line]
     assert [line["batch"] for line in evaluations] == [0, 2]
     assert all("eval/reward_mean" in line for line in evaluations)
@@ -65,7 +71,11 @@ def test_every_batch_was_sampled_by_the_weights_of_the_batch_before(short_run: P
     versions = [np.unique(ragged(dump, "weight_versions").values) for dump in dumps]
     assert [version.size for version in versions] == [1, 1]
     assert versions[1][0] == versions[0][0] + 1
-    assert all(line["rollout/staleness_batches"] == 0 for line in read_metrics(short_run) if "rollout/staleness_batches" in line)
+    assert all(
+        line["rollout/staleness_batches"] == 0
+        for line in read_metrics(short_run)
+        if "rollout/staleness_batches" in line
+    )
 
 
 def test_the_dumps_join_on_every_sample(batch: Batch) -> None:
@@ -81,12 +91,16 @@ def test_the_dumps_join_on_every_sample(batch: Batch) -> None:
 def test_every_rollouts_samples_are_in_one_step_and_where_the_plan_puts_them(batch: Batch) -> None:
     _, _, train, plan = batch
     step_of_rollout: dict[int, set[int]] = {}
-    for rollout, step in zip(per_sample(train, "rollout_ids"), per_sample(train, "step"), strict=True):
+    for rollout, step in zip(
+        per_sample(train, "rollout_ids"), per_sample(train, "step"), strict=True
+    ):
         step_of_rollout.setdefault(int(rollout), set()).add(int(step))
     assert all(len(steps) == 1 for steps in step_of_rollout.values())
     for rank, partition in enumerate(plan.partitions):
         mine = np.flatnonzero(per_sample(train, "data_parallel_rank") == rank)
-        assert sorted(per_sample(train, "rollout_position")[mine].tolist()) == sorted(partition.tolist())
+        assert sorted(per_sample(train, "rollout_position")[mine].tolist()) == sorted(
+            partition.tolist()
+        )
 
 
 def test_the_fan_out_is_one_plus_i_mod_three(batch: Batch) -> None:
@@ -101,38 +115,72 @@ def test_kept_sets_hold_the_sampled_ids(batch: Batch) -> None:
     for row in range(0, rollout.num_samples, 7):
         sample = rollout.sample(row)
         response = sample["tokens"][-sample["response_lengths"] :]
-        for token, start, stop in zip(response, sample["nucleus_offsets"][:-1], sample["nucleus_offsets"][1:], strict=True):
+        for token, start, stop in zip(
+            response, sample["nucleus_offsets"][:-1], sample["nucleus_offsets"][1:], strict=True
+        ):
             assert token in sample["nucleus_ids"][start:stop]
             sizes.append(stop - start)
     assert max(sizes) > 1
 
 
-def test_the_dumped_log_probs_are_the_ones_that_the_loss_used(batch: Batch, short_run: Path) -> None:
+def test_the_dumped_log_probs_are_the_ones_that_the_loss_used(
+    batch: Batch, short_run: Path
+) -> None:
     number, _, train, _ = batch
-    # The first step's report is over the samples of that step, under the weights that the batch began with.
-    line = next(line for line in read_metrics(short_run) if line["batch"] == number and "train/log_prob_gap" in line)
+    # The first step's report is over the samples of that step, under the weights that the batch
+    # began with.
+    line = next(
+        line
+        for line in read_metrics(short_run)
+        if line["batch"] == number and "train/log_prob_gap" in line
+    )
     mask, in_first_step = ragged(train, "loss_masks"), per_sample(train, "step") == 0
     gap = np.abs(ragged(train, "log_probs").values - ragged(train, "rollout_log_probs").values)
     first = np.repeat(in_first_step, mask.lengths) & (mask.values == 1)
     assert np.unique(per_sample(train, "rollout_ids")[in_first_step]).size == 32
-    assert line["train/log_prob_gap"] == pytest.approx(gap[first].astype(np.float64).mean(), rel=1e-4)
+    assert line["train/log_prob_gap"] == pytest.approx(
+        gap[first].astype(np.float64).mean(), rel=1e-4
+    )
     assert line["train/ratio"] == pytest.approx(1.0, abs=1e-5)
 
 
 def test_a_run_leaves_models_report_and_recipe(short_run: Path) -> None:
-    for name in ("warm_start/model.safetensors", "warm_start/tokenizer.json", "final/model.safetensors", "report.html", "recipe.toml"):
+    for name in (
+        "warm_start/model.safetensors",
+        "warm_start/tokenizer.json",
+        "final/model.safetensors",
+        "report.html",
+        "recipe.toml",
+    ):
         assert (short_run / name).stat().st_size > 0, name
 
 
-def test_a_micro_batch_of_batch_0_replays_with_the_warm_start(short_run: Path, tmp_path: Path) -> None:
+def test_a_micro_batch_of_batch_0_replays_with_the_warm_start(
+    short_run: Path, tmp_path: Path
+) -> None:
     def command(name: str, *arguments: object) -> tuple[int, str]:
         program = Path(sys.executable).with_name(name)
-        done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            [program, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
         return done.returncode, done.stdout + done.stderr
 
     one = tmp_path / "one.parquet"
     for step, rank in ((0, 0), (1, 1)):
-        code, output = command("rl-dump", "replay", short_run / "dumps" / "train_0.parquet", one, "--step", step, "--rank", rank)
+        code, output = command(
+            "rl-dump",
+            "replay",
+            short_run / "dumps" / "train_0.parquet",
+            one,
+            "--step",
+            step,
+            "--rank",
+            rank,
+        )
         assert code == 0, output
         code, output = command("rl-runtime", "replay", one, "--model", short_run / "warm_start")
         assert code == 0, output
@@ -147,7 +195,9 @@ def test_another_layout_gives_the_same_log_probs_and_gradient_norm(
     axis: str, launch: Launcher, short_run: Path, one_rank_run: Path
 ) -> None:
     def trained(folder: Path) -> tuple[float, npt.NDArray[Any], npt.NDArray[Any]]:
-        norm = next(line["train/grad_norm"] for line in read_metrics(folder) if "train/grad_norm" in line)
+        norm = next(
+            line["train/grad_norm"] for line in read_metrics(folder) if "train/grad_norm" in line
+        )
         dump = open_dump(folder / "dumps" / "train_0.parquet")
         return norm, per_sample(dump, "rollout_position"), ragged(dump, "log_probs").values
 
@@ -160,14 +210,23 @@ def test_another_layout_gives_the_same_log_probs_and_gradient_norm(
     assert norm == pytest.approx(reference_norm, rel=1e-4)
 
 
-def test_two_train_only_runs_from_one_dump_are_the_same_bits(launch: Launcher, short_run: Path, one_rank_run: Path) -> None:
+def test_two_train_only_runs_from_one_dump_are_the_same_bits(
+    launch: Launcher, short_run: Path, one_rank_run: Path
+) -> None:
     run = launch("again", *_replay(launch, short_run))
     assert run.wait(240) == 0, run.text()[-3000:]
 
     def numbers(folder: Path) -> list[dict[str, Any]]:
         # What is measured with a clock is not computed from the batch.
         clocks = ("time", "second")
-        return [{name: value for name, value in line.items() if not any(word in name for word in clocks)} for line in read_metrics(folder)]
+        return [
+            {
+                name: value
+                for name, value in line.items()
+                if not any(word in name for word in clocks)
+            }
+            for line in read_metrics(folder)
+        ]
 
     assert numbers(run.folder) == numbers(one_rank_run)
     assert sum("train/loss" in line for line in numbers(run.folder)) == 2
@@ -176,9 +235,14 @@ def test_two_train_only_runs_from_one_dump_are_the_same_bits(launch: Launcher, s
         assert compare(mine, other) is None
         for name in ("log_probs", "advantages", "entropy"):
             assert ragged(mine, name).values.tobytes() == ragged(other, name).values.tobytes()
-    weights = [(folder / "final" / "model.safetensors").read_bytes() for folder in (run.folder, one_rank_run, short_run)]
+    weights = [
+        (folder / "final" / "model.safetensors").read_bytes()
+        for folder in (run.folder, one_rank_run, short_run)
+    ]
     assert hashlib.sha256(weights[0]).digest() == hashlib.sha256(weights[1]).digest()
-    assert hashlib.sha256(weights[0]).digest() != hashlib.sha256(weights[2]).digest(), "the longer run has other weights"
+    assert hashlib.sha256(weights[0]).digest() != hashlib.sha256(weights[2]).digest(), (
+        "the longer run has other weights"
+    )
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,13 @@ from rl_topp import NucleusSet
 
 
 def make_sample(
-    rollout: int, group: int, prompt: int, response: int, *, reward: float | None = 1.0, mask: Sequence[int] | None = None
+    rollout: int,
+    group: int,
+    prompt: int,
+    response: int,
+    *,
+    reward: float | None = 1.0,
+    mask: Sequence[int] | None = None,
 ) -> Sample:
     return Sample(
         rollout_id=rollout,
@@ -38,7 +44,14 @@ def make_sample(
     )
 
 
-def recipe(*, data: int = 2, gbs: int = 2, aggregation: str = "rollout_mean", cap: int = 64, trailing: str = "drop") -> Recipe:
+def recipe(
+    *,
+    data: int = 2,
+    gbs: int = 2,
+    aggregation: str = "rollout_mean",
+    cap: int = 64,
+    trailing: str = "drop",
+) -> Recipe:
     return Recipe.model_validate(
         {
             "parallel": {"data": data},
@@ -73,8 +86,14 @@ FOUR_ROLLOUTS = [
         ("token_mean", [1, 1, 1, 1, 1], [6, 4]),
     ],
 )
-def test_denominators_and_units_of_four_rollouts_in_two_steps(aggregation: str, denominators: list[int], units: list[int]) -> None:
-    result = assign_batch(batch_columns(FOUR_ROLLOUTS, divide_by_std=True), recipe(aggregation=aggregation), batch_id=0)
+def test_denominators_and_units_of_four_rollouts_in_two_steps(
+    aggregation: str, denominators: list[int], units: list[int]
+) -> None:
+    result = assign_batch(
+        batch_columns(FOUR_ROLLOUTS, divide_by_std=True),
+        recipe(aggregation=aggregation),
+        batch_id=0,
+    )
     assert per_sample(result.columns, "loss_denominators").tolist() == denominators
     assert per_sample(result.columns, "step").tolist() == [0, 0, 0, 1, 1]
     assert result.rank_batches[0].step_units.tolist() == units
@@ -82,7 +101,9 @@ def test_denominators_and_units_of_four_rollouts_in_two_steps(aggregation: str, 
 
 def test_a_prompt_group_that_is_spread_over_steps_counts_in_each_by_its_part() -> None:
     samples = [make_sample(rollout, 0, 2, 1 + rollout) for rollout in range(4)]
-    result = assign_batch(batch_columns(samples, divide_by_std=True), recipe(aggregation="prompt_mean"), batch_id=0)
+    result = assign_batch(
+        batch_columns(samples, divide_by_std=True), recipe(aggregation="prompt_mean"), batch_id=0
+    )
     assert per_sample(result.columns, "loss_denominators").tolist() == [3, 3, 7, 7]
     assert result.rank_batches[0].step_units.tolist() == [1, 1]
 
@@ -91,16 +112,24 @@ def test_dropped_rollouts_have_step_minus_one_and_are_in_no_rank_batch() -> None
     samples = [*FOUR_ROLLOUTS, make_sample(9, 2, 1, 1)]
     result = assign_batch(batch_columns(samples, divide_by_std=True), recipe(), batch_id=0)
     assert per_sample(result.columns, "step").tolist() == [0, 0, 0, 1, 1, -1]
-    placed = np.concatenate([per_sample(part.columns, "rollout_position") for part in result.rank_batches])
+    placed = np.concatenate(
+        [per_sample(part.columns, "rollout_position") for part in result.rank_batches]
+    )
     assert sorted(placed.tolist()) == [0, 1, 2, 3, 4]
     assert result.plan.dropped_rollouts == (9,)
 
 
 @given(
-    shapes=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 20), st.integers(1, 20)), min_size=2, max_size=30),
+    shapes=st.lists(
+        st.tuples(st.integers(1, 3), st.integers(1, 20), st.integers(1, 20)),
+        min_size=2,
+        max_size=30,
+    ),
     data=st.sampled_from([1, 2, 4]),
 )
-def test_every_sample_is_in_exactly_one_part_with_its_own_columns(shapes: list[tuple[int, int, int]], data: int) -> None:
+def test_every_sample_is_in_exactly_one_part_with_its_own_columns(
+    shapes: list[tuple[int, int, int]], data: int
+) -> None:
     samples = [
         make_sample(rollout, rollout // 2, prompt, response)
         for rollout, (siblings, prompt, response) in enumerate(shapes)
@@ -108,17 +137,23 @@ def test_every_sample_is_in_exactly_one_part_with_its_own_columns(shapes: list[t
     ]
     columns = batch_columns(samples, divide_by_std=False)
     result = assign_batch(columns, recipe(data=data, trailing="partial_step"), batch_id=3)
-    positions = np.concatenate([per_sample(part.columns, "rollout_position") for part in result.rank_batches])
+    positions = np.concatenate(
+        [per_sample(part.columns, "rollout_position") for part in result.rank_batches]
+    )
     assert sorted(positions.tolist()) == list(range(len(samples)))
     for part in result.rank_batches:
         for local, position in enumerate(per_sample(part.columns, "rollout_position")):
-            np.testing.assert_array_equal(part.columns["tokens"][local], columns["tokens"][int(position)])
+            np.testing.assert_array_equal(
+                part.columns["tokens"][local], columns["tokens"][int(position)]
+            )
             assert part.columns["rollout_ids"][local] == samples[int(position)].rollout_id
 
 
 def test_an_unscored_rollout_is_named() -> None:
     with pytest.raises(RewardError, match=r"\[1\]"):
-        batch_columns([make_sample(0, 0, 1, 1), make_sample(1, 0, 1, 1, reward=None)], divide_by_std=True)
+        batch_columns(
+            [make_sample(0, 0, 1, 1), make_sample(1, 0, 1, 1, reward=None)], divide_by_std=True
+        )
 
 
 def test_kept_sets_for_some_samples_only_are_refused() -> None:
@@ -144,7 +179,9 @@ def test_a_sample_with_arrays_of_unequal_length_is_refused(changes: dict[str, An
 
 
 def test_a_rank_batch_survives_its_message() -> None:
-    for part in assign_batch(batch_columns(FOUR_ROLLOUTS, divide_by_std=True), recipe(), batch_id=5).rank_batches:
+    for part in assign_batch(
+        batch_columns(FOUR_ROLLOUTS, divide_by_std=True), recipe(), batch_id=5
+    ).rank_batches:
         message = message_of_rank_batch(part)
         assert message["document"]["contract"] == "rollout-batch.v1"
         found = rank_batch_of_message(pickle.loads(pickle.dumps(message)))
@@ -157,7 +194,11 @@ def test_a_rank_batch_survives_its_message() -> None:
 
 
 def test_a_message_whose_samples_are_not_those_of_its_plan_is_refused() -> None:
-    first = assign_batch(batch_columns(FOUR_ROLLOUTS, divide_by_std=True), recipe(data=1), batch_id=5).rank_batches[0]
+    first = assign_batch(
+        batch_columns(FOUR_ROLLOUTS, divide_by_std=True), recipe(data=1), batch_id=5
+    ).rank_batches[0]
     fewer = replace(first, columns=take_columns(first.columns, np.arange(2)))
-    with pytest.raises(BatchMismatchError, match="batch 5: 2 samples came, the plan gives this rank 5"):
+    with pytest.raises(
+        BatchMismatchError, match="batch 5: 2 samples came, the plan gives this rank 5"
+    ):
         rank_batch_of_message(message_of_rank_batch(fewer))

@@ -13,7 +13,9 @@ RECIPE = str(Path(__file__).parents[4] / "recipes" / "quickstart.toml")
 
 
 def train(tmp_path: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(cli.app, ["train", *arguments, "--set", f"run.dir={tmp_path / 'run'}"])
+    return CliRunner().invoke(
+        cli.app, ["train", *arguments, "--set", f"run.dir={tmp_path / 'run'}"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -30,7 +32,9 @@ def train(tmp_path: Path, *arguments: str) -> Result:
     ],
     ids=["missing recipe", "recipe is a folder", "wrong key", "wrong type", "two problems"],
 )
-def test_what_is_wrong_is_one_line_each_with_exit_code_2(tmp_path: Path, arguments: list[str], mentions: list[str]) -> None:
+def test_what_is_wrong_is_one_line_each_with_exit_code_2(
+    tmp_path: Path, arguments: list[str], mentions: list[str]
+) -> None:
     result = train(tmp_path, *arguments)
     assert result.exit_code == 2
     lines = result.output.splitlines()
@@ -48,16 +52,23 @@ def ended(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     monkeypatch.setattr(cli, "_run", run)
 
 
-def test_a_failed_run_ends_with_exit_code_1_and_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_run_ends_with_exit_code_1_and_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ended(monkeypatch, RuntimeError("engine 0 is dead"))
     result = train(tmp_path, RECIPE)
     assert (result.exit_code, result.output) == (1, "error: RuntimeError: engine 0 is dead\n")
 
 
-def test_an_interrupted_run_ends_with_exit_code_130_and_names_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_ends_with_exit_code_130_and_names_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ended(monkeypatch, KeyboardInterrupt())
     result = train(tmp_path, RECIPE)
-    assert (result.exit_code, result.output) == (130, f"interrupted: everything was stopped; what was written is in {tmp_path / 'run'}\n")
+    assert (result.exit_code, result.output) == (
+        130,
+        f"interrupted: everything was stopped; what was written is in {tmp_path / 'run'}\n",
+    )
 
 
 def test_a_report_of_no_run_is_refused(tmp_path: Path) -> None:

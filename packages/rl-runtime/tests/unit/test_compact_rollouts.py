@@ -33,12 +33,20 @@ def sample(length: int) -> Sample:
 def test_every_response_token_is_trained_exactly_once(length: int, count: int) -> None:
     siblings = cut_into_segments(sample(length), count)
     assert len(siblings) == count
-    trained = [token for sibling in siblings for token in sibling.response_tokens[sibling.loss_mask == 1].tolist()]
+    trained = [
+        token
+        for sibling in siblings
+        for token in sibling.response_tokens[sibling.loss_mask == 1].tolist()
+    ]
     assert trained == list(range(10, 10 + length))
     for sibling in siblings:
-        np.testing.assert_array_equal(sibling.response_tokens, np.arange(10, 10 + sibling.response_tokens.size))
+        np.testing.assert_array_equal(
+            sibling.response_tokens, np.arange(10, 10 + sibling.response_tokens.size)
+        )
         assert sibling.nucleus is not None
-        assert [list(ids) for ids in sibling.nucleus] == [[10 + token, 3] for token in range(sibling.response_tokens.size)]
+        assert [list(ids) for ids in sibling.nucleus] == [
+            [10 + token, 3] for token in range(sibling.response_tokens.size)
+        ]
     assert siblings[-1].response_tokens.size == length
 
 
@@ -49,7 +57,9 @@ def test_five_tokens_in_two_segments() -> None:
 
 
 class FixedEngine:
-    async def generate(self, prompt_tokens: npt.NDArray[np.int64], sampling: Sampling) -> Generation:
+    async def generate(
+        self, prompt_tokens: npt.NDArray[np.int64], sampling: Sampling
+    ) -> Generation:
         del prompt_tokens, sampling
         return Generation(
             tokens=np.array([5, 6, 1]),
@@ -64,7 +74,9 @@ class FixedEngine:
 @pytest.mark.parametrize("rollout_id", range(6))
 def test_rollout_i_has_one_plus_i_mod_three_siblings(rollout_id: int) -> None:
     prompt = Prompt(group_id=0, sample_index=0, text="", tokens=np.array([9]), label="")
-    context = GenerateContext(engine=FixedEngine(), rollout_id=rollout_id, decode=lambda ids: "".join(map(str, ids)))
+    context = GenerateContext(
+        engine=FixedEngine(), rollout_id=rollout_id, decode=lambda ids: "".join(map(str, ids))
+    )
     rollout = asyncio.run(play_rollout(generate, context, prompt, sampling_of(RolloutSection())))
     assert len(rollout.samples) == 1 + rollout_id % 3
     assert {sibling.rollout_id for sibling in rollout.samples} == {rollout_id}

@@ -19,7 +19,11 @@ def test_an_empty_recipe_is_the_default(tmp_path: Path) -> None:
 
 
 def test_a_resolved_recipe_reads_back_equal(tmp_path: Path) -> None:
-    recipe = load_recipe(write(tmp_path, '[data]\noptions = { min_word_len = 3 }\n[rollout]\nstop = ["\\n", "\\"x"]\n'))
+    recipe = load_recipe(
+        write(
+            tmp_path, '[data]\noptions = { min_word_len = 3 }\n[rollout]\nstop = ["\\n", "\\"x"]\n'
+        )
+    )
     assert load_recipe(write(tmp_path, recipe_to_toml(recipe))) == recipe
 
 
@@ -34,7 +38,11 @@ def test_an_override_wins_over_the_file(tmp_path: Path) -> None:
         ("[optimizer]\nlearning_rate = 1\n", [], ["unknown key optimizer.learning_rate"]),
         ("[optimizer]\nbeta_1 = 0.5\n", [], ["optimizer.beta_1", "did you mean optimizer.beta1?"]),
         ("[rolout]\ntop_p = 0.5\n", [], ["rolout", "did you mean rollout"]),
-        ("[rollout]\ntop_p = 1.5\ntop_k = 'x'\n", [], ["rollout.top_p", "1.5", "rollout.top_k", "'x'"]),
+        (
+            "[rollout]\ntop_p = 1.5\ntop_k = 'x'\n",
+            [],
+            ["rollout.top_p", "1.5", "rollout.top_k", "'x'"],
+        ),
         ("", ["optimizer.lr=inf"], ["--set optimizer.lr=inf: optimizer.lr", "finite"]),
         ("[rollout]\nstop = 'x'\n", ["rollout.top_p=0.5"], [".toml: rollout.stop"]),
         ("", ["rollout.temperature=nan"], ["rollout.temperature", "nan"]),
@@ -42,8 +50,16 @@ def test_an_override_wins_over_the_file(tmp_path: Path) -> None:
         ("[run]\nrng = -1\n", [], ["run.rng", "-1"]),
         ("[train]\nglobal_batch_size = 10000\n", [], ["global_batch_size = 10000", "512"]),
         ("[algorithm]\nold_log_probs = 'reuse'\n", [], ["one step per batch"]),
-        ("[algorithm]\nkl_coef = 0.1\nkl_log_probs = 'full'\n", [], ["kl_log_probs = 'full' needs algorithm.full_scores = true"]),
-        ("[algorithm]\nkl_log_probs = 'kept_set'\n", [], ["kl_log_probs = 'kept_set' is set", "kl_coef = 0"]),
+        (
+            "[algorithm]\nkl_coef = 0.1\nkl_log_probs = 'full'\n",
+            [],
+            ["kl_log_probs = 'full' needs algorithm.full_scores = true"],
+        ),
+        (
+            "[algorithm]\nkl_log_probs = 'kept_set'\n",
+            [],
+            ["kl_log_probs = 'kept_set' is set", "kl_coef = 0"],
+        ),
         ("[debug]\nrollout_only = true\nload_rollout_dump = 'x'\n", [], ["exclude each other"]),
         ("not toml", [], ["not valid TOML"]),
         ("", ["lr=3"], ["override 'lr=3'", "section.key=value"]),
@@ -51,7 +67,9 @@ def test_an_override_wins_over_the_file(tmp_path: Path) -> None:
         ("run = 3\n", ["run.rng=3"], ["is a value, not a table"]),
     ],
 )
-def test_a_wrong_recipe_names_the_key(tmp_path: Path, text: str, overrides: list[str], mentions: list[str]) -> None:
+def test_a_wrong_recipe_names_the_key(
+    tmp_path: Path, text: str, overrides: list[str], mentions: list[str]
+) -> None:
     with pytest.raises(ConfigError) as caught:
         load_recipe(write(tmp_path, text), overrides)
     assert all(mention in str(caught.value) for mention in mentions), caught.value

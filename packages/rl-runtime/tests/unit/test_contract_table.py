@@ -8,19 +8,31 @@ from pathlib import Path
 
 import pytest
 
-from rl_runtime.contract_table import differences, gaps, installed_contracts, refuse_mixed_cluster, version_differences
+from rl_runtime.contract_table import (
+    differences,
+    gaps,
+    installed_contracts,
+    refuse_mixed_cluster,
+    version_differences,
+)
 from rl_runtime.doctor import Finding, Report, diagnose, report_document
 from rl_runtime.errors import RuntimeSetupError
 
 
-def _install(folder: Path, name: str, version: str, *, writes: Sequence[str] = (), reads: Sequence[str] = ()) -> None:
+def _install(
+    folder: Path, name: str, version: str, *, writes: Sequence[str] = (), reads: Sequence[str] = ()
+) -> None:
     """Put the dist-info folder of a distribution that does not exist into `folder`."""
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     groups = (("rl.contracts.writes", writes), ("rl.contracts.reads", reads))
     (info / "entry_points.txt").write_text(
-        "".join(f"[{group}]\n" + "".join(f"{i} = nowhere.at_all\n" for i in ids) for group, ids in groups if ids)
+        "".join(
+            f"[{group}]\n" + "".join(f"{i} = nowhere.at_all\n" for i in ids)
+            for group, ids in groups
+            if ids
+        )
     )
 
 
@@ -40,7 +52,9 @@ def newer(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_table_names_writers_readers_and_versions_without_importing_them(complete: Path) -> None:
+def test_the_table_names_writers_readers_and_versions_without_importing_them(
+    complete: Path,
+) -> None:
     assert installed_contracts([str(complete)]) == {
         "versions": {"rl-dump": "1.0", "rl-runtime": "1.1"},
         "writes": {"train-dump.v2": ["rl-dump"], "rollout-batch.v1": ["rl-runtime"]},
@@ -48,8 +62,12 @@ def test_the_table_names_writers_readers_and_versions_without_importing_them(com
     }
 
 
-def test_a_distribution_found_twice_counts_as_it_would_be_imported(complete: Path, newer: Path) -> None:
-    assert installed_contracts([str(newer), str(complete)])["writes"]["train-dump.v3"] == ["rl-dump"]
+def test_a_distribution_found_twice_counts_as_it_would_be_imported(
+    complete: Path, newer: Path
+) -> None:
+    assert installed_contracts([str(newer), str(complete)])["writes"]["train-dump.v3"] == [
+        "rl-dump"
+    ]
     assert "train-dump.v3" not in installed_contracts([str(complete), str(newer)])["writes"]
 
 
@@ -71,20 +89,32 @@ def test_two_owners_of_one_contract_are_a_gap(complete: Path) -> None:
 
 
 @pytest.mark.parametrize("odd", ["trainer rank 0", "trainer rank 2"])
-def test_a_rank_with_another_major_is_found_whichever_it_is(complete: Path, newer: Path, odd: str) -> None:
+def test_a_rank_with_another_major_is_found_whichever_it_is(
+    complete: Path, newer: Path, odd: str
+) -> None:
     ranks = ["trainer rank 0", "trainer rank 1", "trainer rank 2"]
-    tables = {rank: installed_contracts([str(newer if rank == odd else complete)]) for rank in ranks}
+    tables = {
+        rank: installed_contracts([str(newer if rank == odd else complete)]) for rank in ranks
+    }
     found = differences(tables)
     assert found
-    assert all("train-dump.v2" in line and "train-dump.v3" in line and "rl-dump 2.0" in line for line in found)
+    assert all(
+        "train-dump.v2" in line and "train-dump.v3" in line and "rl-dump 2.0" in line
+        for line in found
+    )
     assert any(odd in line for line in found)
 
 
-def test_equal_contracts_of_other_versions_are_no_mixed_cluster(complete: Path, tmp_path: Path) -> None:
+def test_equal_contracts_of_other_versions_are_no_mixed_cluster(
+    complete: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "patched"
     _install(folder, "rl-dump", "1.0.1", writes=["train-dump.v2"], reads=["rollout-batch.v1"])
     _install(folder, "rl-runtime", "1.1", writes=["rollout-batch.v1"], reads=["train-dump.v2"])
-    tables = {"driver": installed_contracts([str(complete)]), "trainer rank 0": installed_contracts([str(folder)])}
+    tables = {
+        "driver": installed_contracts([str(complete)]),
+        "trainer rank 0": installed_contracts([str(folder)]),
+    }
     assert differences(tables) == []
     assert "rl-dump 1.0.1" in version_differences(tables)[0]
 
@@ -92,13 +122,23 @@ def test_equal_contracts_of_other_versions_are_no_mixed_cluster(complete: Path, 
 def test_a_mixed_cluster_is_refused_before_the_first_step(complete: Path, newer: Path) -> None:
     """Each rank is a process of its own that sees other dist-info folders, as on a node with another installation."""
     code = (
-        "import json, sys; from rl_runtime.contract_table import installed_contracts; print(json.dumps(installed_contracts([sys.argv[1]])))"
+        "import json, sys; from rl_runtime.contract_table import installed_contracts;"
+        " print(json.dumps(installed_contracts([sys.argv[1]])))"
     )
     tables = {}
     for rank, folder in enumerate([complete, complete, newer]):
-        done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(folder)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
         tables[f"trainer rank {rank}"] = json.loads(done.stdout)
-    with pytest.raises(RuntimeSetupError, match=r"trainer rank 2 writes train-dump\.v3.*trainer rank 0 writes train-dump\.v2") as caught:
+    with pytest.raises(
+        RuntimeSetupError,
+        match=r"trainer rank 2 writes train-dump\.v3.*trainer rank 0 writes train-dump\.v2",
+    ) as caught:
         refuse_mixed_cluster(tables)
     assert "trainer rank 1" not in str(caught.value)
     del tables["trainer rank 2"]
@@ -114,17 +154,23 @@ def test_a_gap_in_any_area_is_a_gap_of_the_report(complete: Path) -> None:
     table = installed_contracts([str(complete)])
     fine = Finding(area="disk", status="note", message="little left")
     assert not Report(contracts=table, findings=(fine,)).has_gap
-    assert Report(contracts=table, findings=(fine, Finding(area="ray", status="gap", message="down"))).has_gap
+    assert Report(
+        contracts=table, findings=(fine, Finding(area="ray", status="gap", message="down"))
+    ).has_gap
 
 
-def test_an_unreachable_ray_cluster_is_a_gap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_unreachable_ray_cluster_is_a_gap(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     (found,) = [finding for finding in diagnose(tmp_path).findings if finding.area == "ray"]
     assert found.status == "gap"
     assert "127.0.0.1:1" in found.message
 
 
-def test_a_gpu_driver_that_does_not_answer_is_a_gap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_gpu_driver_that_does_not_answer_is_a_gap(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     command = tmp_path / "nvidia-smi"
     command.write_text("#!/bin/sh\nexit 9\n")
     command.chmod(0o755)
@@ -136,7 +182,15 @@ def test_a_gpu_driver_that_does_not_answer_is_a_gap(monkeypatch: pytest.MonkeyPa
 def test_the_report_is_plain_json(tmp_path: Path) -> None:
     document = json.loads(json.dumps(report_document(diagnose(tmp_path))))
     assert set(document) == {"ok", "contracts", "findings"}
-    assert {finding["area"] for finding in document["findings"]} == {"contracts", "versions", "python", "ports", "gpus", "ray", "disk"}
+    assert {finding["area"] for finding in document["findings"]} == {
+        "contracts",
+        "versions",
+        "python",
+        "ports",
+        "gpus",
+        "ray",
+        "disk",
+    }
 
 
 def test_the_command_exits_with_1_on_a_gap_and_imports_nothing_heavy(newer: Path) -> None:
@@ -151,5 +205,7 @@ assert "train-dump.v3" in result.output, result.output
 assert not {{"torch", "ray", "sglang", "megatron", "transformers"}} & set(sys.modules)
 sys.exit(40 + result.exit_code)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 41, done.stderr

@@ -14,7 +14,9 @@ from rl_runtime.rollout.data_source import DataSource, make_data_source, split_o
 class CharacterTokenizer:
     eos_token_id: int | None = 1
 
-    def apply_chat_template(self, conversation: list[dict[str, str]], *, add_generation_prompt: bool, tokenize: bool) -> str:
+    def apply_chat_template(
+        self, conversation: list[dict[str, str]], *, add_generation_prompt: bool, tokenize: bool
+    ) -> str:
         assert add_generation_prompt and not tokenize
         return conversation[0]["content"] + " ->"
 
@@ -31,7 +33,9 @@ def words(source: DataSource, count: int = 300) -> list[str]:
 
 
 def held_out(source: DataSource, split: Literal["check", "eval"], count: int = 100) -> set[str]:
-    return {prompt.metadata["metadata"]["word"].casefold() for prompt in source.held_out(split, count)}
+    return {
+        prompt.metadata["metadata"]["word"].casefold() for prompt in source.held_out(split, count)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +46,11 @@ def section() -> DataSection:
 
 def test_no_word_of_one_split_is_in_another(section: DataSection) -> None:
     source = make_data_source(section, CharacterTokenizer(), rng=0)
-    train, check, evaluation = set(words(source)), held_out(source, "check"), held_out(source, "eval")
+    train, check, evaluation = (
+        set(words(source)),
+        held_out(source, "check"),
+        held_out(source, "eval"),
+    )
     assert not train & check
     assert not train & evaluation
     assert not check & evaluation
@@ -51,11 +59,15 @@ def test_no_word_of_one_split_is_in_another(section: DataSection) -> None:
 def test_held_out_prompts_are_the_same_at_each_call(section: DataSection) -> None:
     source = make_data_source(section, CharacterTokenizer(), rng=0)
     source.next_prompts(5)
-    assert [prompt.text for prompt in source.held_out("eval", 20)] == [prompt.text for prompt in source.held_out("eval", 20)]
+    assert [prompt.text for prompt in source.held_out("eval", 20)] == [
+        prompt.text for prompt in source.held_out("eval", 20)
+    ]
 
 
 def test_random_starts_draw_other_prompts_and_the_same_start_the_same(section: DataSection) -> None:
-    first, again, other = (words(make_data_source(section, CharacterTokenizer(), rng=rng), 50) for rng in (1, 1, 2))
+    first, again, other = (
+        words(make_data_source(section, CharacterTokenizer(), rng=rng), 50) for rng in (1, 1, 2)
+    )
     assert first == again
     assert first != other
 
@@ -89,23 +101,35 @@ def test_split_shares_follow_the_fraction() -> None:
         ({"split_key": "missing"}, "data.split_key"),
     ],
 )
-def test_a_wrong_section_names_the_key(section: DataSection, changes: dict[str, Any], mentions: str) -> None:
+def test_a_wrong_section_names_the_key(
+    section: DataSection, changes: dict[str, Any], mentions: str
+) -> None:
     with pytest.raises(ConfigError, match=mentions):
-        make_data_source(section.model_copy(update=changes), CharacterTokenizer(), rng=0).next_prompts(1)
+        make_data_source(
+            section.model_copy(update=changes), CharacterTokenizer(), rng=0
+        ).next_prompts(1)
 
 
 def test_files_are_read_line_by_line(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"prompt": f"q{n}", "label": str(n)}) + "\n" for n in range(40)))
-    section = DataSection(kind="jsonl", path=str(path), split_key="", chat_template=False, held_out_fraction=0.5)
+    path.write_text(
+        "".join(json.dumps({"prompt": f"q{n}", "label": str(n)}) + "\n" for n in range(40))
+    )
+    section = DataSection(
+        kind="jsonl", path=str(path), split_key="", chat_template=False, held_out_fraction=0.5
+    )
     source = make_data_source(section, CharacterTokenizer(), rng=0)
     prompts = source.next_prompts(80)
     assert prompts[0].label == prompts[0].text.removeprefix("q")
-    assert {prompt.text for prompt in prompts}.isdisjoint(prompt.text for prompt in source.held_out("eval", 20))
+    assert {prompt.text for prompt in prompts}.isdisjoint(
+        prompt.text for prompt in source.held_out("eval", 20)
+    )
 
 
 def test_a_bad_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "a"}\n[1]\n')
     with pytest.raises(ConfigError, match="line 2"):
-        make_data_source(DataSection(kind="jsonl", path=str(path), split_key=""), CharacterTokenizer(), rng=0)
+        make_data_source(
+            DataSection(kind="jsonl", path=str(path), split_key=""), CharacterTokenizer(), rng=0
+        )

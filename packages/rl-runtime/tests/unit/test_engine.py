@@ -31,14 +31,22 @@ def arguments(**sections: dict[str, Any]) -> list[str]:
 
 
 def test_importing_the_engine_modules_loads_no_torch() -> None:
-    code = "import sys, rl_runtime.rollout.engine, rl_runtime.rollout.engine_client, rl_runtime.rollout.engine_server; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120).stdout.strip() == "False"
+    code = (
+        "import sys, rl_runtime.rollout.engine, rl_runtime.rollout.engine_client,"
+        " rl_runtime.rollout.engine_server; print('torch' in sys.modules)"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+        ).stdout.strip()
+        == "False"
+    )
 
 
 def test_arguments_of_a_cpu_engine() -> None:
     assert arguments(run={"rng": 3}) == shlex.split(
-        "--model-path m --host 127.0.0.1 --port 21000 --weight-version 0 --random-seed 3000010 --dtype float32 "
-        "--max-total-tokens 65536 --log-level-http warning --device cpu"
+        "--model-path m --host 127.0.0.1 --port 21000 --weight-version 0 --random-seed 3000010"
+        " --dtype float32 --max-total-tokens 65536 --log-level-http warning --device cpu"
     )
 
 
@@ -50,11 +58,17 @@ def test_a_gpu_engine_names_its_tensor_ranks_and_no_device() -> None:
 
 def test_the_sglang_table_wins_and_becomes_flags() -> None:
     found = arguments(
-        sglang={"page_size": 16, "disable_radix_cache": True, "log_requests": False, "cuda_graph_bs": [1, 8], "random_seed": 5}
+        sglang={
+            "page_size": 16,
+            "disable_radix_cache": True,
+            "log_requests": False,
+            "cuda_graph_bs": [1, 8],
+            "random_seed": 5,
+        }
     )
     assert " ".join(found).endswith(
-        "--random-seed 5 --dtype float32 --max-total-tokens 65536 --log-level-http warning --device cpu "
-        "--page-size 16 --disable-radix-cache --cuda-graph-bs 1 8"
+        "--random-seed 5 --dtype float32 --max-total-tokens 65536 --log-level-http warning --device"
+        " cpu --page-size 16 --disable-radix-cache --cuda-graph-bs 1 8"
     )
 
 
@@ -101,7 +115,8 @@ def test_chosen_ports_are_free_and_below_the_ephemeral_range() -> None:
     assert all(20_000 <= port < 32_000 for port in ports)
 
 
-# Processes: a small program stands for the server ---------------------------------------------------------------------------------------
+# Processes: a small program stands for the server
+# ---------------------------------------------------------------------------------------
 
 FAMILY = """
     import http.server, os, subprocess, sys, time
@@ -132,9 +147,13 @@ def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Stub:
         monkeypatch.setattr(
             engine_module,
             "_start_kept",
-            lambda command, log, environment: start_kept([sys.executable, str(program), *command[3:]], log, environment),
+            lambda command, log, environment: start_kept(
+                [sys.executable, str(program), *command[3:]], log, environment
+            ),
         )
-        return EngineProcess(recipe(engine=section), index=0, model_folder=tmp_path, run_dir=tmp_path)
+        return EngineProcess(
+            recipe(engine=section), index=0, model_folder=tmp_path, run_dir=tmp_path
+        )
 
     return make
 
@@ -182,7 +201,11 @@ def test_a_killed_server_is_told_by_its_exit_code(stub: Stub, tmp_path: Path) ->
 def test_a_server_that_ends_early_quotes_its_log(stub: Stub, tmp_path: Path) -> None:
     engine = stub('print("no such weights"); sys.exit(3)')
     with pytest.raises(
-        EngineError, match=r"(?s)engine 0 ended with exit code 3 before it answered; end of .*engine_0.log:\n.*no such weights"
+        EngineError,
+        match=(
+            r"(?s)engine 0 ended with exit code 3 before it answered; end of .*engine_0.log:\n.*no"
+            r" such weights"
+        ),
     ):
         engine.start()
     assert not is_alive(child_of(tmp_path))
@@ -199,7 +222,10 @@ def test_a_server_that_never_answers_is_stopped_at_its_deadline(stub: Stub, tmp_
 
 def test_a_server_outlives_the_thread_that_started_it(stub: Stub) -> None:
     """The kernel's parent-death signal follows the starting thread; actors start engines from pool threads."""
-    engine = stub("import ctypes, signal\nctypes.CDLL(None).prctl(1, signal.SIGKILL)\n" + textwrap.dedent(SERVE))
+    engine = stub(
+        "import ctypes, signal\nctypes.CDLL(None).prctl(1, signal.SIGKILL)\n"
+        + textwrap.dedent(SERVE)
+    )
     thread = threading.Thread(target=engine.start)
     thread.start()
     thread.join(60)

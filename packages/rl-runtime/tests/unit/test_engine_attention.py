@@ -22,13 +22,19 @@ def cache(lengths: list[int], rng: torch.Generator) -> tuple[Tensor, Tensor, Ten
     return slots, torch.randn(shape, generator=rng), torch.randn(shape, generator=rng)
 
 
-def reference(queries: Tensor, positions: npt.ArrayLike, keys: Tensor, values: Tensor) -> npt.NDArray[np.float64]:
+def reference(
+    queries: Tensor, positions: npt.ArrayLike, keys: Tensor, values: Tensor
+) -> npt.NDArray[np.float64]:
     """One sequence, float64: queries [n, H, D] at `positions` over keys [L, G, D]."""
-    keys_LHD, values_LHD = (np.repeat(cached.double().numpy(), H // G, axis=1) for cached in (keys, values))
+    keys_LHD, values_LHD = (
+        np.repeat(cached.double().numpy(), H // G, axis=1) for cached in (keys, values)
+    )
     logits = np.einsum("qhd,khd->hqk", queries.double().numpy(), keys_LHD) / np.sqrt(D)
     logits[:, np.arange(len(keys_LHD)) > np.asarray(positions)[:, None]] = -np.inf
     weights = np.exp(logits - logits.max(-1, keepdims=True))
-    output: npt.NDArray[np.float64] = np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), values_LHD)
+    output: npt.NDArray[np.float64] = np.einsum(
+        "hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), values_LHD
+    )
     return output
 
 
@@ -44,12 +50,16 @@ def test_decode(monkeypatch: pytest.MonkeyPatch, group_elements: int) -> None:
     for row, length in enumerate(lengths):
         own = slots[row, :length]
         np.testing.assert_allclose(
-            output[row : row + 1], reference(queries[row : row + 1], [length - 1], keys[own], values[own]), atol=2e-6
+            output[row : row + 1],
+            reference(queries[row : row + 1], [length - 1], keys[own], values[own]),
+            atol=2e-6,
         )
 
 
 @pytest.mark.parametrize("group_elements", [1, 500, 1 << 24])
-def test_extend_after_prefixes_of_any_length(monkeypatch: pytest.MonkeyPatch, group_elements: int) -> None:
+def test_extend_after_prefixes_of_any_length(
+    monkeypatch: pytest.MonkeyPatch, group_elements: int
+) -> None:
     monkeypatch.setattr(engine_attention, "_GROUP_ELEMENTS", group_elements)
     rng = torch.Generator().manual_seed(1)
     prefixes, news = [0, 4, 9, 0, 2], [3, 1, 2, 8, 5]
@@ -57,7 +67,9 @@ def test_extend_after_prefixes_of_any_length(monkeypatch: pytest.MonkeyPatch, gr
     slots, keys, values = cache(lengths, rng)
     queries = torch.randn(sum(news), H, D, generator=rng)
     output = torch.full_like(queries, torch.nan)
-    attend_extend(queries, output, keys, values, slots, torch.tensor(lengths), torch.tensor(news), None)
+    attend_extend(
+        queries, output, keys, values, slots, torch.tensor(lengths), torch.tensor(news), None
+    )
     start = 0
     for row, (prefix, new) in enumerate(zip(prefixes, news, strict=True)):
         own, mine = slots[row, : lengths[row]], slice(start, start + new)

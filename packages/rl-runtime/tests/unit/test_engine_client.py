@@ -26,7 +26,13 @@ Chunks = Callable[[Body], Iterable[Body | int | None]]
 
 
 def answer(
-    index: int, tokens: list[int], *, finish: str | None = "stop", version: str = "3", kept: bool = True, **meta: Any
+    index: int,
+    tokens: list[int],
+    *,
+    finish: str | None = "stop",
+    version: str = "3",
+    kept: bool = True,
+    **meta: Any,
 ) -> dict[str, Any]:
     return {
         "index": index,
@@ -35,7 +41,14 @@ def answer(
             "finish_reason": None if finish is None else {"type": finish},
             "weight_version": version,
             "output_token_logprobs": [[-1.5, token, None] for token in tokens],
-            **({"rl_topp_kept_ids": [[token, 40] for token in tokens], "rl_topp_kept_log_probs": [-0.5] * len(tokens)} if kept else {}),
+            **(
+                {
+                    "rl_topp_kept_ids": [[token, 40] for token in tokens],
+                    "rl_topp_kept_log_probs": [-0.5] * len(tokens),
+                }
+                if kept
+                else {}
+            ),
             **meta,
         },
     }
@@ -59,10 +72,14 @@ class Server:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                self.reply(200, json.dumps({"model_path": "m", "weight_version": "default"}).encode())
+                self.reply(
+                    200, json.dumps({"model_path": "m", "weight_version": "default"}).encode()
+                )
 
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"null")
+                body = json.loads(
+                    self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"null"
+                )
                 if self.path != "/generate":
                     outer.bodies.append((self.path, body))
                     self.reply(200, b"{}")
@@ -153,8 +170,12 @@ def one(client: EngineClient, sampling: Sampling = FILTERED) -> Coroutine[Any, A
 def test_an_answer_is_read_into_arrays(serve: Serve) -> None:
     found = run(serve().url, one)
     assert found.tokens.tolist() == [5, 6] and found.tokens.dtype == np.int64
-    assert found.full_log_probs.tolist() == [-1.5, -1.5] and found.full_log_probs.dtype == np.float32
-    assert found.kept_log_probs.tolist() == [-0.5, -0.5] and found.kept_log_probs.dtype == np.float32
+    assert (
+        found.full_log_probs.tolist() == [-1.5, -1.5] and found.full_log_probs.dtype == np.float32
+    )
+    assert (
+        found.kept_log_probs.tolist() == [-0.5, -0.5] and found.kept_log_probs.dtype == np.float32
+    )
     assert found.nucleus is not None
     assert found.nucleus.ids.tolist() == [5, 40, 6, 40]
     assert (found.finish_reason, found.weight_version) == ("stop", 3)
@@ -176,24 +197,34 @@ def test_without_a_filter_no_sets_are_asked_for(serve: Serve) -> None:
 def test_with_a_filter_they_are(serve: Serve, sampling: Sampling) -> None:
     server = serve()
     assert run(server.url, lambda client: one(client, sampling)).nucleus is not None
-    assert server.bodies[0]["sampling_params"][0]["custom_params"] == {"return_top_p_token_ids": True}
+    assert server.bodies[0]["sampling_params"][0]["custom_params"] == {
+        "return_top_p_token_ids": True
+    }
 
 
 def test_prompts_of_one_moment_share_requests_and_get_their_own_answers(serve: Serve) -> None:
     server = serve()
 
     async def use(client: EngineClient) -> list[Generation]:
-        return await asyncio.gather(*(client.generate(np.array([i % 40, 1]), Sampling(top_k=1 + i)) for i in range(130)))
+        return await asyncio.gather(
+            *(client.generate(np.array([i % 40, 1]), Sampling(top_k=1 + i)) for i in range(130))
+        )
 
     found = run(server.url, use, max_concurrent_requests=200)
     assert [generation.tokens[0] for generation in found] == [i % 40 for i in range(130)]
     assert sorted(len(body["input_ids"]) for body in server.bodies) == [2, 64, 64]
-    assert sorted(params["top_k"] for body in server.bodies for params in body["sampling_params"]) == list(range(1, 131))
+    assert sorted(
+        params["top_k"] for body in server.bodies for params in body["sampling_params"]
+    ) == list(range(1, 131))
 
 
 def test_no_more_prompts_are_in_flight_than_allowed(serve: Serve) -> None:
     server = serve()
-    run(server.url, lambda client: client.generate_many(np.array([1]), 20, FILTERED), max_concurrent_requests=8)
+    run(
+        server.url,
+        lambda client: client.generate_many(np.array([1]), 20, FILTERED),
+        max_concurrent_requests=8,
+    )
     assert max(len(body["input_ids"]) for body in server.bodies) <= 8
     assert sum(len(body["input_ids"]) for body in server.bodies) == 20
 
@@ -238,18 +269,35 @@ def test_a_cancelled_caller_leaves_the_others_alone(serve: Serve) -> None:
     [
         (
             lambda body: [answer(0, [7], kept=False)],
-            "kept sets of an answer cannot be read: the reply carries no kept sets for its 1 tokens",
+            (
+                "kept sets of an answer cannot be read: the reply carries no kept sets for its 1"
+                " tokens"
+            ),
         ),
         (lambda body: [answer(0, [77])], "kept sets of an answer cannot be read"),
-        (lambda body: [answer(0, [7], rl_topp_kept_log_probs=None)], "1 tokens came with 1 log-probs and 0 kept-set log-probs"),
-        (lambda body: [answer(0, [7], output_token_logprobs=[])], "1 tokens came with 0 log-probs and 1 kept-set log-probs"),
-        (lambda body: [answer(0, [7], version="mine")], "has weight version 'mine', expected a number"),
+        (
+            lambda body: [answer(0, [7], rl_topp_kept_log_probs=None)],
+            "1 tokens came with 1 log-probs and 0 kept-set log-probs",
+        ),
+        (
+            lambda body: [answer(0, [7], output_token_logprobs=[])],
+            "1 tokens came with 0 log-probs and 1 kept-set log-probs",
+        ),
+        (
+            lambda body: [answer(0, [7], version="mine")],
+            "has weight version 'mine', expected a number",
+        ),
         (lambda body: [{"error": {"message": "prompt too long"}}], "/generate: prompt too long"),
         (lambda body: [400], "/generate answered 400: no such parameter"),
-        (lambda body: [answer(0, [7], finish=None)], "ended before all of its 1 answers were there"),
+        (
+            lambda body: [answer(0, [7], finish=None)],
+            "ended before all of its 1 answers were there",
+        ),
     ],
 )
-def test_a_bad_answer_is_an_error_that_says_what_is_wrong(serve: Serve, chunks: Chunks, message: str) -> None:
+def test_a_bad_answer_is_an_error_that_says_what_is_wrong(
+    serve: Serve, chunks: Chunks, message: str
+) -> None:
     with pytest.raises(EngineError, match=message):
         run(serve(chunks).url, one)
 
@@ -257,7 +305,12 @@ def test_a_bad_answer_is_an_error_that_says_what_is_wrong(serve: Serve, chunks: 
 def test_an_answer_that_was_aborted_before_its_first_token_is_empty(serve: Serve) -> None:
     found = run(serve(lambda body: [answer(0, [], finish="abort", kept=False)]).url, one)
     assert found.nucleus is not None
-    assert (found.tokens.size, found.kept_log_probs.size, len(found.nucleus.offsets), found.finish_reason) == (0, 0, 1, "abort")
+    assert (
+        found.tokens.size,
+        found.kept_log_probs.size,
+        len(found.nucleus.offsets),
+        found.finish_reason,
+    ) == (0, 0, 1, "abort")
 
 
 def test_a_cut_connection_is_tried_again_for_what_is_still_missing(serve: Serve) -> None:
@@ -311,7 +364,10 @@ def test_a_request_has_a_deadline(serve: Serve) -> None:
         yield answer(0, [1], finish=None)
         release.wait(20)
 
-    with pytest.raises(DeadlineError, match=r"/generate was not answered within engine.request_timeout_seconds = 0.5"):
+    with pytest.raises(
+        DeadlineError,
+        match=r"/generate was not answered within engine.request_timeout_seconds = 0.5",
+    ):
         run(serve(chunks).url, one, request_timeout_seconds=0.5)
     release.set()
 

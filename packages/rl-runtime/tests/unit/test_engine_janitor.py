@@ -37,7 +37,9 @@ def family(tmp_path: Path) -> Iterator[Family]:
     (scratch / "deeper" / "socket").touch()
     told.touch()
     server = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(SERVER), scratch, told, tmp_path / "missing"], stdout=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-c", textwrap.dedent(SERVER), scratch, told, tmp_path / "missing"],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
     )
     assert server.stdout is not None
     child = int(server.stdout.readline())

@@ -59,7 +59,12 @@ def make_model(folder: Path, rng: int) -> Any:
     )
     model = transformers.Qwen3ForCausalLM(config).eval()
     model.save_pretrained(folder)
-    vocabulary = {"<pad>": 0, "<eos>": 1, "<unk>": 2, **{chr(30 + i): i for i in range(3, VOCAB_SIZE)}}
+    vocabulary = {
+        "<pad>": 0,
+        "<eos>": 1,
+        "<unk>": 2,
+        **{chr(30 + i): i for i in range(3, VOCAB_SIZE)},
+    }
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     transformers.PreTrainedTokenizerFast(
@@ -75,22 +80,33 @@ def models_by_name(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 
 @pytest.fixture(scope="module")
-def engine(models_by_name: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+def engine(
+    models_by_name: Models, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EngineProcess]:
     recipe = Recipe.model_validate({"engine": {"start_timeout_seconds": 500}})
-    engine = EngineProcess(recipe, index=0, model_folder=models_by_name["A"][0], run_dir=tmp_path_factory.mktemp("run"))
+    engine = EngineProcess(
+        recipe, index=0, model_folder=models_by_name["A"][0], run_dir=tmp_path_factory.mktemp("run")
+    )
     engine.start()
     yield engine
     engine.stop()
 
 
-def use(engine: EngineProcess, function: Callable[[EngineClient], Awaitable[T]], **section: Any) -> T:
+def use(
+    engine: EngineProcess, function: Callable[[EngineClient], Awaitable[T]], **section: Any
+) -> T:
     """Run `function(client)` with a client of the engine."""
 
     async def failure() -> str | None:
         return engine.failure()
 
     async def main() -> T:
-        client = EngineClient(engine.url, Recipe.model_validate({"engine": section}).engine, vocab_size=VOCAB_SIZE, failure=failure)
+        client = EngineClient(
+            engine.url,
+            Recipe.model_validate({"engine": section}).engine,
+            vocab_size=VOCAB_SIZE,
+            failure=failure,
+        )
         try:
             return await function(client)
         finally:
@@ -100,7 +116,10 @@ def use(engine: EngineProcess, function: Callable[[EngineClient], Awaitable[T]],
 
 
 def greedy(engine: EngineProcess, prompt: Tokens, count: int = 6) -> list[int]:
-    tokens: list[int] = use(engine, lambda client: client.generate(prompt, Sampling(temperature=0, max_new_tokens=count))).tokens.tolist()
+    tokens: list[int] = use(
+        engine,
+        lambda client: client.generate(prompt, Sampling(temperature=0, max_new_tokens=count)),
+    ).tokens.tolist()
     return tokens
 
 
@@ -113,7 +132,12 @@ def greedy_of(model: Any, prompt: Tokens, count: int = 6) -> list[int]:
 
 def logits_of(model: Any, prompt: Tokens, tokens: Tokens) -> npt.NDArray[np.float64]:
     with torch.no_grad():
-        logits: npt.NDArray[np.float64] = model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1].double().numpy()
+        logits: npt.NDArray[np.float64] = (
+            model(torch.tensor([[*prompt, *tokens]]))
+            .logits[0, len(prompt) - 1 : -1]
+            .double()
+            .numpy()
+        )
     return logits
 
 
@@ -122,12 +146,16 @@ def prompts_of(count: int) -> list[Tokens]:
     return [rng.integers(3, VOCAB_SIZE, rng.integers(1, 30)) for _ in range(count)]
 
 
-def test_log_probs_and_kept_sets_equal_the_model_in_float64(engine: EngineProcess, models_by_name: Models) -> None:
+def test_log_probs_and_kept_sets_equal_the_model_in_float64(
+    engine: EngineProcess, models_by_name: Models
+) -> None:
     """96 answers at once, so that batched attention sees every mixture of lengths; a set may differ where an id lies within 1e-5 of the boundary."""
     sampling = Sampling(temperature=0.8, top_p=0.9, max_new_tokens=8)
 
     async def ask(client: EngineClient) -> list[Generation]:
-        return await asyncio.gather(*(client.generate(prompt, sampling) for prompt in prompts_of(96)))
+        return await asyncio.gather(
+            *(client.generate(prompt, sampling) for prompt in prompts_of(96))
+        )
 
     compared = 0
     for prompt, answer in zip(prompts_of(96), use(engine, ask), strict=True):
@@ -138,7 +166,9 @@ def test_log_probs_and_kept_sets_equal_the_model_in_float64(engine: EngineProces
         for t, row in enumerate(probs):
             kept = answer.nucleus.ids[answer.nucleus.offsets[t] : answer.nucleus.offsets[t + 1]]
             assert answer.tokens[t] in kept
-            assert answer.kept_log_probs[t] == pytest.approx(np.log(taken[t] / row[kept].sum()), abs=1e-4)
+            assert answer.kept_log_probs[t] == pytest.approx(
+                np.log(taken[t] / row[kept].sum()), abs=1e-4
+            )
             ranked = np.sort(row)[::-1]
             if np.abs(np.cumsum(ranked) - ranked - 0.9).min() > 1e-5:
                 assert set(kept.tolist()) == set(nucleus(row, top_p=0.9).tolist())
@@ -147,22 +177,40 @@ def test_log_probs_and_kept_sets_equal_the_model_in_float64(engine: EngineProces
 
 
 def test_an_answer_ends_at_the_end_of_sequence_id_or_the_limit(engine: EngineProcess) -> None:
-    answers = use(engine, lambda client: client.generate_many(np.array([5, 6, 7]), 64, Sampling(temperature=2.0, max_new_tokens=40)))
+    answers = use(
+        engine,
+        lambda client: client.generate_many(
+            np.array([5, 6, 7]), 64, Sampling(temperature=2.0, max_new_tokens=40)
+        ),
+    )
     assert {answer.finish_reason for answer in answers} == {"stop", "length"}
     for answer in answers:
-        assert answer.tokens[-1] == 1 if answer.finish_reason == "stop" else answer.tokens.size == 40
+        assert (
+            answer.tokens[-1] == 1 if answer.finish_reason == "stop" else answer.tokens.size == 40
+        )
         assert 1 not in answer.tokens[:-1]
 
 
-def test_weights_and_their_version_change_together(engine: EngineProcess, models_by_name: Models) -> None:
+def test_weights_and_their_version_change_together(
+    engine: EngineProcess, models_by_name: Models
+) -> None:
     """Back and forth, also while answers are being drawn: those are aborted with what they have."""
     prompt = np.array([7, 8, 9, 10])
     expected = {name: greedy_of(model, prompt) for name, (_, model) in models_by_name.items()}
     assert expected["A"] != expected["B"]
 
     async def update(client: EngineClient, name: str, version: int) -> list[Generation]:
-        weights = {key: tensor.numpy() for key, tensor in models_by_name[name][1].state_dict().items() if key != "lm_head.weight"}
-        running = [asyncio.create_task(client.generate(prompt, Sampling(temperature=0, max_new_tokens=400))) for _ in range(4)]
+        weights = {
+            key: tensor.numpy()
+            for key, tensor in models_by_name[name][1].state_dict().items()
+            if key != "lm_head.weight"
+        }
+        running = [
+            asyncio.create_task(
+                client.generate(prompt, Sampling(temperature=0, max_new_tokens=400))
+            )
+            for _ in range(4)
+        ]
         await asyncio.sleep(0.3)
         await client.update_weights(weights, version)
         assert (await client.model_info()).weight_version == version
@@ -170,9 +218,15 @@ def test_weights_and_their_version_change_together(engine: EngineProcess, models
 
     for version, name in ((1, "B"), (2, "A")):
         interrupted = use(engine, partial(update, name=name, version=version))
-        assert all(answer.finish_reason in ("abort", "stop") and answer.nucleus is not None for answer in interrupted)
+        assert all(
+            answer.finish_reason in ("abort", "stop") and answer.nucleus is not None
+            for answer in interrupted
+        )
         assert greedy(engine, prompt) == expected[name]
-        assert use(engine, lambda client: client.generate(prompt, Sampling(top_p=0.9))).weight_version == version
+        assert (
+            use(engine, lambda client: client.generate(prompt, Sampling(top_p=0.9))).weight_version
+            == version
+        )
 
 
 def test_a_refused_prompt_is_told_and_the_server_goes_on(engine: EngineProcess) -> None:
@@ -193,7 +247,9 @@ def test_an_idle_server_leaves_the_cores_alone(engine: EngineProcess) -> None:
     assert used() - before < 1.0
 
 
-def test_a_server_dies_with_the_process_that_started_it(models_by_name: Models, tmp_path: Path) -> None:
+def test_a_server_dies_with_the_process_that_started_it(
+    models_by_name: Models, tmp_path: Path
+) -> None:
     """The starter is killed outright, while the server still loads: none of its processes is left."""
     code = f"""
         import sys, time
@@ -208,7 +264,9 @@ def test_a_server_dies_with_the_process_that_started_it(models_by_name: Models, 
         engine._start_kept = told
         engine.EngineProcess(Recipe(), index=0, model_folder=Path({str(models_by_name["A"][0])!r}), run_dir=Path({str(tmp_path)!r})).start()
     """
-    starter = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
+    starter = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True
+    )
     assert starter.stdout is not None
     pid = int(starter.stdout.readline())
     starter.kill()
@@ -223,10 +281,17 @@ def test_a_killed_server_is_an_error_at_once_and_leaves_nothing(engine: EnginePr
     assert scratch is not None and pid is not None
 
     async def ask(client: EngineClient) -> list[Generation | BaseException]:
-        tasks = [asyncio.create_task(client.generate(np.array([5, 6]), Sampling(temperature=0, max_new_tokens=450))) for _ in range(8)]
+        tasks = [
+            asyncio.create_task(
+                client.generate(np.array([5, 6]), Sampling(temperature=0, max_new_tokens=450))
+            )
+            for _ in range(8)
+        ]
         await asyncio.sleep(0.3)
         os.kill(pid, signal.SIGKILL)
-        return await asyncio.gather(*tasks, client.generate(np.array([5]), Sampling()), return_exceptions=True)
+        return await asyncio.gather(
+            *tasks, client.generate(np.array([5]), Sampling()), return_exceptions=True
+        )
 
     left_behind = {scratch, *_load_files(engine)}
     assert len(left_behind) == 2 and all(path.exists() for path in left_behind)
@@ -242,7 +307,10 @@ def test_a_killed_server_is_an_error_at_once_and_leaves_nothing(engine: EnginePr
 
 def _load_files(engine: EngineProcess) -> set[Path]:
     """Shared-memory files that the server's processes have mapped."""
-    maps = "".join(Path(f"/proc/{process.pid}/maps").read_text() for process in psutil.Process(engine.pid).children(recursive=True))
+    maps = "".join(
+        Path(f"/proc/{process.pid}/maps").read_text()
+        for process in psutil.Process(engine.pid).children(recursive=True)
+    )
     return {Path(path) for path in re.findall(r"/dev/shm/sglang_loads_\S+", maps)}
 
 

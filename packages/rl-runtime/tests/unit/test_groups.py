@@ -11,10 +11,17 @@ from rl_runtime.rollout.groups import normalise_group_rewards
 
 
 def normalise(
-    rewards: Sequence[float], rollouts: Sequence[int], groups: Sequence[int], *, divide_by_std: bool = True
+    rewards: Sequence[float],
+    rollouts: Sequence[int],
+    groups: Sequence[int],
+    *,
+    divide_by_std: bool = True,
 ) -> npt.NDArray[np.float64]:
     return normalise_group_rewards(
-        np.array(rewards, np.float64), np.array(rollouts, np.int64), np.array(groups, np.int64), divide_by_std=divide_by_std
+        np.array(rewards, np.float64),
+        np.array(rollouts, np.int64),
+        np.array(groups, np.int64),
+        divide_by_std=divide_by_std,
     )
 
 
@@ -30,7 +37,9 @@ def test_a_rollout_counts_once_however_many_siblings_it_has() -> None:
 
 
 def test_groups_are_found_by_id_not_by_position() -> None:
-    np.testing.assert_allclose(normalise([1, 4, 3, 2], [0, 1, 2, 3], [0, 1, 0, 1], divide_by_std=False), [-1, 1, 1, -1])
+    np.testing.assert_allclose(
+        normalise([1, 4, 3, 2], [0, 1, 2, 3], [0, 1, 0, 1], divide_by_std=False), [-1, 1, 1, -1]
+    )
 
 
 def test_a_single_rollout_and_a_group_without_spread_give_zero() -> None:
@@ -42,6 +51,8 @@ def test_equal_rewards_that_do_not_add_up_exactly_still_give_zero() -> None:
 
 
 @pytest.mark.parametrize(("rewards", "groups"), [([1, 0, 1], [0, 0, 0]), ([1, 1, 1], [0, 1, 0])])
-def test_siblings_that_disagree_are_refused_by_rollout(rewards: list[float], groups: list[int]) -> None:
+def test_siblings_that_disagree_are_refused_by_rollout(
+    rewards: list[float], groups: list[int]
+) -> None:
     with pytest.raises(RewardError, match="rollout 7"):
         normalise(rewards, [7, 7, 8], groups)

@@ -26,7 +26,10 @@ connection error code 2. End of file. There are some potential root causes. (1) 
 
 
 def test_the_end_of_a_process_is_condensed_to_one_line() -> None:
-    assert why_it_died(RayActorError(error_msg=DIED)) == "(pid 4711) Worker unexpectedly exits with a connection error code 2"
+    assert (
+        why_it_died(RayActorError(error_msg=DIED))
+        == "(pid 4711) Worker unexpectedly exits with a connection error code 2"
+    )
 
 
 def test_what_has_another_form_is_quoted_in_one_line() -> None:

@@ -8,16 +8,22 @@ from rl_runtime.lr_schedule import reinforcement_lr, warm_start_lr
 
 
 def recipe(**optimizer: float) -> Recipe:
-    return Recipe.model_validate({"optimizer": {"lr": 1.0, **optimizer}, "train": {"num_batches": 5}})
+    return Recipe.model_validate(
+        {"optimizer": {"lr": 1.0, **optimizer}, "train": {"num_batches": 5}}
+    )
 
 
 def test_warm_up_then_linear_decay() -> None:
-    lrs = [reinforcement_lr(recipe(warmup_batches=2, min_lr_fraction=0.1), batch) for batch in range(5)]
+    lrs = [
+        reinforcement_lr(recipe(warmup_batches=2, min_lr_fraction=0.1), batch) for batch in range(5)
+    ]
     assert lrs == pytest.approx([0.5, 1.0, 0.7, 0.4, 0.1])
 
 
 def test_no_warm_up_starts_at_the_peak() -> None:
-    assert [reinforcement_lr(recipe(warmup_batches=0, min_lr_fraction=0.0), batch) for batch in (0, 4)] == pytest.approx([1.0, 0.0])
+    assert [
+        reinforcement_lr(recipe(warmup_batches=0, min_lr_fraction=0.0), batch) for batch in (0, 4)
+    ] == pytest.approx([1.0, 0.0])
 
 
 def test_supervised_warm_up_is_linear_then_constant() -> None:

@@ -27,7 +27,16 @@ class CountingSource:
         self.groups = itertools.count()
 
     def next_prompts(self, count: int) -> list[Prompt]:
-        return [Prompt(group_id=(g := next(self.groups)), sample_index=g, text="", tokens=np.array([3]), label="7") for _ in range(count)]
+        return [
+            Prompt(
+                group_id=(g := next(self.groups)),
+                sample_index=g,
+                text="",
+                tokens=np.array([3]),
+                label="7",
+            )
+            for _ in range(count)
+        ]
 
     def held_out(self, split: str, count: int) -> list[Prompt]:
         return self.next_prompts(count)
@@ -42,7 +51,9 @@ class DigitTokenizer:
 
 
 class FixedEngine:
-    async def generate(self, prompt_tokens: npt.NDArray[np.int64], sampling: Sampling) -> Generation:
+    async def generate(
+        self, prompt_tokens: npt.NDArray[np.int64], sampling: Sampling
+    ) -> Generation:
         await asyncio.sleep(0)
         return Generation(
             tokens=np.array([7]),
@@ -76,15 +87,24 @@ def manager(
     deadline: float = 30.0,
 ) -> RolloutManager:
     recipe: dict[str, dict[str, Any]] = {
-        "rollout": {"prompts_per_batch": prompts, "rollouts_per_prompt": rollouts, "rollout_deadline_seconds": deadline}
+        "rollout": {
+            "prompts_per_batch": prompts,
+            "rollouts_per_prompt": rollouts,
+            "rollout_deadline_seconds": deadline,
+        }
     }
-    recipe |= {"train": {"global_batch_size": 1}, "reward": {"function": "rl_runtime.rollout.reward:label_reward"}}
+    recipe |= {
+        "train": {"global_batch_size": 1},
+        "reward": {"function": "rl_runtime.rollout.reward:label_reward"},
+    }
     if hook is not None:
         assert hooks is not None
         setattr(hooks, "generate", hook)
         recipe["rollout"]["generate"] = f"{hooks.__name__}:generate"
     source, tokenizer = cast("DataSource", CountingSource()), cast("Tokenizer", DigitTokenizer())
-    return RolloutManager(Recipe.model_validate(recipe), source, tokenizer, [engine or FixedEngine()])
+    return RolloutManager(
+        Recipe.model_validate(recipe), source, tokenizer, [engine or FixedEngine()]
+    )
 
 
 def generate(manager: RolloutManager) -> GeneratedBatch:
@@ -94,10 +114,20 @@ def generate(manager: RolloutManager) -> GeneratedBatch:
 def test_every_prompt_gets_its_rollouts_with_fresh_ids_and_rewards() -> None:
     subject = manager()
     first, second = generate(subject), generate(subject)
-    ids = [rollout.rollout_id for batch in (first, second) for group in batch.groups for rollout in group.rollouts]
+    ids = [
+        rollout.rollout_id
+        for batch in (first, second)
+        for group in batch.groups
+        for rollout in group.rollouts
+    ]
     assert ids == list(range(12))
     assert [group.group_id for group in second.groups] == [2, 3]
-    assert all(sample.reward == 1.0 for group in first.groups for rollout in group.rollouts for sample in rollout.samples)
+    assert all(
+        sample.reward == 1.0
+        for group in first.groups
+        for rollout in group.rollouts
+        for sample in rollout.samples
+    )
 
 
 async def _raises(context: GenerateContext, prompt: Prompt, sampling: Sampling) -> Never:
@@ -119,11 +149,15 @@ async def _mixed_ids(context: GenerateContext, prompt: Prompt, sampling: Samplin
     return [sample, replace(sample, rollout_id=sample.rollout_id + 1)]
 
 
-@pytest.mark.parametrize("bad", [_raises, _empty, _nothing, _mixed_ids], ids=lambda hook: hook.__name__)
+@pytest.mark.parametrize(
+    "bad", [_raises, _empty, _nothing, _mixed_ids], ids=lambda hook: hook.__name__
+)
 def test_a_rollout_that_always_fails_is_dropped_and_counted(
     hooks: types.ModuleType, bad: GenerateHook, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def hook(context: GenerateContext, prompt: Prompt, sampling: Sampling) -> Sample | list[Sample]:
+    async def hook(
+        context: GenerateContext, prompt: Prompt, sampling: Sampling
+    ) -> Sample | list[Sample]:
         chosen: GenerateHook = bad if context.rollout_id == 4 else single_turn
         return await chosen(context, prompt, sampling)
 
@@ -165,6 +199,8 @@ def test_a_dead_engine_ends_the_batch_at_once() -> None:
         generate(manager(engine=DeadEngine()))
 
 
-def test_an_evaluation_answers_each_prompt_once_without_the_custom_hook(hooks: types.ModuleType) -> None:
+def test_an_evaluation_answers_each_prompt_once_without_the_custom_hook(
+    hooks: types.ModuleType,
+) -> None:
     batch = asyncio.run(manager(_raises, hooks).evaluate("eval", 5))
     assert [len(group.rollouts) for group in batch.groups] == [1] * 5

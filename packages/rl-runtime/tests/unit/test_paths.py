@@ -8,7 +8,9 @@ from rl_runtime.config import Recipe, absolute_paths
 from rl_runtime.config.dump import in_run_folder
 
 
-def test_relative_paths_start_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_paths_start_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/someone")
     recipe = absolute_paths(
@@ -30,4 +32,7 @@ def test_relative_paths_start_from_the_current_folder(tmp_path: Path, monkeypatc
 
 
 def test_a_run_folder_with_braces_keeps_them() -> None:
-    assert in_run_folder("{run_dir}/{batch_id}.parquet", Path("/a{b}")).format(batch_id=3) == "/a{b}/3.parquet"
+    assert (
+        in_run_folder("{run_dir}/{batch_id}.parquet", Path("/a{b}")).format(batch_id=3)
+        == "/a{b}/3.parquet"
+    )

@@ -15,7 +15,9 @@ from rl_runtime.pass_through import unknown_names
 from rl_runtime.preflight import check_before_start
 from rl_runtime.tiny_model import write_tiny_model
 
-_INSTALLED = {"megatron-core", "sglang"} <= {distribution.name for distribution in metadata.distributions()}
+_INSTALLED = {"megatron-core", "sglang"} <= {
+    distribution.name for distribution in metadata.distributions()
+}
 
 
 def problems(tmp_path: Path, **sections: dict[str, Any]) -> list[str]:
@@ -58,7 +60,15 @@ def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
         data={"task": "no_such_task"},
         dump={"rollout": "all.parquet", "train": ""},
     )
-    mentions = ["config.json", "safetensors", "tokenizer", "no_such_module", "module:function", "no_such_task", "{batch_id}"]
+    mentions = [
+        "config.json",
+        "safetensors",
+        "tokenizer",
+        "no_such_module",
+        "module:function",
+        "no_such_task",
+        "{batch_id}",
+    ]
     for line, mention in zip(lines, mentions, strict=True):
         assert mention in line
 
@@ -73,7 +83,12 @@ def test_training_from_several_dumps_needs_all_of_them(tmp_path: Path) -> None:
     for batch_id in (0, 2):
         (tmp_path / f"rollout_{batch_id}.parquet").touch()
     template = str(tmp_path / "rollout_{batch_id}.parquet")
-    (line,) = problems(tmp_path, model={"path": good_model(tmp_path)}, debug={"load_rollout_dump": template}, train={"num_batches": 4})
+    (line,) = problems(
+        tmp_path,
+        model={"path": good_model(tmp_path)},
+        debug={"load_rollout_dump": template},
+        train={"num_batches": 4},
+    )
     assert "rollout_1.parquet" in line
     assert "1 other batches" in line
 
@@ -81,39 +96,70 @@ def test_training_from_several_dumps_needs_all_of_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sections", "mentions"),
     [
-        ({"parallel": {"tensor": 4}}, ["parallel.tensor = 4 does not divide num_attention_heads = 6"]),
-        ({"parallel": {"pipeline": 3}}, ["parallel.pipeline = 3 does not divide num_hidden_layers = 4"]),
+        (
+            {"parallel": {"tensor": 4}},
+            ["parallel.tensor = 4 does not divide num_attention_heads = 6"],
+        ),
+        (
+            {"parallel": {"pipeline": 3}},
+            ["parallel.pipeline = 3 does not divide num_hidden_layers = 4"],
+        ),
         ({"megatron": {"sequence_parallel": True}}, ["parallel.tensor > 1"]),
-        ({"rollout": {"max_response_tokens": 512}}, ["rollout.max_response_tokens = 512", "512 positions"]),
+        (
+            {"rollout": {"max_response_tokens": 512}},
+            ["rollout.max_response_tokens = 512", "512 positions"],
+        ),
         ({"engine": {"port": 65000}}, ["engine.port = 65000", "too high"]),
         ({"engine": {"host": "no.such.host.invalid", "port": 20500}}, ["no.such.host.invalid"]),
-        ({"cluster": {"address": "127.0.0.1:9"}}, ["cluster.address = 127.0.0.1:9", "nothing answers"]),
-        ({"cluster": {"address": "ray://127.0.0.1:9"}}, ["cluster.address = ray://127.0.0.1:9", "nothing answers"]),
+        (
+            {"cluster": {"address": "127.0.0.1:9"}},
+            ["cluster.address = 127.0.0.1:9", "nothing answers"],
+        ),
+        (
+            {"cluster": {"address": "ray://127.0.0.1:9"}},
+            ["cluster.address = ray://127.0.0.1:9", "nothing answers"],
+        ),
         ({"cluster": {"address": "local"}}, ["cluster.address = local", "host:port"]),
-        ({"engine": {"url": "http://127.0.0.1:9"}}, ["engine.url = http://127.0.0.1:9", "no SGLang server"]),
+        (
+            {"engine": {"url": "http://127.0.0.1:9"}},
+            ["engine.url = http://127.0.0.1:9", "no SGLang server"],
+        ),
         ({"engine": {"url": "nonsense"}}, ["engine.url = nonsense"]),
         ({"data": {"options": {"min_word_len": 9, "max_word_len": 2}}}, ["data.options"]),
         ({"data": {"options": {"no_such_option": 1}}}, ["data.options", "no_such_option"]),
         ({"data": {"prompt_template": "{wrod}"}}, ["data.prompt_template", "'wrod'", "'word'"]),
         ({"data": {"split_key": "wrod"}}, ["data.split_key = 'wrod'"]),
         (
-            {"data": {"kind": "jsonl", "path": "/no/such/file"}, "reward": {"function": "rl_runtime.rollout.reward:label_reward"}},
+            {
+                "data": {"kind": "jsonl", "path": "/no/such/file"},
+                "reward": {"function": "rl_runtime.rollout.reward:label_reward"},
+            },
             ["data.path"],
         ),
         ({"reward": {"function": "asyncio:sleep"}}, ["reward.function", "async"]),
         ({"run": {"dir": "/dev/null/run"}}, ["run.dir = /dev/null/run", "/dev/null is no folder"]),
-        ({"dump": {"train": "/dev/null/{batch_id}.parquet"}}, ["dump.train", "/dev/null is no folder"]),
+        (
+            {"dump": {"train": "/dev/null/{batch_id}.parquet"}},
+            ["dump.train", "/dev/null is no folder"],
+        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_cannot_work_is_named_by_its_key(tmp_path: Path, sections: dict[str, dict[str, Any]], mentions: list[str]) -> None:
+def test_what_cannot_work_is_named_by_its_key(
+    tmp_path: Path, sections: dict[str, dict[str, Any]], mentions: list[str]
+) -> None:
     line = problems(tmp_path, **sections)[0]
     assert all(mention in line for mention in mentions), line
 
 
-def test_what_needs_a_gpu_is_refused_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_needs_a_gpu_is_refused_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(preflight, "_DEVICES", tmp_path)
-    sections: dict[str, dict[str, Any]] = {"model": {"dtype": "bfloat16"}, "engine": {"gpus_per_engine": 1}}
+    sections: dict[str, dict[str, Any]] = {
+        "model": {"dtype": "bfloat16"},
+        "engine": {"gpus_per_engine": 1},
+    }
     lines = problems(tmp_path, **sections)
     assert "model.dtype = bfloat16" in lines[0]
     assert "engine.gpus_per_engine = 1" in lines[1]
@@ -121,24 +167,34 @@ def test_what_needs_a_gpu_is_refused_without_one(tmp_path: Path, monkeypatch: py
     check_before_start(Recipe.model_validate({"run": {"dir": str(tmp_path / "run")}, **sections}))
 
 
-def test_a_hook_whose_module_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hook_whose_module_cannot_be_imported_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "broken_hook.py").write_text("raise RuntimeError('no license file')")
     (tmp_path / "misspelt_hook.py").write_text("def generate(:")
     monkeypatch.syspath_prepend(tmp_path)
-    lines = problems(tmp_path, rollout={"generate": "broken_hook:f"}, reward={"function": "misspelt_hook:f"})
+    lines = problems(
+        tmp_path, rollout={"generate": "broken_hook:f"}, reward={"function": "misspelt_hook:f"}
+    )
     assert "RuntimeError: no license file" in lines[0]
     assert "SyntaxError" in lines[1]
 
 
 def test_prompts_from_a_file_need_a_reward_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(f'{{"prompt": "{number}", "label": "{number}"}}\n' for number in range(50)))
+    path.write_text(
+        "".join(f'{{"prompt": "{number}", "label": "{number}"}}\n' for number in range(50))
+    )
     data = {"kind": "jsonl", "path": str(path), "split_key": ""}
     (line,) = problems(tmp_path, data=data)
     assert "reward.function" in line
     check_before_start(
         Recipe.model_validate(
-            {"run": {"dir": str(tmp_path / "run")}, "data": data, "reward": {"function": "rl_runtime.rollout.reward:label_reward"}}
+            {
+                "run": {"dir": str(tmp_path / "run")},
+                "data": data,
+                "reward": {"function": "rl_runtime.rollout.reward:label_reward"},
+            }
         )
     )
 
@@ -149,7 +205,11 @@ def good_model(tmp_path: Path) -> str:
 
 
 def test_a_good_model_folder_passes(tmp_path: Path) -> None:
-    check_before_start(Recipe.model_validate({"run": {"dir": str(tmp_path / "run")}, "model": {"path": good_model(tmp_path)}}))
+    check_before_start(
+        Recipe.model_validate(
+            {"run": {"dir": str(tmp_path / "run")}, "model": {"path": good_model(tmp_path)}}
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,7 +224,9 @@ def test_a_good_model_folder_passes(tmp_path: Path) -> None:
         ("tokenizer.json", b"", "has no tokenizer"),
     ],
 )
-def test_a_broken_model_folder_is_named(tmp_path: Path, name: str, content: bytes | None, mention: str) -> None:
+def test_a_broken_model_folder_is_named(
+    tmp_path: Path, name: str, content: bytes | None, mention: str
+) -> None:
     path = Path(good_model(tmp_path)) / name
     if name == "tokenizer.json":
         path.unlink()
@@ -187,13 +249,29 @@ def test_braces_in_the_name_of_the_run_folder_are_no_placeholders(tmp_path: Path
 @pytest.mark.skipif(not _INSTALLED, reason="Megatron-Core or SGLang is not installed")
 def test_names_that_are_passed_through_are_those_of_the_installed_libraries(tmp_path: Path) -> None:
     given = {"page_size": 16, "tensor_parallel_size": 1, "disable_radix_cach": True}
-    lines = problems(tmp_path, megatron={"layernorm_epsilon": 1e-6, "hidden_dropuot": 0.1, "tensor_model_parallel_size": 2}, sglang=given)
+    lines = problems(
+        tmp_path,
+        megatron={
+            "layernorm_epsilon": 1e-6,
+            "hidden_dropuot": 0.1,
+            "tensor_model_parallel_size": 2,
+        },
+        sglang=given,
+    )
     assert lines == [
-        "megatron.hidden_dropuot: is no field of Megatron-Core's TransformerConfig; did you mean hidden_dropout?",
-        "sglang.disable_radix_cach: is no argument of SGLang's server; did you mean disable_radix_cache?",
+        (
+            "megatron.hidden_dropuot: is no field of Megatron-Core's TransformerConfig; did you"
+            " mean hidden_dropout?"
+        ),
+        (
+            "sglang.disable_radix_cach: is no argument of SGLang's server; did you mean"
+            " disable_radix_cache?"
+        ),
     ]
 
 
-def test_of_a_library_that_is_not_installed_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_library_that_is_not_installed_nothing_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     assert list(unknown_names(megatron={"x": 1}, sglang={"y": 2})) == []

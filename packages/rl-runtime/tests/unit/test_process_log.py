@@ -8,7 +8,9 @@ import pytest
 from rl_runtime.cluster.process_log import errors_to_file
 
 
-def test_standard_error_is_in_the_file_for_the_time_of_the_block(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_standard_error_is_in_the_file_for_the_time_of_the_block(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "driver.log"
     path.write_text("before\n")
     with pytest.raises(KeyboardInterrupt), errors_to_file(path):

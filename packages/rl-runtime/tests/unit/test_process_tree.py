@@ -9,15 +9,22 @@ import pytest
 
 from rl_runtime.cluster.process_tree import no_process_left
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="orphans can be adopted on Linux only")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="orphans can be adopted on Linux only"
+)
 
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
-ORPHAN = "import os, subprocess, sys; print(subprocess.Popen(sys.argv[1:], start_new_session=True, stdout=subprocess.DEVNULL).pid)"
+ORPHAN = (
+    "import os, subprocess, sys; print(subprocess.Popen(sys.argv[1:], start_new_session=True,"
+    " stdout=subprocess.DEVNULL).pid)"
+)
 
 
 def orphan() -> psutil.Process:
     """Start a process in a session of its own whose parent is gone."""
-    return psutil.Process(int(subprocess.check_output([sys.executable, "-S", "-c", ORPHAN, *SLEEP])))
+    return psutil.Process(
+        int(subprocess.check_output([sys.executable, "-S", "-c", ORPHAN, *SLEEP]))
+    )
 
 
 def is_gone(process: psutil.Process) -> bool:

@@ -24,7 +24,12 @@ PLACE = {"step": 0, "data_parallel_rank": 1, "micro_batch": 2}
 
 
 def micro_batch(
-    path: Path, *, metadata: dict[str, Any] | None = None, contract: str = "train-dump.v2", without: str = "", highest_id: int = 9
+    path: Path,
+    *,
+    metadata: dict[str, Any] | None = None,
+    contract: str = "train-dump.v2",
+    without: str = "",
+    highest_id: int = 9,
 ) -> Path:
     """Write two samples with responses of two tokens and one."""
     columns: dict[str, Any] = {
@@ -42,7 +47,13 @@ def micro_batch(
 
 def test_a_micro_batch_says_where_it_ran_and_how_it_was_scored(tmp_path: Path) -> None:
     found = read_micro_batch(micro_batch(tmp_path / "one.parquet"), vocab_size=10)
-    assert (found.batch_id, found.step, found.data_parallel_rank, found.micro_batch, found.note) == (3, 0, 1, 2, NOTE)
+    assert (
+        found.batch_id,
+        found.step,
+        found.data_parallel_rank,
+        found.micro_batch,
+        found.note,
+    ) == (3, 0, 1, 2, NOTE)
     assert found.rollout_positions.tolist() == [4, 7]
     assert [item.tolist() for item in found.log_probs] == [[-0.5, -1.0], [-2.0]]
     assert "log_probs" not in found.columns
@@ -51,27 +62,58 @@ def test_a_micro_batch_says_where_it_ran_and_how_it_was_scored(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("changed", "vocab_size", "message"),
     [
-        pytest.param({"metadata": NOTE.to_metadata()}, 10, "a train-dump.v2 of a whole batch; export one micro-batch", id="whole batch"),
-        pytest.param({"contract": "rollout-dump.v1"}, 10, "a rollout-dump.v1 of a whole batch", id="rollout dump"),
-        pytest.param({"metadata": {REPLAY_KEY: {"step": "0"}}}, 10, "of a whole batch", id="not a place"),
-        pytest.param({"metadata": {REPLAY_KEY: PLACE}}, 10, "does not say how its log-probs were computed", id="no note"),
         pytest.param(
-            {"metadata": {REPLAY_KEY: PLACE, "scoring": {"temperature": 0.0, "kept_sets": True, "weights": "batch"}}},
+            {"metadata": NOTE.to_metadata()},
+            10,
+            "a train-dump.v2 of a whole batch; export one micro-batch",
+            id="whole batch",
+        ),
+        pytest.param(
+            {"contract": "rollout-dump.v1"},
+            10,
+            "a rollout-dump.v1 of a whole batch",
+            id="rollout dump",
+        ),
+        pytest.param(
+            {"metadata": {REPLAY_KEY: {"step": "0"}}}, 10, "of a whole batch", id="not a place"
+        ),
+        pytest.param(
+            {"metadata": {REPLAY_KEY: PLACE}},
+            10,
+            "does not say how its log-probs were computed",
+            id="no note",
+        ),
+        pytest.param(
+            {
+                "metadata": {
+                    REPLAY_KEY: PLACE,
+                    "scoring": {"temperature": 0.0, "kept_sets": True, "weights": "batch"},
+                }
+            },
             10,
             "does not say how its log-probs were computed",
             id="wrong note",
         ),
         pytest.param(
-            {"metadata": {REPLAY_KEY: {**PLACE, "step": 1}, **ScoringNote(temperature=1.0, kept_sets=True, weights="step").to_metadata()}},
+            {
+                "metadata": {
+                    REPLAY_KEY: {**PLACE, "step": 1},
+                    **ScoringNote(temperature=1.0, kept_sets=True, weights="step").to_metadata(),
+                }
+            },
             10,
             "step 1 are under weights that changed within the batch",
             id="weights that nobody has",
         ),
-        pytest.param({"without": "log_probs"}, 10, "lacks the fields log_probs", id="missing field"),
+        pytest.param(
+            {"without": "log_probs"}, 10, "lacks the fields log_probs", id="missing field"
+        ),
         pytest.param({}, 9, "field tokens has id 9, but the model has 9 ids", id="vocabulary"),
     ],
 )
-def test_a_file_that_cannot_be_replayed_is_refused(tmp_path: Path, changed: dict[str, Any], vocab_size: int, message: str) -> None:
+def test_a_file_that_cannot_be_replayed_is_refused(
+    tmp_path: Path, changed: dict[str, Any], vocab_size: int, message: str
+) -> None:
     path = micro_batch(tmp_path / "one.parquet", **changed)
     with pytest.raises(ReplayError, match=message) as refused:
         read_micro_batch(path, vocab_size=vocab_size)
@@ -91,7 +133,13 @@ def test_ids_of_kept_sets_are_ids_too(tmp_path: Path) -> None:
         "nucleus_status": RaggedArray.from_list([[0]], np.uint8),
     }
     metadata = {**NOTE.to_metadata(), REPLAY_KEY: PLACE}
-    path = write_dump(tmp_path / "one.parquet", contract="train-dump.v2", batch_id=0, columns=kept, metadata=metadata)
+    path = write_dump(
+        tmp_path / "one.parquet",
+        contract="train-dump.v2",
+        batch_id=0,
+        columns=kept,
+        metadata=metadata,
+    )
     with pytest.raises(ReplayError, match="field nucleus_ids has id 30, but the model has 30 ids"):
         read_micro_batch(path, vocab_size=30)
     assert "nucleus_ids" in read_micro_batch(path, vocab_size=31).columns
@@ -104,7 +152,12 @@ def given(tmp_path: Path) -> MicroBatchFile:
 def test_the_largest_difference_is_found_with_its_place(tmp_path: Path) -> None:
     found = compare_log_probs(given(tmp_path), np.array([-0.5, -1.25, -2.125], np.float32))
     assert (found.num_samples, found.num_tokens, found.largest) == (2, 3, 0.25)
-    assert (found.rollout_position, found.token, found.dumped, found.replayed) == (4, 1, -1.0, -1.25)
+    assert (found.rollout_position, found.token, found.dumped, found.replayed) == (
+        4,
+        1,
+        -1.0,
+        -1.25,
+    )
     last = compare_log_probs(given(tmp_path), np.array([-0.5, -1.25, -3.0], np.float32))
     assert (last.rollout_position, last.token, last.largest) == (7, 0, 1.0)
 
@@ -115,9 +168,16 @@ def test_what_is_no_number_is_infinitely_far_away(tmp_path: Path, wrong: float) 
     assert (found.largest, found.token) == (math.inf, 1)
 
 
-@pytest.mark.parametrize(("old_log_probs", "weights"), [("recompute", "batch"), ("rollout", "step")])
+@pytest.mark.parametrize(
+    ("old_log_probs", "weights"), [("recompute", "batch"), ("rollout", "step")]
+)
 def test_a_note_comes_back_from_metadata_as_it_was(old_log_probs: str, weights: str) -> None:
-    recipe = Recipe.model_validate({"rollout": {"temperature": 0.5, "replay": False}, "algorithm": {"old_log_probs": old_log_probs}})
+    recipe = Recipe.model_validate(
+        {
+            "rollout": {"temperature": 0.5, "replay": False},
+            "algorithm": {"old_log_probs": old_log_probs},
+        }
+    )
     note = ScoringNote.of_recipe(recipe)
     assert (note.temperature, note.kept_sets, note.weights) == (0.5, False, weights)
     assert ScoringNote.of_metadata(json.loads(json.dumps(note.to_metadata())), where="x") == note
@@ -127,7 +187,9 @@ def run(file: Path, model: Path) -> Result:
     return CliRunner().invoke(cli.app, ["replay", str(file), "--model", str(model)])
 
 
-def test_on_the_command_line_each_is_one_line_and_exit_code_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_the_command_line_each_is_one_line_and_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("tokenizers")
     # The command hides GPUs from its own process, which is this one.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -140,7 +202,10 @@ def test_on_the_command_line_each_is_one_line_and_exit_code_2(tmp_path: Path, mo
     whole = micro_batch(tmp_path / "whole.parquet", metadata=NOTE.to_metadata())
     foreign = micro_batch(tmp_path / "foreign.parquet", highest_id=100_000)
     for arguments, mentions in {
-        (tmp_path / "none.parquet", model): "none.parquet: cannot be opened: No such file or directory",
+        (
+            tmp_path / "none.parquet",
+            model,
+        ): "none.parquet: cannot be opened: No such file or directory",
         (tmp_path / "text.parquet", model): "text.parquet: not a Parquet file",
         (whole, model): "whole.parquet: a train-dump.v2 of a whole batch",
         (foreign, model): "field tokens has id 100000, but the model has",

@@ -29,7 +29,9 @@ def make_rollout(count: int = 1, **changes: Any) -> Rollout:
         response="tac",
         label="tac",
     )
-    return Rollout(rollout_id=3, group_id=1, samples=tuple(replace(sample, **changes) for _ in range(count)))
+    return Rollout(
+        rollout_id=3, group_id=1, samples=tuple(replace(sample, **changes) for _ in range(count))
+    )
 
 
 def score(rollout: Rollout, hook: RewardHook, timeout: float = 5.0) -> Rollout:
@@ -82,9 +84,22 @@ def late(sample: Sample) -> float:
         (lambda sample: next(iter(())), "StopIteration"),
         (lambda sample: sys.exit(3), "SystemExit"),
     ],
-    ids=["raises", "nan", "no reward key", "late", "nothing", "text", "list", "a score that is text", "StopIteration", "exits"],
+    ids=[
+        "raises",
+        "nan",
+        "no reward key",
+        "late",
+        "nothing",
+        "text",
+        "list",
+        "a score that is text",
+        "StopIteration",
+        "exits",
+    ],
 )
-def test_a_bad_reward_function_is_an_error_that_names_the_rollout(hook: RewardHook, mentions: str) -> None:
+def test_a_bad_reward_function_is_an_error_that_names_the_rollout(
+    hook: RewardHook, mentions: str
+) -> None:
     with pytest.raises(RewardError, match="rollout 3") as caught:
         score(make_rollout(), hook, timeout=0.1)
     assert mentions in str(caught.value)
@@ -99,7 +114,9 @@ def test_calls_that_hang_do_not_keep_others_from_their_turn() -> None:
 
     async def all_of_them() -> list[Rollout | BaseException]:
         scorer = Scorer(hook, timeout_seconds=0.2, concurrency=2)
-        calls = [scorer.score(make_rollout(response="hang")) for _ in range(4)] + [scorer.score(make_rollout())]
+        calls = [scorer.score(make_rollout(response="hang")) for _ in range(4)] + [
+            scorer.score(make_rollout())
+        ]
         return await asyncio.gather(*calls, return_exceptions=True)
 
     *late, good = asyncio.run(all_of_them())
@@ -111,9 +128,14 @@ def test_calls_that_hang_do_not_keep_others_from_their_turn() -> None:
 
 def test_the_verifier_pays_for_the_reversed_word_and_not_for_a_suffix() -> None:
     pytest.importorskip("reasoning_gym")
-    entry = {"question": "", "answer": "tac", "metadata": {"source_dataset": "spell_backward", "word": "cat"}}
+    entry = {
+        "question": "",
+        "answer": "tac",
+        "metadata": {"source_dataset": "spell_backward", "word": "cat"},
+    }
     right, long, half = (
-        score(make_rollout(response=text, metadata=entry), verifier_reward).samples[0] for text in ("tac", "tacxyz", "tax")
+        score(make_rollout(response=text, metadata=entry), verifier_reward).samples[0]
+        for text in ("tac", "tacxyz", "tax")
     )
     assert (right.reward, right.scores["exact_match"]) == (1.0, 1.0)
     assert (long.reward, long.scores["exact_match"]) == (0.0, 0.0)

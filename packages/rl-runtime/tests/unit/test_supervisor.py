@@ -9,7 +9,9 @@ import time
 import psutil
 import pytest
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="orphans can be adopted on Linux only")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="orphans can be adopted on Linux only"
+)
 
 RUN = """
 import os, subprocess, sys, time
@@ -27,7 +29,10 @@ except KeyboardInterrupt:
 class Supervised:
     def __init__(self, work: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", RUN.format(work=work)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-c", RUN.format(work=work)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         child, lost = self.next_line().split()
         self.child, self.lost = psutil.Process(int(child)), psutil.Process(int(lost))
@@ -42,7 +47,10 @@ class Supervised:
 
     def is_gone(self) -> bool:
         deadline = time.monotonic() + 10
-        while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in (self.child, self.lost)):
+        while any(
+            process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+            for process in (self.child, self.lost)
+        ):
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.02)
@@ -66,7 +74,8 @@ def test_a_killed_child_is_told_and_leaves_nothing() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_signals_reach_the_child(number: signal.Signals) -> None:
     run = Supervised(
-        "from rl_runtime.interrupts import ended_by_signals\n    with ended_by_signals(): print('ready', flush=True); time.sleep(60)"
+        "from rl_runtime.interrupts import ended_by_signals\n    with ended_by_signals():"
+        " print('ready', flush=True); time.sleep(60)"
     )
     assert run.next_line() == "ready\n"
     os.kill(run.process.pid, number)

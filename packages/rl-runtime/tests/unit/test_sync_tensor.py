@@ -47,33 +47,54 @@ def test_only_names_that_sglangs_unpickler_allows_are_used() -> None:
 
 @pytest.mark.parametrize("array", [np.zeros(3, np.int64), np.zeros((0, 2), np.float32)])
 def test_what_is_no_weight_is_named(array: npt.NDArray[Any]) -> None:
-    with pytest.raises(ValueError, match=r"weight lm_head: (int64 \[3\]|float32 \[0, 2\]), expected a non-empty array"):
+    with pytest.raises(
+        ValueError,
+        match=r"weight lm_head: (int64 \[3\]|float32 \[0, 2\]), expected a non-empty array",
+    ):
         named_tensors_pickle({"lm_head": array})
 
 
 def test_buckets_keep_the_order_and_the_limit() -> None:
-    weights = {name: np.zeros(size, np.float32) for name, size in (("a", 2), ("b", 2), ("c", 9), ("d", 1), ("e", 3))}
-    assert [list(bucket) for bucket in split_into_buckets(weights, 16)] == [["a", "b"], ["c"], ["d", "e"]]
+    weights = {
+        name: np.zeros(size, np.float32)
+        for name, size in (("a", 2), ("b", 2), ("c", 9), ("d", 1), ("e", 3))
+    }
+    assert [list(bucket) for bucket in split_into_buckets(weights, 16)] == [
+        ["a", "b"],
+        ["c"],
+        ["d", "e"],
+    ]
     assert list(split_into_buckets({}, 16)) == []
 
 
 class Answers:
     """A server that records the calls and answers as it is told."""
 
-    def __init__(self, *, refuse: str | None = None, version: str | None = None, hang: str | None = None) -> None:
+    def __init__(
+        self, *, refuse: str | None = None, version: str | None = None, hang: str | None = None
+    ) -> None:
         calls = self.calls = list[tuple[str, Any]]()
         stop = self.stop = threading.Event()
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"null")
+                body = json.loads(
+                    self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"null"
+                )
                 path = self.path.partition("?")[0]
                 calls.append((path, body))
                 if path == hang:
                     stop.wait(20)
                 if body and body.get("weight_version"):
                     calls.append(("version", body["weight_version"]))
-                data = {"weight_version": version or next((value for name, value in reversed(calls) if name == "version"), "0")}
+                data = {
+                    "weight_version": (
+                        version
+                        or next(
+                            (value for name, value in reversed(calls) if name == "version"), "0"
+                        )
+                    )
+                }
                 self.send_response(500 if path == refuse else 200)
                 self.end_headers()
                 self.wfile.write(b"out of memory" if path == refuse else json.dumps(data).encode())
@@ -116,19 +137,28 @@ def test_an_update_pauses_flushes_loads_and_continues() -> None:
 
 
 def test_a_server_that_reports_another_version_is_an_error_that_names_both() -> None:
-    with Answers(version="3") as server, pytest.raises(EngineError, match="reports weight version '3' after version 4 was sent"):
+    with (
+        Answers(version="3") as server,
+        pytest.raises(EngineError, match="reports weight version '3' after version 4 was sent"),
+    ):
         update_weights(server.url, WEIGHTS, version=4, timeout_seconds=20)
 
 
 @pytest.mark.parametrize("path", ["/flush_cache", "/update_weights_from_tensor"])
 def test_a_refused_update_is_quoted_and_generation_continues(path: str) -> None:
-    with Answers(refuse=path) as server, pytest.raises(EngineError, match=f"{path}.* answered 500: out of memory"):
+    with (
+        Answers(refuse=path) as server,
+        pytest.raises(EngineError, match=f"{path}.* answered 500: out of memory"),
+    ):
         update_weights(server.url, WEIGHTS, version=4, timeout_seconds=20)
     assert server.calls[-1][0] == "/continue_generation"
 
 
 def test_an_update_has_a_deadline() -> None:
-    with Answers(hang="/pause_generation") as server, pytest.raises(DeadlineError, match="POST /pause_generation was not answered"):
+    with (
+        Answers(hang="/pause_generation") as server,
+        pytest.raises(DeadlineError, match="POST /pause_generation was not answered"),
+    ):
         update_weights(server.url, WEIGHTS, version=4, timeout_seconds=0.3)
 
 

@@ -19,7 +19,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_same_start_gives_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     write_tiny_model(tmp_path / "again", ModelSection(), rng=3)
     write_tiny_model(tmp_path / "other", ModelSection(), rng=4)
-    weights = [(path / "model.safetensors").read_bytes() for path in (folder, tmp_path / "again", tmp_path / "other")]
+    weights = [
+        (path / "model.safetensors").read_bytes()
+        for path in (folder, tmp_path / "again", tmp_path / "other")
+    ]
     assert weights[0] == weights[1]
     assert weights[0] != weights[2]
 
@@ -37,7 +40,9 @@ def test_text_survives_the_tokenizer(folder: Path) -> None:
     text = "Zebra 09\n-> (x+y)*2"
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
     assert tokenizer.encode("<eos>").ids == [1]
-    assert tokenizer.get_vocab_size() == json.loads((folder / "config.json").read_text())["vocab_size"]
+    assert (
+        tokenizer.get_vocab_size() == json.loads((folder / "config.json").read_text())["vocab_size"]
+    )
 
 
 def test_an_existing_folder_is_never_overwritten(folder: Path) -> None:

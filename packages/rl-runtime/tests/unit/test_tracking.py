@@ -23,7 +23,11 @@ def run_dir(tmp_path: Path) -> Path:
     with Tracker(tmp_path, tensorboard=True) as tracker:
         tracker.log(batch=0, step=0, metrics={"eval/exact_match": 0.1, "eval/reward_mean": 0.5})
         for batch in range(3):
-            tracker.log(batch=batch, step=batch, metrics={"train/loss": 0.1 * batch, "rollout/reward_mean": 0.5 + 0.1 * batch})
+            tracker.log(
+                batch=batch,
+                step=batch,
+                metrics={"train/loss": 0.1 * batch, "rollout/reward_mean": 0.5 + 0.1 * batch},
+            )
         tracker.log(batch=3, step=3, metrics={"eval/exact_match": 0.6, "eval/reward_mean": 0.9})
     return tmp_path
 
@@ -34,10 +38,16 @@ def test_a_line_per_step_in_order(run_dir: Path) -> None:
     assert lines[1] == {"batch": 0, "step": 0, "train/loss": 0.0, "rollout/reward_mean": 0.5}
 
 
-def test_no_data_is_left_out_and_not_finite_is_null_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_data_is_left_out_and_not_finite_is_null_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING), Tracker(tmp_path, tensorboard=False) as tracker:
         tracker.log(batch=0, step=0, metrics={"train/kl": None, "train/loss": math.nan})
-    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"batch": 0, "step": 0, "train/loss": None}
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {
+        "batch": 0,
+        "step": 0,
+        "train/loss": None,
+    }
     assert "train/loss" in caplog.text
 
 

@@ -1,11 +1,17 @@
 """Which samples run where and when: packing and balancing for data-parallel training.
 
-Pure functions on numpy. ``build_dp_schedule`` decides optimizer steps, micro-batches and ranks of one rollout batch;
-``check_plan`` proves a plan's promises; ``schedule-plan.v1`` carries it between processes.
+Pure functions on numpy. `build_dp_schedule` decides optimizer steps, micro-batches and ranks of one
+rollout batch; `check_plan` proves a plan's promises; `schedule-plan.v1` carries it between
+processes.
 """
 
 from rl_schedule.cost import CostModel, QuadraticCost, TokenCost
-from rl_schedule.errors import InfeasibleScheduleError, PlanDocumentError, ScheduleError, UnsupportedContractError
+from rl_schedule.errors import (
+    InfeasibleScheduleError,
+    PlanDocumentError,
+    ScheduleError,
+    UnsupportedContractError,
+)
 from rl_schedule.invariants import Problem, check_plan
 from rl_schedule.karmarkar_karp import karmarkar_karp
 from rl_schedule.packing import best_fit_decreasing, first_fit, first_fit_decreasing

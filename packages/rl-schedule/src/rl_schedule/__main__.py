@@ -1,4 +1,4 @@
-"""``python -m rl_schedule`` is ``rl-schedule``."""
+"""`python -m rl_schedule` is `rl-schedule`."""
 
 from rl_schedule.cli import main
 

@@ -1,7 +1,8 @@
-"""How K micro-batches become a multiple of what the ranks need; algorithm layer, above ``packing``.
+"""How K micro-batches become a multiple of what the ranks need; algorithm layer, above `packing`.
 
-Decides which micro-batches split and how many fillers remain. Invariants: a split never makes a micro-batch larger
-(so the cap survives); fillers appear only when every micro-batch holds a single sample, or under static packing.
+Decides which micro-batches split and how many fillers remain. Invariants: a split never makes a
+micro-batch larger (so the cap survives); fillers appear only when every micro-batch holds a single
+sample, or under static packing.
 """
 
 import heapq
@@ -12,7 +13,7 @@ __all__ = ["refuse_fillers", "round_up", "split_bins"]
 
 
 def round_up(count: int, multiple: int) -> int:
-    """Return the least multiple of ``multiple`` that is >= ``count`` and >= ``multiple``.
+    """Return the least multiple of `multiple` that is >= `count` and >= `multiple`.
 
     Example: 5 and 0 rounded up to multiples of 4 give 8 and 4.
     """
@@ -20,10 +21,11 @@ def round_up(count: int, multiple: int) -> int:
 
 
 def split_bins(bins: list[list[int]], lengths: list[int], target: int) -> list[list[int]]:
-    """Split the fullest bins in two until there are ``target`` of them or only single samples remain.
+    """Split the fullest bins in two until there are `target` of them or only single samples remain.
 
-    The bin with most tokens among those with at least two samples (the first of equals) deals its samples, longest
-    first, to the lighter of two halves; the first half keeps its place and the second one is appended. O((n + t) log n).
+    The bin with most tokens among those with at least two samples (the first of equals) deals its
+    samples, longest first, to the lighter of two halves; the first half keeps its place and the
+    second one is appended. O((n + t) log n).
 
     Args:
         bins: positions of each bin.
@@ -34,7 +36,11 @@ def split_bins(bins: list[list[int]], lengths: list[int], target: int) -> list[l
         The bins, positions ascending inside those that were split. The argument is not changed.
     """
     result = [list(members) for members in bins]
-    heap = [(-sum(lengths[i] for i in members), number) for number, members in enumerate(result) if len(members) > 1]
+    heap = [
+        (-sum(lengths[i] for i in members), number)
+        for number, members in enumerate(result)
+        if len(members) > 1
+    ]
     heapq.heapify(heap)
     while len(result) < target and heap:
         _, number = heapq.heappop(heap)
@@ -54,14 +60,17 @@ def split_bins(bins: list[list[int]], lengths: list[int], target: int) -> list[l
     return result
 
 
-def refuse_fillers(policy: str, *, step: int, num_samples: int, packed: int, needed: int, alignment: int) -> None:
-    """Raise if ``policy`` forbids the fillers that ``needed - packed`` missing micro-batches would be.
+def refuse_fillers(
+    policy: str, *, step: int, num_samples: int, packed: int, needed: int, alignment: int
+) -> None:
+    """Raise if `policy` forbids the fillers that `needed - packed` missing micro-batches would be.
 
     Raises:
-        InfeasibleScheduleError: ``policy`` is ``"error"`` and ``packed < needed``.
+        InfeasibleScheduleError: `policy` is `"error"` and `packed < needed`.
     """
     if policy == "error" and packed < needed:
         raise InfeasibleScheduleError(
-            f"step {step} has {num_samples} samples in {packed} micro-batches but needs {needed} (a multiple of {alignment} = ranks"
-            ' times pipeline group) and on_misaligned is "error"; use fewer ranks, more samples, or on_misaligned="split_then_filler"'
+            f"step {step} has {num_samples} samples in {packed} micro-batches but needs {needed} (a"
+            f' multiple of {alignment} = ranks times pipeline group) and on_misaligned is "error";'
+            ' use fewer ranks, more samples, or on_misaligned="split_then_filler"'
         )

@@ -11,11 +11,11 @@ __all__ = ["Assignment"]
 class Assignment:
     """The micro-batch of each sample of one step.
 
-    Example: 2 ranks, 1 slot, three samples, the second on rank 1: ``bin_of = [0, 1, 0]``.
+    Example: 2 ranks, 1 slot, three samples, the second on rank 1: `bin_of = [0, 1, 0]`.
     """
 
     bin_of: IntArray
-    """int64 [n]: bin ``r * num_slots + k`` is micro-batch k of rank r."""
+    """int64 [n]: bin `r * num_slots + k` is micro-batch k of rank r."""
     num_ranks: int
     """Ranks."""
     num_slots: int

@@ -1,7 +1,8 @@
-"""Lengths and rollout ids out of a user's file; layer above ``arrays``, read by the command line.
+"""Lengths and rollout ids out of a user's file; layer above `arrays`, read by the command line.
 
-Decides which files are understood: JSON lines, a JSON document, or a Parquet rollout dump (extra ``parquet``). Invariant: a
-file that is not understood is refused with its path, its line and what was expected; nothing is skipped.
+Decides which files are understood: JSON lines, a JSON document, or a Parquet rollout dump (extra
+`parquet`). Invariant: a file that is not understood is refused with its path, its line and what was
+expected; nothing is skipped.
 """
 
 import json
@@ -35,10 +36,11 @@ class Batch:
 def read_batch(path: Path) -> Batch:
     """Read lengths and rollout ids.
 
-    - ``.jsonl`` (or any text): one integer per line, or one object with ``total_length`` and optionally ``rollout_id``.
-    - ``.json``: a list of those, an object of columns ``total_lengths`` and optionally ``rollout_ids``, or a
-      ``rollout-batch.v1`` document with its arrays.
-    - ``.parquet``: columns ``total_lengths`` and optionally ``rollout_ids``, as in a ``rollout-dump.v1``.
+    - `.jsonl` (or any text): one integer per line, or one object with `total_length` and optionally
+      `rollout_id`.
+    - `.json`: a list of those, an object of columns `total_lengths` and optionally `rollout_ids`,
+      or a `rollout-batch.v1` document with its arrays.
+    - `.parquet`: columns `total_lengths` and optionally `rollout_ids`, as in a `rollout-dump.v1`.
 
     Raises:
         ScheduleError: the file is missing, empty or malformed; says where.
@@ -77,7 +79,9 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ScheduleError(f"{path}: byte {error.start} is not UTF-8 text: give lengths as text, JSON or Parquet") from error
+        raise ScheduleError(
+            f"{path}: byte {error.start} is not UTF-8 text: give lengths as text, JSON or Parquet"
+        ) from error
 
 
 def _read_json(path: Path) -> tuple[list[object], list[object] | None]:
@@ -93,7 +97,10 @@ def _read_json(path: Path) -> tuple[list[object], list[object] | None]:
         columns = columns["arrays"] if isinstance(columns.get("arrays"), dict) else {}
     lengths, ids = columns.get("total_lengths"), columns.get("rollout_ids")
     if not isinstance(lengths, list) or not (ids is None or isinstance(ids, list)):
-        raise ScheduleError(f"{path}: expected a list of samples, or an object with lists total_lengths and rollout_ids")
+        raise ScheduleError(
+            f"{path}: expected a list of samples, or an object with lists total_lengths and"
+            " rollout_ids"
+        )
     return lengths, ids
 
 
@@ -101,30 +108,44 @@ def _read_parquet(path: Path) -> tuple[list[object], list[object] | None]:
     try:
         from pyarrow import parquet
     except ImportError as error:
-        raise ScheduleError(f"{path}: reading Parquet needs the extra: pip install 'rl-schedule[parquet]'") from error
+        raise ScheduleError(
+            f"{path}: reading Parquet needs the extra: pip install 'rl-schedule[parquet]'"
+        ) from error
     try:
         file = parquet.ParquetFile(path)
-        stated = json.loads((file.metadata.metadata or {}).get(_DUMP_METADATA, b"{}")).get("contract", READ_DUMP_ID)
+        stated = json.loads((file.metadata.metadata or {}).get(_DUMP_METADATA, b"{}")).get(
+            "contract", READ_DUMP_ID
+        )
         _check_contract(path, stated, READ_DUMP_ID)
-        names = [name for name in ("total_lengths", "rollout_ids") if name in file.schema_arrow.names]
+        names = [
+            name for name in ("total_lengths", "rollout_ids") if name in file.schema_arrow.names
+        ]
         if "total_lengths" not in names:
-            raise ScheduleError(f"{path}: has no column total_lengths; columns are {', '.join(file.schema_arrow.names)}")
+            raise ScheduleError(
+                f"{path}: has no column total_lengths; columns are"
+                f" {', '.join(file.schema_arrow.names)}"
+            )
         table = file.read(columns=names)
     except (ScheduleError, UnsupportedContractError):
         raise
     except (OSError, ValueError) as error:
         raise ScheduleError(f"{path}: not a readable Parquet file: {error}") from error
-    return table["total_lengths"].to_pylist(), table["rollout_ids"].to_pylist() if "rollout_ids" in names else None
+    return table["total_lengths"].to_pylist(), (
+        table["rollout_ids"].to_pylist() if "rollout_ids" in names else None
+    )
 
 
 def _check_contract(path: Path, stated: object, understood: str) -> None:
     if stated != understood:
         raise UnsupportedContractError(
-            f"{path}: this reader understands {understood!r}, the file says {stated!r}; write it as {understood}"
+            f"{path}: this reader understands {understood!r}, the file says {stated!r}; write it as"
+            f" {understood}"
         )
 
 
-def _collect(path: Path, entries: Iterator[tuple[str, object]]) -> tuple[list[object], list[object] | None]:
+def _collect(
+    path: Path, entries: Iterator[tuple[str, object]]
+) -> tuple[list[object], list[object] | None]:
     """Split entries into the two columns; either every entry has a rollout id or none has."""
     lengths: list[object] = []
     ids: list[object] = []
@@ -132,9 +153,15 @@ def _collect(path: Path, entries: Iterator[tuple[str, object]]) -> tuple[list[ob
         length = _first(entry, _LENGTH_KEYS) if isinstance(entry, Mapping) else entry
         rollout = _first(entry, _ID_KEYS) if isinstance(entry, Mapping) else None
         if isinstance(length, bool) or not isinstance(length, int):
-            raise ScheduleError(f"{path}: {where} must be an integer or an object with {_LENGTH_KEYS[0]}, got {entry!r:.80}")
+            raise ScheduleError(
+                f"{path}: {where} must be an integer or an object with {_LENGTH_KEYS[0]}, got"
+                f" {entry!r:.80}"
+            )
         if (rollout is not None) != (len(ids) == len(lengths)) and lengths:
-            raise ScheduleError(f"{path}: {where} {'has a' if rollout is not None else 'has no'} rollout_id, unlike the entries before it")
+            raise ScheduleError(
+                f"{path}: {where} {'has a' if rollout is not None else 'has no'} rollout_id, unlike"
+                " the entries before it"
+            )
         lengths.append(length)
         if rollout is not None:
             ids.append(rollout)

@@ -1,6 +1,8 @@
-"""The command line ``rl-schedule``: plan, compare, check; top layer, the only module that imports typer and rich.
+"""The command line `rl-schedule`: plan, compare, check; top layer, the only module that imports
+typer and rich.
 
-Exit codes: 0 fine, 1 problems found (a broken promise, data that a chosen policy refuses), 2 unusable input.
+Exit codes: 0 fine, 1 problems found (a broken promise, data that a chosen policy refuses), 2
+unusable input.
 """
 
 import json
@@ -32,21 +34,53 @@ __all__ = ["app", "main"]
 
 _SHOWN_RANKS = 16
 
-_STEP_COLUMNS = ("step", "samples", "mb", "fill", "ranks", "slots", "time", "useful", "bubble", "uneven")
+_STEP_COLUMNS = (
+    "step",
+    "samples",
+    "mb",
+    "fill",
+    "ranks",
+    "slots",
+    "time",
+    "useful",
+    "bubble",
+    "uneven",
+)
 
 _RANK_COLUMNS = ("rank", "samples", "tokens", "of slowest", "least", "median", "most")
 
 _METHOD_COLUMNS = ("method", "mb", "fill", "over cap", "ranks", "slots", "ms")
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Which samples run where and when, without a GPU.")
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Which samples run where and when, without a GPU.",
+)
 
-LengthsFile = Annotated[Path, typer.Argument(metavar="LENGTHS", help="JSON lines, JSON or Parquet with total lengths and rollout ids.")]
+LengthsFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="LENGTHS", help="JSON lines, JSON or Parquet with total lengths and rollout ids."
+    ),
+]
 Ranks = Annotated[int, typer.Option("--dp", min=1, help="Data-parallel ranks.")]
-ContextRanks = Annotated[int, typer.Option("--cp", min=1, help="Context-parallel ranks per micro-batch.")]
-TokenLimit = Annotated[int | None, typer.Option(min=1, help="Dynamic packing: tokens per GPU and micro-batch.")]
-ModelFile = Annotated[Path | None, typer.Option("--model", help="Hugging Face config.json; without it a 7B model in relative units.")]
+ContextRanks = Annotated[
+    int, typer.Option("--cp", min=1, help="Context-parallel ranks per micro-batch.")
+]
+TokenLimit = Annotated[
+    int | None, typer.Option(min=1, help="Dynamic packing: tokens per GPU and micro-batch.")
+]
+ModelFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--model", help="Hugging Face config.json; without it a 7B model in relative units."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-Padding = Annotated[int | None, typer.Option(min=1, help="Pad each sequence to this; 2 * cp by default when cp > 1.")]
+Padding = Annotated[
+    int | None,
+    typer.Option(min=1, help="Pad each sequence to this; 2 * cp by default when cp > 1."),
+]
 
 
 @app.command()
@@ -54,18 +88,34 @@ def plan(
     lengths: LengthsFile,
     dp: Ranks,
     cp: ContextRanks = 1,
-    tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor-parallel ranks, for the simulated time.")] = 1,
-    pp: Annotated[int, typer.Option("--pp", min=1, help="Pipeline stages, for the simulated time.")] = 1,
-    vpp: Annotated[int, typer.Option("--vpp", min=1, help="Virtual pipeline chunks per stage.")] = 1,
-    pipeline_group: Annotated[int | None, typer.Option(min=1, help="Micro-batches per chunk turn; pp by default.")] = None,
+    tp: Annotated[
+        int, typer.Option("--tp", min=1, help="Tensor-parallel ranks, for the simulated time.")
+    ] = 1,
+    pp: Annotated[
+        int, typer.Option("--pp", min=1, help="Pipeline stages, for the simulated time.")
+    ] = 1,
+    vpp: Annotated[
+        int, typer.Option("--vpp", min=1, help="Virtual pipeline chunks per stage.")
+    ] = 1,
+    pipeline_group: Annotated[
+        int | None, typer.Option(min=1, help="Micro-batches per chunk turn; pp by default.")
+    ] = None,
     max_tokens_per_gpu: TokenLimit = None,
-    micro_batch_size: Annotated[int | None, typer.Option(min=1, help="Static packing: samples per micro-batch.")] = None,
-    global_batch_size: Annotated[int | None, typer.Option(min=1, help="Rollouts per step; all in one step by default.")] = None,
+    micro_batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Static packing: samples per micro-batch.")
+    ] = None,
+    global_batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Rollouts per step; all in one step by default.")
+    ] = None,
     balance: Annotated[Balance, typer.Option(help="What to level over ranks and slots.")] = "flops",
     rank_slack: Annotated[str, typer.Option(help="0, a fraction, or auto.")] = "0",
     model: ModelFile = None,
-    tflops: Annotated[float, typer.Option(min=0.001, help="TFLOP/s one GPU achieves, for the simulated time.")] = 400.0,
-    sync_seconds: Annotated[float, typer.Option(min=0.0, help="Gradient reduction and optimizer per step.")] = 0.0,
+    tflops: Annotated[
+        float, typer.Option(min=0.001, help="TFLOP/s one GPU achieves, for the simulated time.")
+    ] = 400.0,
+    sync_seconds: Annotated[
+        float, typer.Option(min=0.0, help="Gradient reduction and optimizer per step.")
+    ] = 0.0,
     on_oversized: Annotated[OnOversized, typer.Option()] = "alone",
     on_misaligned: Annotated[OnMisaligned, typer.Option()] = "split_then_filler",
     on_trailing: Annotated[OnTrailing, typer.Option()] = "drop",
@@ -110,7 +160,9 @@ def plan(
         try:
             html.write_text(page, encoding="utf-8")
         except OSError as error:
-            raise ScheduleError(f"--html {html}: cannot be written: {error.strerror or error}") from error
+            raise ScheduleError(
+                f"--html {html}: cannot be written: {error.strerror or error}"
+            ) from error
     if as_json:
         sys.stdout.write(json.dumps(planned.to_document()) + "\n")
         return
@@ -147,11 +199,20 @@ def compare(
     if as_json:
         sys.stdout.write(json.dumps([asdict(row) for row in rows]) + "\n")
         return
-    title = f"{lengths.name}: {dp} ranks, {request.token_cap:,} tokens per micro-batch; micro-batches per rank, max / mean, slots / ideal"
+    title = (
+        f"{lengths.name}: {dp} ranks, {request.token_cap:,} tokens per micro-batch; micro-batches"
+        " per rank, max / mean, slots / ideal"
+    )
     table = _table(title, _METHOD_COLUMNS)
     for row in rows:
-        figures = (f"{row.rank_imbalance:.4f}", f"{row.slot_imbalance:.4f}", f"{row.seconds * 1e3:.1f}")
-        table.add_row(row.method, str(row.micro_batches), f"{row.fill:.1%}", str(row.over_cap), *figures)
+        figures = (
+            f"{row.rank_imbalance:.4f}",
+            f"{row.slot_imbalance:.4f}",
+            f"{row.seconds * 1e3:.1f}",
+        )
+        table.add_row(
+            row.method, str(row.micro_batches), f"{row.fill:.1%}", str(row.over_cap), *figures
+        )
     Console().print(table)
 
 
@@ -168,19 +229,37 @@ def check(
         raise ScheduleError(f"{plan_file}: cannot be read as JSON: {error}") from error
     planned = SchedulePlan.from_document(document)
     batch = read_batch(lengths)
-    request = ScheduleRequest.from_settings(planned.settings, total_lengths=batch.total_lengths, rollout_ids=batch.rollout_ids)
+    request = ScheduleRequest.from_settings(
+        planned.settings, total_lengths=batch.total_lengths, rollout_ids=batch.rollout_ids
+    )
     problems = check_plan(planned, request)
     if as_json:
-        found = [{"promise": p.promise, "message": p.message, "samples": list(p.samples), "rank": p.rank, "step": p.step} for p in problems]
+        found = [
+            {
+                "promise": p.promise,
+                "message": p.message,
+                "samples": list(p.samples),
+                "rank": p.rank,
+                "step": p.step,
+            }
+            for p in problems
+        ]
         sys.stdout.write(json.dumps({"digest": planned.digest, "problems": found}) + "\n")
     else:
         console = Console()
         for problem in problems:
             console.print(f"[red]{problem.promise}[/] {problem.message}", highlight=False)
         if planned.settings["cost"]["kind"] == "custom":
-            console.print("P10 was checked with the default cost: the plan's own cost model is not in the document")
+            console.print(
+                "P10 was checked with the default cost: the plan's own cost model is not in the"
+                " document"
+            )
         if not problems:
-            console.print(f"P1-P10 hold for {planned.sample_positions.size} samples; digest {planned.digest[:12]}", highlight=False)
+            console.print(
+                f"P1-P10 hold for {planned.sample_positions.size} samples; digest"
+                f" {planned.digest[:12]}",
+                highlight=False,
+            )
     if problems:
         raise typer.Exit(1)
 
@@ -221,16 +300,22 @@ def _padding(given: int | None, cp: int) -> int:
 
 def _table(title: str, columns: Sequence[str]) -> Table:
     """Return an empty table: numbers to the right, a first column of words to the left, nothing wrapped."""
-    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    table = Table(
+        title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False
+    )
     for name in columns:
         table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
     return table
 
 
-def _print_steps(console: Console, planned: SchedulePlan, timings: list[StepTiming], *, seconds: bool) -> None:
+def _print_steps(
+    console: Console, planned: SchedulePlan, timings: list[StepTiming], *, seconds: bool
+) -> None:
     """Print one row per step, then the bounds of the whole plan."""
     table = _table(
-        "steps: micro-batches per rank, slowest rank / mean, slots / ideal, time (x ideal without --model) and its shares", _STEP_COLUMNS
+        "steps: micro-batches per rank, slowest rank / mean, slots / ideal, time (x ideal without"
+        " --model) and its shares",
+        _STEP_COLUMNS,
     )
     for number, (step, timing) in enumerate(zip(planned.stats.steps, timings, strict=True)):
         table.add_row(
@@ -240,19 +325,29 @@ def _print_steps(console: Console, planned: SchedulePlan, timings: list[StepTimi
             "-" if step.fill is None else f"{step.fill:.1%}",
             f"{step.rank_imbalance:.4f}",
             f"{step.slot_imbalance:.4f}",
-            f"{timing.seconds:.3g} s" if seconds else f"{1.0 / timing.useful_share if timing.useful_share else 1.0:.3f}x",
-            *(f"{share:.1%}" for share in (timing.useful_share, timing.bubble_share, timing.imbalance_share)),
+            (
+                f"{timing.seconds:.3g} s"
+                if seconds
+                else f"{1.0 / timing.useful_share if timing.useful_share else 1.0:.3f}x"
+            ),
+            *(
+                f"{share:.1%}"
+                for share in (timing.useful_share, timing.bubble_share, timing.imbalance_share)
+            ),
         )
     console.print(table)
     stats = planned.stats
     console.print(
-        f"No plan can have fewer than {stats.micro_batch_bound} micro-batches per rank, ranks below {stats.rank_bound:.4f} "
-        f"(slowest / mean) or, with these ranks, slots below {stats.slot_bound:.4f} (sum of slowest / ideal).",
+        f"No plan can have fewer than {stats.micro_batch_bound} micro-batches per rank, ranks below"
+        f" {stats.rank_bound:.4f} (slowest / mean) or, with these ranks, slots below"
+        f" {stats.slot_bound:.4f} (sum of slowest / ideal).",
         highlight=False,
     )
 
 
-def _print_ranks(console: Console, planned: SchedulePlan, request: ScheduleRequest, timings: list[StepTiming]) -> None:
+def _print_ranks(
+    console: Console, planned: SchedulePlan, request: ScheduleRequest, timings: list[StepTiming]
+) -> None:
     """Print the ranks of each step, the slowest and the fastest where there are many."""
     lengths = request.padded_lengths
     for number, timing in enumerate(timings):
@@ -260,24 +355,47 @@ def _print_ranks(console: Console, planned: SchedulePlan, request: ScheduleReque
         slots = range(start, start + planned.num_microbatches[number])
         by_time = np.argsort(-timing.rank_seconds, kind="stable").tolist()
         half = _SHOWN_RANKS // 2
-        shown = sorted(by_time if len(by_time) <= _SHOWN_RANKS else by_time[:half] + by_time[-half:])
-        which = "" if len(shown) == len(by_time) else f", the {half} slowest and {half} fastest of {len(by_time)} ranks"
+        shown = sorted(
+            by_time if len(by_time) <= _SHOWN_RANKS else by_time[:half] + by_time[-half:]
+        )
+        which = (
+            ""
+            if len(shown) == len(by_time)
+            else f", the {half} slowest and {half} fastest of {len(by_time)} ranks"
+        )
         table = _table(f"step {number}{which}; tokens per micro-batch on the right", _RANK_COLUMNS)
         slowest = float(timing.rank_seconds.max()) or 1.0
         for rank in shown:
             batches = [planned.micro_batch_samples(rank, slot) for slot in slots]
             tokens = np.array([int(lengths[batch].sum()) for batch in batches])
             samples = sum(batch.size for batch in batches)
-            spread = (f"{int(value):,}" for value in (tokens.min(), np.median(tokens), tokens.max()))
-            table.add_row(str(rank), f"{samples:,}", f"{tokens.sum():,}", f"{timing.rank_seconds[rank] / slowest:.2%}", *spread)
+            spread = (
+                f"{int(value):,}" for value in (tokens.min(), np.median(tokens), tokens.max())
+            )
+            table.add_row(
+                str(rank),
+                f"{samples:,}",
+                f"{tokens.sum():,}",
+                f"{timing.rank_seconds[rank] / slowest:.2%}",
+                *spread,
+            )
         console.print(table)
 
 
 def _print_notes(console: Console, planned: SchedulePlan, html: Path | None) -> None:
     if planned.dropped_samples:
-        console.print(f"dropped: {len(planned.dropped_samples)} samples of {len(planned.dropped_rollouts)} rollouts")
+        console.print(
+            f"dropped: {len(planned.dropped_samples)} samples of {len(planned.dropped_rollouts)}"
+            " rollouts"
+        )
     if planned.oversized_samples:
-        console.print(f"oversized: {len(planned.oversized_samples)} samples above the token cap, first {planned.oversized_samples[:5]}")
-    console.print(f"planned in {planned.stats.wall_seconds * 1e3:.1f} ms; digest {planned.digest[:12]}", highlight=False)
+        console.print(
+            f"oversized: {len(planned.oversized_samples)} samples above the token cap, first"
+            f" {planned.oversized_samples[:5]}"
+        )
+    console.print(
+        f"planned in {planned.stats.wall_seconds * 1e3:.1f} ms; digest {planned.digest[:12]}",
+        highlight=False,
+    )
     if html is not None:
         console.print(f"picture: {html}", highlight=False)

@@ -1,6 +1,7 @@
-"""All methods on one step, side by side; layer above ``references`` and ``schedule``.
+"""All methods on one step, side by side; layer above `references` and `schedule`.
 
-Decides which figures a comparison has. Invariant: every method is measured with the same cost on the same padded lengths.
+Decides which figures a comparison has. Invariant: every method is measured with the same cost on
+the same padded lengths.
 """
 
 import time
@@ -17,7 +18,14 @@ from rl_schedule.request import Balance, RankSlack, ScheduleRequest
 from rl_schedule.schedule import plan_schedule
 from rl_schedule.statistics import rank_imbalance, slot_imbalance
 
-__all__ = ["OURS", "MethodFigures", "compare_methods", "measure_ours", "measure_plan", "measure_reference"]
+__all__ = [
+    "OURS",
+    "MethodFigures",
+    "compare_methods",
+    "measure_ours",
+    "measure_plan",
+    "measure_reference",
+]
 
 OURS: tuple[tuple[Balance, RankSlack], ...] = (("tokens", 0.0), ("flops", 0.0), ("flops", "auto"))
 """Settings of this package that a comparison shows."""
@@ -44,7 +52,7 @@ class MethodFigures:
 
 
 def compare_methods(request: ScheduleRequest) -> list[MethodFigures]:
-    """Run every reference and this package's settings on all samples of ``request`` as one step.
+    """Run every reference and this package's settings on all samples of `request` as one step.
 
     Args:
         request: dynamic packing; its balance, slack, splitter and cut into steps are not used.
@@ -54,12 +62,17 @@ def compare_methods(request: ScheduleRequest) -> list[MethodFigures]:
 
 
 def measure_reference(request: ScheduleRequest, number: int) -> MethodFigures:
-    """Run ``REFERENCES[number]`` and measure it."""
+    """Run `REFERENCES[number]` and measure it."""
     lengths = request.padded_lengths
     costs = _costs(request)
     started = time.perf_counter()
     placed, num_bins = run_reference(
-        REFERENCES[number], lengths, costs, cap=request.token_cap or 0, num_ranks=request.dp_size, alignment=request.alignment
+        REFERENCES[number],
+        lengths,
+        costs,
+        cap=request.token_cap or 0,
+        num_ranks=request.dp_size,
+        alignment=request.alignment,
     )
     seconds = time.perf_counter() - started
     return _measure(REFERENCES[number].name, request, placed, num_bins, costs, seconds)
@@ -73,7 +86,7 @@ def measure_ours(request: ScheduleRequest, balance: Balance, slack: RankSlack) -
 
 
 def measure_plan(name: str, request: ScheduleRequest, plan: SchedulePlan) -> MethodFigures:
-    """Measure a plan of one step with the cost of ``request``."""
+    """Measure a plan of one step with the cost of `request`."""
     sizes = np.diff(plan.micro_batch_offsets)
     placed = np.empty(plan.sample_positions.size, dtype=np.int64)
     placed[plan.sample_positions] = np.repeat(np.arange(sizes.size), sizes)
@@ -100,10 +113,19 @@ def _one_step(request: ScheduleRequest, balance: Balance, slack: RankSlack) -> S
 
 def _costs(request: ScheduleRequest) -> IntArray:
     lengths = request.padded_lengths
-    return integer_costs(evaluate_cost(request.cost_model, lengths), terms=lengths.size + request.alignment)
+    return integer_costs(
+        evaluate_cost(request.cost_model, lengths), terms=lengths.size + request.alignment
+    )
 
 
-def _measure(name: str, request: ScheduleRequest, placed: IntArray, num_bins: int, costs: IntArray, seconds: float) -> MethodFigures:
+def _measure(
+    name: str,
+    request: ScheduleRequest,
+    placed: IntArray,
+    num_bins: int,
+    costs: IntArray,
+    seconds: float,
+) -> MethodFigures:
     cap, lengths = request.token_cap or 1, request.padded_lengths
     bin_costs = bin_sums(costs, placed, num_bins).reshape(request.dp_size, -1)
     tokens = bin_sums(lengths, placed, num_bins)
@@ -111,7 +133,9 @@ def _measure(name: str, request: ScheduleRequest, placed: IntArray, num_bins: in
         method=name,
         micro_batches=bin_costs.shape[1],
         fill=int(lengths.sum()) / (num_bins * cap),
-        over_cap=int(np.count_nonzero((tokens > cap) & (np.bincount(placed, minlength=num_bins) > 1))),
+        over_cap=int(
+            np.count_nonzero((tokens > cap) & (np.bincount(placed, minlength=num_bins) > 1))
+        ),
         rank_imbalance=rank_imbalance(bin_costs),
         slot_imbalance=slot_imbalance(bin_costs),
         seconds=seconds,

@@ -1,10 +1,11 @@
-"""The shape of a ``schedule-plan.v1`` document: names, dtypes and order; standard library only.
+"""The shape of a `schedule-plan.v1` document: names, dtypes and order; standard library only.
 
 Decides what another package may rely on. The JSON Schema of the same id ships as package data
-(``schemas/schedule-plan.v1.json``) and a test holds the two equal. Within the major, keys are only ever added.
+(`schemas/schedule-plan.v1.json`) and a test holds the two equal. Within the major, keys are only
+ever added.
 
-Layout: micro-batches are numbered rank by rank and, inside a rank, in running order over all steps, so that
-micro-batch ``k`` of rank ``r`` is row ``r * sum(num_microbatches) + k`` of ``micro_batch_offsets``.
+Layout: micro-batches are numbered rank by rank and, inside a rank, in running order over all steps,
+so that micro-batch `k` of rank `r` is row `r * sum(num_microbatches) + k` of `micro_batch_offsets`.
 """
 
 import json
@@ -35,10 +36,10 @@ MINOR: Final = 0
 """Minor of the documents written by this version. A reader of the same major accepts any minor."""
 
 READ_BATCH_ID: Final = "rollout-batch.v1"
-"""Id of the JSON document whose columns ``total_lengths`` and ``rollout_ids`` the command line reads."""
+"""Id of the JSON document whose columns `total_lengths` and `rollout_ids` the command line reads."""
 
 READ_DUMP_ID: Final = "rollout-dump.v1"
-"""Id of the Parquet file whose columns ``total_lengths`` and ``rollout_ids`` the command line reads."""
+"""Id of the Parquet file whose columns `total_lengths` and `rollout_ids` the command line reads."""
 
 ArrayName = Literal[
     "micro_batch_offsets",
@@ -72,7 +73,7 @@ class Producer(TypedDict):
 
 
 class ArrayDocument(TypedDict):
-    """One named array: ``data`` holds the values in row-major order."""
+    """One named array: `data` holds the values in row-major order."""
 
     dtype: Literal["int64"]
     shape: list[int]
@@ -80,10 +81,13 @@ class ArrayDocument(TypedDict):
 
 
 class PlanArrays(TypedDict):
-    """The arrays beside the header. M = micro-batches per rank over all steps, S = steps, D = ranks."""
+    """The arrays beside the header.
+
+    M = micro-batches per rank over all steps, S = steps, D = ranks.
+    """
 
     micro_batch_offsets: ArrayDocument
-    """[D * M + 1]: row ``b`` owns ``sample_positions[offsets[b]:offsets[b + 1]]``."""
+    """[D * M + 1]: row `b` owns `sample_positions[offsets[b]:offsets[b + 1]]`."""
     sample_positions: ArrayDocument
     """[kept samples]: rollout positions, 0-based, in micro-batch order."""
     num_microbatches: ArrayDocument
@@ -101,14 +105,14 @@ class PlanArrays(TypedDict):
 
 
 class CostDocument(TypedDict):
-    """The cost model in words that survive JSON: ``kind`` names a class of this package or is ``"custom"``."""
+    """The cost model in words that survive JSON: `kind` names a class of this package or is `"custom"`."""
 
     kind: str
     parameters: dict[str, Any]
 
 
 class SettingsDocument(TypedDict):
-    """The request without its data: every keyword of ``build_dp_schedule`` but the two columns."""
+    """The request without its data: every keyword of `build_dp_schedule` but the two columns."""
 
     global_batch_size: int | list[int] | None
     dp_size: int
@@ -128,7 +132,7 @@ class SettingsDocument(TypedDict):
 
 
 class StepStatsDocument(TypedDict):
-    """Figures of one step; see ``StepStats`` for units."""
+    """Figures of one step; see `StepStats` for units."""
 
     num_rollouts: int
     num_samples: int
@@ -147,7 +151,7 @@ class StepStatsDocument(TypedDict):
 
 
 class StatsDocument(TypedDict):
-    """Figures of the whole plan; see ``ScheduleStats`` for units."""
+    """Figures of the whole plan; see `ScheduleStats` for units."""
 
     fill: float | None
     rank_imbalance: float
@@ -174,7 +178,11 @@ class SchedulePlanDocument(TypedDict):
 
 
 def load_schema() -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of ``schedule-plan.v1`` as a dictionary."""
-    text = resources.files(__package__).joinpath("schemas", f"{CONTRACT_ID}.json").read_text(encoding="utf-8")
+    """Return the JSON Schema (draft 2020-12) of `schedule-plan.v1` as a dictionary."""
+    text = (
+        resources.files(__package__)
+        .joinpath("schemas", f"{CONTRACT_ID}.json")
+        .read_text(encoding="utf-8")
+    )
     schema: dict[str, Any] = json.loads(text)
     return schema

@@ -1,7 +1,9 @@
-"""What a sample costs: the cost protocol, the two simple models, and exact int64 costs; algorithm layer.
+"""What a sample costs: the cost protocol, the two simple models, and exact int64 costs; algorithm
+layer.
 
 Decides how a cost model's answer becomes the integers that every balancer adds up. Invariant: after
-``integer_costs`` all sums over a step are exact, so a plan cannot depend on summation order or platform.
+`integer_costs` all sums over a step are exact, so a plan cannot depend on summation order or
+platform.
 """
 
 import math
@@ -22,7 +24,10 @@ _SUM_BITS = 61
 
 @runtime_checkable
 class CostModel(Protocol):
-    """Cost of samples by length. Any callable of this form will do; it must depend on the length alone."""
+    """Cost of samples by length.
+
+    Any callable of this form will do; it must depend on the length alone.
+    """
 
     def __call__(self, lengths: IntArray, /) -> npt.NDArray[Any]:
         """Return the cost of each sample.
@@ -38,19 +43,21 @@ class CostModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenCost:
-    """One unit per token: ``c(s) = s``. Right when attention is a small part of the work."""
+    """One unit per token: `c(s) = s`. Right when attention is a small part of the work."""
 
     def __call__(self, lengths: IntArray, /) -> npt.NDArray[Any]:
-        """Return ``lengths`` unchanged: int64 [n]."""
+        """Return `lengths` unchanged: int64 [n]."""
         return lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuadraticCost:
-    """``c(s) = linear * s + quadratic * s**2``; the default is the constant that published schedulers use.
+    """`c(s) = linear * s + quadratic * s**2`; the default is the constant that published schedulers
+    use.
 
-    The default stands for the layers of a 7B transformer with full attention: 24576 = 6 * hidden 4096, so the unit is
-    FLOPs up to one common factor. Example: ``QuadraticCost()(np.array([70_000]))`` is 6_620_320_000, beyond int32.
+    The default stands for the layers of a 7B transformer with full attention: 24576 = 6 * hidden
+    4096, so the unit is FLOPs up to one common factor. Example:
+    `QuadraticCost()(np.array([70_000]))` is 6_620_320_000, beyond int32.
     """
 
     linear: int = 24576
@@ -61,7 +68,9 @@ class QuadraticCost:
     def __post_init__(self) -> None:
         """Refuse a model under which work could be negative."""
         if self.linear < 0 or self.quadratic < 0:
-            raise ScheduleError(f"QuadraticCost needs coefficients >= 0, got {self.linear} and {self.quadratic}")
+            raise ScheduleError(
+                f"QuadraticCost needs coefficients >= 0, got {self.linear} and {self.quadratic}"
+            )
 
     def __call__(self, lengths: IntArray, /) -> npt.NDArray[Any]:
         """Return the costs, int64 [n]; exact for lengths below two billion."""
@@ -70,30 +79,37 @@ class QuadraticCost:
 
 
 def evaluate_cost(model: CostModel, lengths: IntArray) -> npt.NDArray[Any]:
-    """Call ``model`` and check what it returns: one finite number >= 0 per sample.
+    """Call `model` and check what it returns: one finite number >= 0 per sample.
 
     Raises:
-        ScheduleError: wrong shape, not numeric, or a value that is not finite or below 0 (named by its length).
+        ScheduleError: wrong shape, not numeric, or a value that is not finite or below 0 (named by
+            its length).
     """
     costs = np.asarray(model(lengths))
     if costs.shape != lengths.shape:
-        raise ScheduleError(f"the cost model returned shape {costs.shape} for {lengths.size} lengths; return one cost per sample")
+        raise ScheduleError(
+            f"the cost model returned shape {costs.shape} for {lengths.size} lengths; return one"
+            " cost per sample"
+        )
     if costs.dtype.kind not in "iuf":
-        raise ScheduleError(f"the cost model returned dtype {costs.dtype}; return integers or floats")
+        raise ScheduleError(
+            f"the cost model returned dtype {costs.dtype}; return integers or floats"
+        )
     bad = np.flatnonzero(~(np.isfinite(costs) & (costs >= 0)))
     if bad.size:
         first = int(bad[0])
         raise ScheduleError(
-            f"the cost of a sample of {int(lengths[first])} tokens is {costs[first]}; costs must be finite and >= 0 (int32 overflow?)"
+            f"the cost of a sample of {int(lengths[first])} tokens is {costs[first]}; costs must be"
+            " finite and >= 0 (int32 overflow?)"
         )
     return costs
 
 
 def integer_costs(costs: npt.NDArray[Any], *, terms: int) -> IntArray:
-    """Turn costs into int64 [n] such that ``terms`` times their sum stays below 2**61.
+    """Turn costs into int64 [n] such that `terms` times their sum stays below 2**61.
 
-    Integers that fit are kept; everything else is multiplied by one power of two (exact in floating point) and rounded.
-    With a million samples that moves a cost by less than 2**-41 of the total.
+    Integers that fit are kept; everything else is multiplied by one power of two (exact in floating
+    point) and rounded. With a million samples that moves a cost by less than 2**-41 of the total.
 
     Args:
         costs: [n] finite numbers >= 0.
@@ -108,5 +124,7 @@ def integer_costs(costs: npt.NDArray[Any], *, terms: int) -> IntArray:
     if total == 0.0:
         return np.zeros(costs.size, dtype=np.int64)
     _, exponent = math.frexp(total)
-    rounded: IntArray = np.rint(np.ldexp(costs.astype(np.float64), bits - 1 - exponent)).astype(np.int64)
+    rounded: IntArray = np.rint(np.ldexp(costs.astype(np.float64), bits - 1 - exponent)).astype(
+        np.int64
+    )
     return rounded

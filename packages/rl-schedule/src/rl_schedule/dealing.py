@@ -1,8 +1,10 @@
-"""From finished micro-batches to ranks, and the order of each rank's micro-batches; algorithm layer.
+"""From finished micro-batches to ranks, and the order of each rank's micro-batches; algorithm
+layer.
 
-Decides which rank runs which micro-batch and in which slot. Invariants: every rank gets the same number; a rank's
-micro-batches are put into slots by descending cost, which minimises the slot sum for given ranks; the permutation that
-then moves costly slots away from the pipeline's ends is common to all ranks, so no figure changes.
+Decides which rank runs which micro-batch and in which slot. Invariants: every rank gets the same
+number; a rank's micro-batches are put into slots by descending cost, which minimises the slot sum
+for given ranks; the permutation that then moves costly slots away from the pipeline's ends is
+common to all ranks, so no figure changes.
 """
 
 from itertools import chain
@@ -12,11 +14,18 @@ import numpy as np
 from rl_schedule.arrays import IntArray
 from rl_schedule.karmarkar_karp import deal_by_differencing
 
-__all__ = ["arrange_slots", "bin_sums", "deal_bins", "fill_empty_bins", "number_bins", "pipeline_order"]
+__all__ = [
+    "arrange_slots",
+    "bin_sums",
+    "deal_bins",
+    "fill_empty_bins",
+    "number_bins",
+    "pipeline_order",
+]
 
 
 def bin_sums(values: IntArray, bin_of: IntArray, num_bins: int) -> IntArray:
-    """Sum ``values`` [n] per bin: int64 [num_bins], exact."""
+    """Sum `values` [n] per bin: int64 [num_bins], exact."""
     sums = np.zeros(num_bins, dtype=np.int64)
     np.add.at(sums, bin_of, values)
     return sums
@@ -31,7 +40,7 @@ def number_bins(bins: list[list[int]], num_samples: int) -> IntArray:
 
 
 def deal_bins(bin_of: IntArray, costs: IntArray, *, num_ranks: int, num_bins: int) -> IntArray:
-    """Deal ``num_bins`` bins to ranks by largest differencing: the rank-major bin of each sample, int64 [n]."""
+    """Deal `num_bins` bins to ranks by largest differencing: the rank-major bin of each sample, int64 [n]."""
     hands = deal_by_differencing(bin_sums(costs, bin_of, num_bins), num_ranks)
     place = np.empty(num_bins, dtype=np.int64)
     place[hands.ravel()] = np.arange(num_bins)
@@ -39,11 +48,13 @@ def deal_bins(bin_of: IntArray, costs: IntArray, *, num_ranks: int, num_bins: in
     return dealt
 
 
-def fill_empty_bins(bin_of: IntArray, costs: IntArray, *, num_ranks: int, num_bins: int) -> IntArray:
+def fill_empty_bins(
+    bin_of: IntArray, costs: IntArray, *, num_ranks: int, num_bins: int
+) -> IntArray:
     """Give every empty bin one sample as long as some bin holds two: int64 [n]; O(n log n).
 
-    The cheapest samples of the bin's own rank are spared first, which leaves the ranks as they are; where a rank has none to
-    spare, the cheapest of the costliest ranks.
+    The cheapest samples of the bin's own rank are spared first, which leaves the ranks as they are;
+    where a rank has none to spare, the cheapest of the costliest ranks.
     """
     counts = np.bincount(bin_of, minlength=num_bins)
     empty = np.flatnonzero(counts == 0)
@@ -75,7 +86,8 @@ def _spare(sample: int, target: int, filled: IntArray, left: list[int]) -> None:
 
 
 def pipeline_order(num_slots: int) -> IntArray:
-    """Return the cost rank of the slot at each place of the pipeline, int64 [m]: cheapest at both ends.
+    """Return the cost rank of the slot at each place of the pipeline, int64 [m]: cheapest at both
+    ends.
 
     Place the costliest in the middle and go outwards. Example: 5 slots give ranks [3, 1, 0, 2, 4].
     """
@@ -84,7 +96,7 @@ def pipeline_order(num_slots: int) -> IntArray:
 
 
 def arrange_slots(bin_of: IntArray, costs: IntArray, *, num_ranks: int, num_slots: int) -> IntArray:
-    """Renumber bins inside each rank so that slot k of all ranks holds their k-th costliest, then apply ``pipeline_order``."""
+    """Renumber bins inside each rank so that slot k of all ranks holds their k-th costliest, then apply `pipeline_order`."""
     sums = bin_sums(costs, bin_of, num_ranks * num_slots).reshape(num_ranks, num_slots)
     by_cost = np.argsort(-sums, axis=1, kind="stable")
     order = by_cost[:, pipeline_order(num_slots)] + np.arange(num_ranks)[:, None] * num_slots

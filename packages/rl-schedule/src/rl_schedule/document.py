@@ -1,7 +1,9 @@
-"""Between ``schedule-plan.v1`` documents and arrays; layer above ``contract`` and ``arrays``, below the records.
+"""Between `schedule-plan.v1` documents and arrays; layer above `contract` and `arrays`, below the
+records.
 
-Decides what a reader accepts. Invariants: another contract id is refused with both ids; every other fault of a document
-is collected and reported at once; unknown keys and newer minors are read past, a newer minor is logged once.
+Decides what a reader accepts. Invariants: another contract id is refused with both ids; every other
+fault of a document is collected and reported at once; unknown keys and newer minors are read past,
+a newer minor is logged once.
 """
 
 import logging
@@ -50,11 +52,21 @@ class DecodedPlan:
 
 
 def encode_plan(
-    *, dp_size: int, digest: str, settings: SettingsDocument, stats: StatsDocument, arrays: Mapping[str, IntArray]
+    *,
+    dp_size: int,
+    digest: str,
+    settings: SettingsDocument,
+    stats: StatsDocument,
+    arrays: Mapping[str, IntArray],
 ) -> SchedulePlanDocument:
     """Return the document of plain JSON values for one plan."""
     columns: dict[str, ArrayDocument] = {
-        name: {"dtype": "int64", "shape": list(arrays[name].shape), "data": arrays[name].ravel().tolist()} for name in ARRAY_NAMES
+        name: {
+            "dtype": "int64",
+            "shape": list(arrays[name].shape),
+            "data": arrays[name].ravel().tolist(),
+        }
+        for name in ARRAY_NAMES
     }
     return {
         "contract": CONTRACT_ID,
@@ -72,7 +84,7 @@ def decode_plan(document: Mapping[str, object]) -> DecodedPlan:
     """Check a document and return its content.
 
     Raises:
-        UnsupportedContractError: the id is not ``schedule-plan.v1``.
+        UnsupportedContractError: the id is not `schedule-plan.v1`.
         PlanDocumentError: any other fault, all of them at once.
     """
     if not isinstance(document, Mapping):
@@ -118,7 +130,12 @@ def _check_minor(minor: object, problems: list[str]) -> None:
 
 @cache
 def _log_newer_minor(minor: int) -> None:
-    _log.warning("reading %s minor %d with a reader of minor %d; unknown keys are ignored", CONTRACT_ID, minor, MINOR)
+    _log.warning(
+        "reading %s minor %d with a reader of minor %d; unknown keys are ignored",
+        CONTRACT_ID,
+        minor,
+        MINOR,
+    )
 
 
 @cache
@@ -129,7 +146,9 @@ def _version() -> str:
         return "0+unknown"
 
 
-def _object(document: Mapping[str, object], name: str, shape: type, problems: list[str]) -> Mapping[str, Any]:
+def _object(
+    document: Mapping[str, object], name: str, shape: type, problems: list[str]
+) -> Mapping[str, Any]:
     value = document.get(name)
     if not isinstance(value, Mapping):
         problems.append(f"{name} must be an object, got {type(value).__name__}")
@@ -174,24 +193,52 @@ def _array(column: object, ndim: int) -> tuple[str, IntArray | None]:
     if column.get("dtype") != "int64":
         return f"must have dtype int64, got {column.get('dtype')!r}", None
     shape, data = column.get("shape"), column.get("data")
-    if not isinstance(shape, (list, tuple)) or len(shape) != ndim or not all(type(size) is int and size >= 0 for size in shape):
+    if (
+        not isinstance(shape, (list, tuple))
+        or len(shape) != ndim
+        or not all(type(size) is int and size >= 0 for size in shape)
+    ):
         return f"must have a shape of {ndim} integers, got {shape!r}", None
-    if not isinstance(data, (list, tuple)) or not all(type(value) is int and -(2**63) <= value < 2**63 for value in data):
+    if not isinstance(data, (list, tuple)) or not all(
+        type(value) is int and -(2**63) <= value < 2**63 for value in data
+    ):
         return "must hold its values as a list of int64", None
     if len(data) != int(np.prod(shape, dtype=np.int64)):
-        return f"has {len(data)} values, its shape {list(shape)} asks for {int(np.prod(shape, dtype=np.int64))}", None
+        return (
+            (
+                f"has {len(data)} values, its shape {list(shape)} asks for"
+                f" {int(np.prod(shape, dtype=np.int64))}"
+            ),
+            None,
+        )
     return "", read_only(np.array(data, dtype=np.int64).reshape(shape))
 
 
 def _check_consistency(dp_size: int, arrays: dict[str, IntArray], problems: list[str]) -> None:
-    """Check what must hold between the arrays for a plan to be readable at all; promises are ``check_plan``'s."""
+    """Check what must hold between the arrays for a plan to be readable at all; promises are `check_plan`'s."""
     offsets, steps = arrays["micro_batch_offsets"], arrays["num_microbatches"]
     rows = dp_size * int(steps.sum())
     if bool(np.any(steps < 0)) or offsets.size != rows + 1:
-        problems.append(f"micro_batch_offsets has {offsets.size} entries, {dp_size} ranks times num_microbatches plus one is {rows + 1}")
-    elif offsets[0] != 0 or bool(np.any(np.diff(offsets) < 0)) or offsets[-1] != arrays["sample_positions"].size:
-        problems.append(f"micro_batch_offsets must rise from 0 to the {arrays['sample_positions'].size} sample_positions")
+        problems.append(
+            f"micro_batch_offsets has {offsets.size} entries, {dp_size} ranks times"
+            f" num_microbatches plus one is {rows + 1}"
+        )
+    elif (
+        offsets[0] != 0
+        or bool(np.any(np.diff(offsets) < 0))
+        or offsets[-1] != arrays["sample_positions"].size
+    ):
+        problems.append(
+            f"micro_batch_offsets must rise from 0 to the {arrays['sample_positions'].size}"
+            " sample_positions"
+        )
     if arrays["global_batch_sizes"].size != steps.size:
-        problems.append(f"global_batch_sizes has {arrays['global_batch_sizes'].size} steps, num_microbatches {steps.size}")
+        problems.append(
+            f"global_batch_sizes has {arrays['global_batch_sizes'].size} steps, num_microbatches"
+            f" {steps.size}"
+        )
     if arrays["filler_micro_batches"].shape[1] != 2:
-        problems.append(f"filler_micro_batches must have shape [F, 2], got {list(arrays['filler_micro_batches'].shape)}")
+        problems.append(
+            "filler_micro_batches must have shape [F, 2], got"
+            f" {list(arrays['filler_micro_batches'].shape)}"
+        )

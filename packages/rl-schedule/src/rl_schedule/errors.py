@@ -1,12 +1,17 @@
 """Every error this package raises on purpose; the lowest layer, imported by all others.
 
-Each class subclasses the builtin a caller would catch anyway, and each message says what was given, what was
-expected and what to do, with the sample, step or rank it concerns.
+Each class subclasses the builtin a caller would catch anyway, and each message says what was given,
+what was expected and what to do, with the sample, step or rank it concerns.
 """
 
 from collections.abc import Sequence
 
-__all__ = ["InfeasibleScheduleError", "PlanDocumentError", "ScheduleError", "UnsupportedContractError"]
+__all__ = [
+    "InfeasibleScheduleError",
+    "PlanDocumentError",
+    "ScheduleError",
+    "UnsupportedContractError",
+]
 
 
 class ScheduleError(ValueError):
@@ -14,7 +19,7 @@ class ScheduleError(ValueError):
 
 
 class InfeasibleScheduleError(ScheduleError):
-    """Well-formed data that a policy chosen as ``"error"`` refuses; another policy would have planned it."""
+    """Well-formed data that a policy chosen as `"error"` refuses; another policy would have planned it."""
 
 
 class UnsupportedContractError(ValueError):
@@ -22,13 +27,13 @@ class UnsupportedContractError(ValueError):
 
 
 class PlanDocumentError(ScheduleError):
-    """A ``schedule-plan.v1`` document that is not one.
+    """A `schedule-plan.v1` document that is not one.
 
     Attributes:
         problems: every problem found, one line each; never only the first.
     """
 
     def __init__(self, problems: Sequence[str]) -> None:
-        """Keep all ``problems`` and join them into the message."""
+        """Keep all `problems` and join them into the message."""
         self.problems = tuple(problems)
         super().__init__("not a valid schedule-plan.v1 document: " + "; ".join(self.problems))

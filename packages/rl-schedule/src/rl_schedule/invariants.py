@@ -1,8 +1,8 @@
-"""The promises of a plan, checked against its request; layer above ``plan`` and ``request``.
+"""The promises of a plan, checked against its request; layer above `plan` and `request`.
 
-Decides whether a plan keeps P1-P10. It recomputes everything from the request and trusts nothing the plan says about
-itself, so it also judges plans made by other code. Invariant: no promise is skipped because an earlier one is broken,
-unless what is left cannot be read.
+Decides whether a plan keeps P1-P10. It recomputes everything from the request and trusts nothing
+the plan says about itself, so it also judges plans made by other code. Invariant: no promise is
+skipped because an earlier one is broken, unless what is left cannot be read.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ _TOLERANCE = 1.001
 """P10 allows 0.1 % over the strided reference."""
 
 _SHOWN = 8
-"""Sample ids written into one message; ``Problem.samples`` has all."""
+"""Sample ids written into one message; `Problem.samples` has all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Problem:
     """One broken promise."""
 
     promise: str
-    """``P1`` to ``P10``."""
+    """`P1` to `P10`."""
     message: str
     """What was found, what was promised, and where."""
     samples: tuple[int, ...] = ()
@@ -46,7 +46,7 @@ class Problem:
     """Micro-batch of that rank, flat over steps, if it is one."""
 
     def __str__(self) -> str:
-        """Return ``promise: message``."""
+        """Return `promise: message`."""
         return f"{self.promise}: {self.message}"
 
 
@@ -59,7 +59,7 @@ class _Case:
     lengths: IntArray
     """Padded tokens [n]."""
     row_of: IntArray
-    """Micro-batch row of each entry of ``sample_positions``."""
+    """Micro-batch row of each entry of `sample_positions`."""
     step_of: IntArray
     """Step of each micro-batch of a rank [M]."""
 
@@ -69,15 +69,16 @@ class _Case:
 
 
 def check_plan(plan: SchedulePlan, request: ScheduleRequest) -> list[Problem]:
-    """List every promise that ``plan`` breaks for ``request``; an empty list is a good plan.
+    """List every promise that `plan` breaks for `request`; an empty list is a good plan.
 
     Args:
         plan: any plan, also one from a document.
         request: what was asked for, with the data.
 
     Returns:
-        Problems in promise order, with the sample ids they concern. P8 is checked as "the digest belongs to the arrays";
-        that equal requests give equal digests is a property of ``build_dp_schedule``.
+        Problems in promise order, with the sample ids they concern. P8 is checked as "the digest
+        belongs to the arrays"; that equal requests give equal digests is a property of
+        `build_dp_schedule`.
     """
     structure = list(_check_structure(plan, request))
     if structure:
@@ -88,7 +89,9 @@ def check_plan(plan: SchedulePlan, request: ScheduleRequest) -> list[Problem]:
         request=request,
         lengths=request.padded_lengths,
         row_of=np.repeat(np.arange(sizes.size), sizes).astype(np.int64),
-        step_of=np.repeat(np.arange(len(plan.num_microbatches)), plan.num_microbatches).astype(np.int64),
+        step_of=np.repeat(np.arange(len(plan.num_microbatches)), plan.num_microbatches).astype(
+            np.int64
+        ),
     )
     checks: tuple[Callable[[_Case], Iterator[Problem]], ...] = (
         _check_alignment,
@@ -106,20 +109,43 @@ def check_plan(plan: SchedulePlan, request: ScheduleRequest) -> list[Problem]:
 def _check_structure(plan: SchedulePlan, request: ScheduleRequest) -> Iterator[Problem]:
     """P1, and whatever makes the arrays unreadable."""
     if plan.dp_size != request.dp_size:
-        yield Problem(promise="P1", message=f"the plan is for {plan.dp_size} ranks, the request for {request.dp_size}")
+        yield Problem(
+            promise="P1",
+            message=f"the plan is for {plan.dp_size} ranks, the request for {request.dp_size}",
+        )
     rows = plan.dp_size * plan.micro_batches_per_rank
     offsets = plan.micro_batch_offsets
     if offsets.size != rows + 1:
         yield Problem(
-            promise="P1", message=f"{offsets.size - 1} micro-batches are laid out, {plan.dp_size} ranks with equal counts have {rows}"
+            promise="P1",
+            message=(
+                f"{offsets.size - 1} micro-batches are laid out, {plan.dp_size} ranks with equal"
+                f" counts have {rows}"
+            ),
         )
-    elif offsets[0] != 0 or offsets[-1] != plan.sample_positions.size or bool(np.any(np.diff(offsets) < 0)):
-        yield Problem(promise="P3", message=f"micro_batch_offsets do not rise from 0 to {plan.sample_positions.size}")
-    outside = plan.sample_positions[(plan.sample_positions < 0) | (plan.sample_positions >= len(request.total_lengths))]
+    elif (
+        offsets[0] != 0
+        or offsets[-1] != plan.sample_positions.size
+        or bool(np.any(np.diff(offsets) < 0))
+    ):
+        yield Problem(
+            promise="P3",
+            message=f"micro_batch_offsets do not rise from 0 to {plan.sample_positions.size}",
+        )
+    outside = plan.sample_positions[
+        (plan.sample_positions < 0) | (plan.sample_positions >= len(request.total_lengths))
+    ]
     if outside.size:
-        yield _about("P3", f"positions outside 0..{len(request.total_lengths) - 1} are placed", outside)
+        yield _about(
+            "P3", f"positions outside 0..{len(request.total_lengths) - 1} are placed", outside
+        )
     if len(plan.global_batch_sizes) != len(plan.num_microbatches):
-        yield Problem(promise="P1", message=f"{len(plan.global_batch_sizes)} step sizes for {len(plan.num_microbatches)} steps")
+        yield Problem(
+            promise="P1",
+            message=(
+                f"{len(plan.global_batch_sizes)} step sizes for {len(plan.num_microbatches)} steps"
+            ),
+        )
 
 
 def _check_alignment(case: _Case) -> Iterator[Problem]:
@@ -128,7 +154,12 @@ def _check_alignment(case: _Case) -> Iterator[Problem]:
     for step, count in enumerate(case.plan.num_microbatches):
         if count < 1 or count % group:
             yield Problem(
-                promise="P2", message=f"step {step} has {count} micro-batches per rank, not a positive multiple of {group}", step=step
+                promise="P2",
+                message=(
+                    f"step {step} has {count} micro-batches per rank, not a positive multiple of"
+                    f" {group}"
+                ),
+                step=step,
             )
 
 
@@ -148,7 +179,11 @@ def _check_placement(case: _Case) -> Iterator[Problem]:
     gone = set(np.setdiff1d(ids, ids[placed > 0]).tolist())
     if gone != set(case.plan.dropped_rollouts):
         yield Problem(
-            promise="P3", message=f"dropped_rollouts lists {len(case.plan.dropped_rollouts)} ids, {len(gone)} rollouts run nowhere"
+            promise="P3",
+            message=(
+                f"dropped_rollouts lists {len(case.plan.dropped_rollouts)} ids, {len(gone)}"
+                " rollouts run nowhere"
+            ),
         )
 
 
@@ -158,7 +193,11 @@ def _check_local_indices(case: _Case) -> Iterator[Problem]:
         view = case.plan.rank_view(rank)
         flat = np.concatenate([np.empty(0, dtype=np.int64), *view.micro_batch_indices])
         if not np.array_equal(flat, np.arange(view.partition.size)):
-            yield Problem(promise="P4", message=f"the local indices of rank {rank} are not 0..{view.partition.size - 1}", rank=rank)
+            yield Problem(
+                promise="P4",
+                message=f"the local indices of rank {rank} are not 0..{view.partition.size - 1}",
+                rank=rank,
+            )
 
 
 def _check_rollouts(case: _Case) -> Iterator[Problem]:
@@ -175,9 +214,15 @@ def _check_rollouts(case: _Case) -> Iterator[Problem]:
         ids = sorted({int(rollouts.ids[number_of[i]]) for i in torn})
         yield _about("P5", f"rollouts {ids[:_SHOWN]} span more than one step", torn)
     counts = np.bincount(first[first >= 0], minlength=len(case.plan.global_batch_sizes))
-    for number, (stated, found) in enumerate(zip(case.plan.global_batch_sizes, counts.tolist(), strict=False)):
+    for number, (stated, found) in enumerate(
+        zip(case.plan.global_batch_sizes, counts.tolist(), strict=False)
+    ):
         if stated != found:
-            yield Problem(promise="P5", message=f"step {number} states {stated} rollouts and holds {found}", step=number)
+            yield Problem(
+                promise="P5",
+                message=f"step {number} states {stated} rollouts and holds {found}",
+                step=number,
+            )
 
 
 def _check_cap(case: _Case) -> Iterator[Problem]:
@@ -187,33 +232,58 @@ def _check_cap(case: _Case) -> Iterator[Problem]:
     if cap is None:
         too_many = np.flatnonzero(sizes > (request.micro_batch_size or 0))
         for row in too_many.tolist():
-            yield _in_row("P6", f"holds {int(sizes[row])} samples, micro_batch_size is {request.micro_batch_size}", case, row)
+            yield _in_row(
+                "P6",
+                f"holds {int(sizes[row])} samples, micro_batch_size is {request.micro_batch_size}",
+                case,
+                row,
+            )
         oversized = np.empty(0, dtype=np.int64)
     else:
         tokens = bin_sums(case.lengths[case.plan.sample_positions], case.row_of, sizes.size)
         for row in np.flatnonzero((tokens > cap) & (sizes > 1)).tolist():
-            yield _in_row("P9" if request.pad_to_multiple > 1 else "P6", f"holds {int(tokens[row])} tokens, the cap is {cap}", case, row)
+            yield _in_row(
+                "P9" if request.pad_to_multiple > 1 else "P6",
+                f"holds {int(tokens[row])} tokens, the cap is {cap}",
+                case,
+                row,
+            )
         oversized = np.flatnonzero(case.lengths > cap)
     if oversized.tolist() != list(case.plan.oversized_samples):
         differing = np.setxor1d(oversized, np.asarray(case.plan.oversized_samples, dtype=np.int64))
-        yield _about("P6", f"oversized_samples does not list exactly the samples above {cap} tokens; these differ", differing)
+        yield _about(
+            "P6",
+            f"oversized_samples does not list exactly the samples above {cap} tokens; these differ",
+            differing,
+        )
     if request.on_oversized == "drop":
         placed = np.intersect1d(oversized, case.plan.sample_positions)
         if placed.size:
-            yield _about("P6", 'oversized samples are placed although on_oversized is "drop"', placed)
+            yield _about(
+                "P6", 'oversized samples are placed although on_oversized is "drop"', placed
+            )
 
 
 def _check_fillers(case: _Case) -> Iterator[Problem]:
     """P7: empty micro-batches are exactly the listed fillers."""
-    empty = {divmod(row, case.per_rank) for row in np.flatnonzero(np.diff(case.plan.micro_batch_offsets) == 0).tolist()}
+    empty = {
+        divmod(row, case.per_rank)
+        for row in np.flatnonzero(np.diff(case.plan.micro_batch_offsets) == 0).tolist()
+    }
     listed = set(case.plan.filler_micro_batches)
     for rank, number in sorted(empty - listed):
         yield Problem(
-            promise="P7", message=f"micro-batch {number} of rank {rank} is empty and no listed filler", rank=rank, micro_batch=number
+            promise="P7",
+            message=f"micro-batch {number} of rank {rank} is empty and no listed filler",
+            rank=rank,
+            micro_batch=number,
         )
     for rank, number in sorted(listed - empty):
         yield Problem(
-            promise="P7", message=f"({rank}, {number}) is listed as filler and is no empty micro-batch", rank=rank, micro_batch=number
+            promise="P7",
+            message=f"({rank}, {number}) is listed as filler and is no empty micro-batch",
+            rank=rank,
+            micro_batch=number,
         )
 
 
@@ -221,7 +291,9 @@ def _check_digest(case: _Case) -> Iterator[Problem]:
     """P8: the digest belongs to these arrays."""
     expected = plan_digest(case.plan.dp_size, case.plan.arrays())
     if case.plan.digest != expected:
-        yield Problem(promise="P8", message=f"the digest is {case.plan.digest}, the arrays give {expected}")
+        yield Problem(
+            promise="P8", message=f"the digest is {case.plan.digest}, the arrays give {expected}"
+        )
 
 
 def _check_balance(case: _Case) -> Iterator[Problem]:
@@ -236,24 +308,39 @@ def _check_balance(case: _Case) -> Iterator[Problem]:
         positions = case.plan.sample_positions[here]
         if not positions.size:
             continue
-        costs = integer_costs(evaluate_cost(model, case.lengths[positions]), terms=positions.size + request.alignment)
+        costs = integer_costs(
+            evaluate_cost(model, case.lengths[positions]), terms=positions.size + request.alignment
+        )
         ours = int(bin_sums(costs, rank_of[here], request.dp_size).max())
         if ours * request.dp_size <= _TOLERANCE * int(costs.sum()):
             continue
-        reference = strided_reference(case.lengths[positions], costs, cap=cap, num_ranks=request.dp_size, num_bins=count * request.dp_size)
+        reference = strided_reference(
+            case.lengths[positions],
+            costs,
+            cap=cap,
+            num_ranks=request.dp_size,
+            num_bins=count * request.dp_size,
+        )
         if reference is not None and ours > _TOLERANCE * reference:
             yield Problem(
                 promise="P10",
-                message=f"the costliest rank of step {step} is {ours / reference:.4f} times that of strided first-fit-decreasing bins",
+                message=(
+                    f"the costliest rank of step {step} is {ours / reference:.4f} times that of"
+                    " strided first-fit-decreasing bins"
+                ),
                 step=step,
             )
 
 
-def strided_reference(lengths: IntArray, costs: IntArray, *, cap: int, num_ranks: int, num_bins: int) -> int | None:
-    """Cost of the costliest rank when first-fit-decreasing bins, split up to ``num_bins``, go to ranks in turn.
+def strided_reference(
+    lengths: IntArray, costs: IntArray, *, cap: int, num_ranks: int, num_bins: int
+) -> int | None:
+    """Cost of the costliest rank when first-fit-decreasing bins, split up to `num_bins`, go to
+    ranks in turn.
 
     Returns:
-        None when first-fit-decreasing needs more bins than that: there is no such plan to compare with.
+        None when first-fit-decreasing needs more bins than that: there is no such plan to compare
+        with.
     """
     bins = first_fit_decreasing(lengths, cap)
     if len(bins) > num_bins:
@@ -265,7 +352,11 @@ def strided_reference(lengths: IntArray, costs: IntArray, *, cap: int, num_ranks
 def _about(promise: str, message: str, samples: IntArray) -> Problem:
     ids = tuple(np.unique(samples).tolist())
     shown = ", ".join(str(i) for i in ids[:_SHOWN])
-    return Problem(promise=promise, message=f"{message}: {shown}{', ...' if len(ids) > _SHOWN else ''}", samples=ids)
+    return Problem(
+        promise=promise,
+        message=f"{message}: {shown}{', ...' if len(ids) > _SHOWN else ''}",
+        samples=ids,
+    )
 
 
 def _in_row(promise: str, message: str, case: _Case, row: int) -> Problem:
@@ -273,7 +364,10 @@ def _in_row(promise: str, message: str, case: _Case, row: int) -> Problem:
     samples = tuple(sorted(case.plan.micro_batch_samples(rank, number).tolist()))
     return Problem(
         promise=promise,
-        message=f"micro-batch {number} of rank {rank} {message} (samples {', '.join(str(i) for i in samples[:_SHOWN])})",
+        message=(
+            f"micro-batch {number} of rank {rank} {message} (samples"
+            f" {', '.join(str(i) for i in samples[:_SHOWN])})"
+        ),
         samples=samples,
         rank=rank,
         micro_batch=number,

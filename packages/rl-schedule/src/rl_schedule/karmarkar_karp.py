@@ -1,8 +1,8 @@
-"""Number partitioning by largest differencing; algorithm layer, above ``arrays``.
+"""Number partitioning by largest differencing; algorithm layer, above `arrays`.
 
-Decides how weights split into ``k`` sets of nearly equal sum when no cap matters. Invariants: every position is in
-exactly one set; with ``equal_size`` every set has ``n / k`` positions.
-Source: Karmarkar and Karp, "The differencing method of set partitioning", UCB/CSD 82/113, 1982.
+Decides how weights split into `k` sets of nearly equal sum when no cap matters. Invariants: every
+position is in exactly one set; with `equal_size` every set has `n / k` positions. Source: Karmarkar
+and Karp, "The differencing method of set partitioning", UCB/CSD 82/113, 1982.
 """
 
 import heapq
@@ -19,29 +19,36 @@ __all__ = ["deal_by_differencing", "karmarkar_karp"]
 
 
 def karmarkar_karp(weights: npt.ArrayLike, k: int, equal_size: bool = False) -> list[list[int]]:
-    """Split positions into ``k`` sets of nearly equal weight.
+    """Split positions into `k` sets of nearly equal weight.
 
-    Starts from one partial partition per item (or per ``k`` neighbours in sorted order with ``equal_size``), and keeps
-    merging the two whose spread is largest, heaviest set onto lightest.
+    Starts from one partial partition per item (or per `k` neighbours in sorted order with
+    `equal_size`), and keeps merging the two whose spread is largest, heaviest set onto lightest.
 
     Args:
         weights: [n] finite numbers >= 0.
         k: number of sets.
-        equal_size: give every set exactly ``n / k`` positions.
+        equal_size: give every set exactly `n / k` positions.
 
     Returns:
-        ``k`` lists of positions, heaviest set first; some may be empty without ``equal_size``.
+        `k` lists of positions, heaviest set first; some may be empty without `equal_size`.
         Example: weights 8, 7, 6, 5, 4 with k=2 give sums 16 and 14.
 
     Raises:
-        ScheduleError: a bad weight, or ``equal_size`` with a count that is no multiple of ``k``.
+        ScheduleError: a bad weight, or `equal_size` with a count that is no multiple of `k`.
     """
     sets = positive_int(k, "k")
     given: npt.NDArray[Any] = np.asarray(weights)
     if given.size == 0:
         return [[] for _ in range(sets)]
-    if given.ndim != 1 or given.dtype.kind not in "iuf" or not bool(np.all(np.isfinite(given) & (given >= 0))):
-        raise ScheduleError(f"weights must be a list of finite numbers >= 0, got dtype {given.dtype}, shape {given.shape}")
+    if (
+        given.ndim != 1
+        or given.dtype.kind not in "iuf"
+        or not bool(np.all(np.isfinite(given) & (given >= 0)))
+    ):
+        raise ScheduleError(
+            f"weights must be a list of finite numbers >= 0, got dtype {given.dtype}, shape"
+            f" {given.shape}"
+        )
     costs = integer_costs(given, terms=given.size)
     if not equal_size:
         return _differencing(costs.tolist(), sets)
@@ -52,7 +59,7 @@ def karmarkar_karp(weights: npt.ArrayLike, k: int, equal_size: bool = False) -> 
 
 
 def deal_by_differencing(weights: IntArray, k: int) -> IntArray:
-    """Deal ``n`` weights, ``n`` a multiple of ``k``, into ``k`` hands of equal size; int64 [k, n / k], heaviest first."""
+    """Deal `n` weights, `n` a multiple of `k`, into `k` hands of equal size; int64 [k, n / k], heaviest first."""
     order = np.argsort(-weights, kind="stable")
     groups = order.reshape(-1, k)
     heap: list[tuple[int, int]] = []

@@ -1,10 +1,12 @@
-"""Layer shapes out of a Hugging Face config; algorithm layer, below ``transformer_cost``.
+"""Layer shapes out of a Hugging Face config; algorithm layer, below `transformer_cost`.
 
-Decides which attention and which MLP each layer has. Covers dense Llama-shaped models (Llama, Mistral, Qwen2, Qwen3,
-Gemma), mixture of experts (Mixtral, Qwen2/3-MoE, gpt-oss, DeepSeek), multi-head latent attention (DeepSeek-V2/V3),
-sliding windows (``layer_types``, ``sliding_window_pattern``, ``max_window_layers``) and hybrid linear attention
-(Qwen3-Next, ``full_attention_interval``). Invariant: a number that is needed and missing is an error, never a guess; what
-the configs themselves leave to a default (``head_dim``, ``num_key_value_heads``) follows that default.
+Decides which attention and which MLP each layer has. Covers dense Llama-shaped models (Llama,
+Mistral, Qwen2, Qwen3, Gemma), mixture of experts (Mixtral, Qwen2/3-MoE, gpt-oss, DeepSeek),
+multi-head latent attention (DeepSeek-V2/V3), sliding windows (`layer_types`,
+`sliding_window_pattern`, `max_window_layers`) and hybrid linear attention (Qwen3-Next,
+`full_attention_interval`). Invariant: a number that is needed and missing is an error, never a
+guess; what the configs themselves leave to a default (`head_dim`, `num_key_value_heads`) follows
+that default.
 """
 
 from collections.abc import Mapping
@@ -54,7 +56,7 @@ class _Config:
         self.missing: list[str] = []
 
     def required(self, *names: str) -> int:
-        """Return the first of ``names`` that is an integer >= 1; remember the lack and return 1 if there is none."""
+        """Return the first of `names` that is an integer >= 1; remember the lack and return 1 if there is none."""
         value = self.optional(*names)
         if value is None:
             self.missing.append(" or ".join(names))
@@ -62,7 +64,7 @@ class _Config:
         return value
 
     def optional(self, *names: str) -> int | None:
-        """Return the first of ``names`` that is an integer >= 1, or None."""
+        """Return the first of `names` that is an integer >= 1, or None."""
         for name in names:
             value = self.values.get(name)
             if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
@@ -79,20 +81,26 @@ class _Config:
 
 
 def read_model_shape(config: Mapping[str, Any]) -> ModelShape:
-    """Read a ``config.json``; a nested ``text_config`` (vision-language models) is followed.
+    """Read a `config.json`; a nested `text_config` (vision-language models) is followed.
 
     Raises:
-        ScheduleError: numbers the shape needs are missing (all are named), or ``layer_types`` has an unknown kind.
+        ScheduleError: numbers the shape needs are missing (all are named), or `layer_types` has an
+            unknown kind.
     """
     if not isinstance(config, Mapping):
-        raise ScheduleError(f"an HF config is a dictionary, got {type(config).__name__}; pass json.load of config.json")
+        raise ScheduleError(
+            f"an HF config is a dictionary, got {type(config).__name__}; pass json.load of"
+            " config.json"
+        )
     nested = config.get("text_config")
     reader = _Config(nested if isinstance(nested, Mapping) else config)
     hidden = reader.required("hidden_size")
     window = reader.optional("sliding_window")
     layers = []
     for number, kind in enumerate(_attention_kinds(reader)):
-        token_flops, pair_flops = _linear_attention(reader, hidden) if kind == "linear" else _attention(reader, hidden)
+        token_flops, pair_flops = (
+            _linear_attention(reader, hidden) if kind == "linear" else _attention(reader, hidden)
+        )
         layers.append(
             LayerShape(
                 token_flops=token_flops + _feed_forward(reader, hidden, number),
@@ -103,27 +111,36 @@ def read_model_shape(config: Mapping[str, Any]) -> ModelShape:
     shape = ModelShape(layers=tuple(layers), head_flops=2 * hidden * reader.required("vocab_size"))
     if reader.missing:
         missing = ", ".join(dict.fromkeys(reader.missing))
-        raise ScheduleError(f"the config of model_type {reader.model_type!r} lacks {missing}; TransformerCost cannot be derived from it")
+        raise ScheduleError(
+            f"the config of model_type {reader.model_type!r} lacks {missing}; TransformerCost"
+            " cannot be derived from it"
+        )
     return shape
 
 
 def _attention_kinds(reader: _Config) -> list[str]:
-    """Return ``full``, ``sliding`` or ``linear`` for each layer."""
+    """Return `full`, `sliding` or `linear` for each layer."""
     count = reader.required("num_hidden_layers")
     types = reader.sequence("layer_types")
     if types is not None:
         unknown = sorted({str(kind) for kind in types} - _KINDS.keys())
         if unknown or len(types) != count:
             raise ScheduleError(
-                f"layer_types has {len(types)} entries for {count} layers; kinds are {', '.join(_KINDS)}, unknown here: {unknown or 'none'}"
+                f"layer_types has {len(types)} entries for {count} layers; kinds are"
+                f" {', '.join(_KINDS)}, unknown here: {unknown or 'none'}"
             )
         return [_KINDS[kind] for kind in types]
     interval = reader.optional("full_attention_interval")
     if interval is not None:
         return ["linear" if (number + 1) % interval else "full" for number in range(count)]
-    if reader.optional("sliding_window") is None or reader.values.get("use_sliding_window") is False:
+    if (
+        reader.optional("sliding_window") is None
+        or reader.values.get("use_sliding_window") is False
+    ):
         return ["full"] * count
-    pattern = reader.optional("sliding_window_pattern") or (2 if reader.model_type == "gemma2" else None)
+    pattern = reader.optional("sliding_window_pattern") or (
+        2 if reader.model_type == "gemma2" else None
+    )
     if pattern is not None:
         return ["sliding" if (number + 1) % pattern else "full" for number in range(count)]
     first_sliding = reader.optional("max_window_layers") or 0
@@ -133,8 +150,9 @@ def _attention_kinds(reader: _Config) -> list[str]:
 def _attention(reader: _Config, hidden: int) -> tuple[int, int]:
     """Return FLOPs per token and per pair of softmax attention.
 
-    Grouped queries, H hidden, h heads, g key-value heads, d head size: query 2Hhd, key and value 4Hgd, output 2hdH (not 2H^2:
-    h * d != H in Qwen3); a pair costs 2d for its score and 2d for its value in each head.
+    Grouped queries, H hidden, h heads, g key-value heads, d head size: query 2Hhd, key and value
+    4Hgd, output 2hdH (not 2H^2: h * d != H in Qwen3); a pair costs 2d for its score and 2d for its
+    value in each head.
     """
     heads = reader.required("num_attention_heads")
     if reader.optional("kv_lora_rank") is not None:
@@ -147,12 +165,18 @@ def _attention(reader: _Config, hidden: int) -> tuple[int, int]:
 
 
 def _latent_attention(reader: _Config, hidden: int, heads: int) -> tuple[int, int]:
-    """Return FLOPs per token and per pair of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+    """Return FLOPs per token and per pair of multi-head latent attention (DeepSeek-V2, arXiv
+    2405.04434, section 2.1).
 
-    Query down to its rank and up to h (n + r), or straight up without a rank; key-value down to rank c plus r, and up to
-    h (n + v); output 2hvH; a pair costs 2 (n + r) for its score and 2v for its value in each head.
+    Query down to its rank and up to h (n + r), or straight up without a rank; key-value down to
+    rank c plus r, and up to h (n + v); output 2hvH; a pair costs 2 (n + r) for its score and 2v for
+    its value in each head.
     """
-    rank, nope, rope = reader.required("kv_lora_rank"), reader.required("qk_nope_head_dim"), reader.required("qk_rope_head_dim")
+    rank, nope, rope = (
+        reader.required("kv_lora_rank"),
+        reader.required("qk_nope_head_dim"),
+        reader.required("qk_rope_head_dim"),
+    )
     value = reader.required("v_head_dim")
     query_rank = reader.optional("q_lora_rank")
     per_head = heads * (nope + rope)
@@ -164,11 +188,18 @@ def _latent_attention(reader: _Config, hidden: int, heads: int) -> tuple[int, in
 def _linear_attention(reader: _Config, hidden: int) -> tuple[int, int]:
     """Return FLOPs per token of gated DeltaNet (arXiv 2412.06464), and 0 per pair.
 
-    k key heads of a, v value heads of b: projections to query, key, value, gate and two scalars per value head; a short
-    convolution over query, key and value; three products with the v states of a x b (read, write, query); output.
+    k key heads of a, v value heads of b: projections to query, key, value, gate and two scalars per
+    value head; a short convolution over query, key and value; three products with the v states of a
+    x b (read, write, query); output.
     """
-    key_heads, value_heads = reader.required("linear_num_key_heads"), reader.required("linear_num_value_heads")
-    key_size, value_size = reader.required("linear_key_head_dim"), reader.required("linear_value_head_dim")
+    key_heads, value_heads = (
+        reader.required("linear_num_key_heads"),
+        reader.required("linear_num_value_heads"),
+    )
+    key_size, value_size = (
+        reader.required("linear_key_head_dim"),
+        reader.required("linear_value_head_dim"),
+    )
     keys, values = key_heads * key_size, value_heads * value_size
     projections = 2 * hidden * (2 * keys + 2 * values + 2 * value_heads) + 2 * values * hidden
     convolution = 2 * reader.required("linear_conv_kernel_dim") * (2 * keys + values)
@@ -176,10 +207,14 @@ def _linear_attention(reader: _Config, hidden: int) -> tuple[int, int]:
 
 
 def _feed_forward(reader: _Config, hidden: int, number: int) -> int:
-    """Return FLOPs per token of layer ``number``'s MLP (6HF with a gate), or of its active and shared experts and router."""
+    """Return FLOPs per token of layer `number`'s MLP (6HF with a gate), or of its active and shared experts and router."""
     experts = reader.optional("num_experts", "n_routed_experts", "num_local_experts")
     if experts is None or not _is_sparse(reader, number):
-        return (4 if reader.model_type in _TWO_MATRIX_MLPS else 6) * hidden * reader.required("intermediate_size")
+        return (
+            (4 if reader.model_type in _TWO_MATRIX_MLPS else 6)
+            * hidden
+            * reader.required("intermediate_size")
+        )
     width = reader.required("moe_intermediate_size", "intermediate_size")
     active = reader.required("num_experts_per_tok", "experts_per_token") * width
     shared = (reader.optional("n_shared_experts") or 0) * width
@@ -189,8 +224,10 @@ def _feed_forward(reader: _Config, hidden: int, number: int) -> int:
 
 
 def _is_sparse(reader: _Config, number: int) -> bool:
-    """Tell whether layer ``number`` has experts."""
-    if number in (reader.sequence("mlp_only_layers") or []) or number < (reader.optional("first_k_dense_replace") or 0):
+    """Tell whether layer `number` has experts."""
+    if number in (reader.sequence("mlp_only_layers") or []) or number < (
+        reader.optional("first_k_dense_replace") or 0
+    ):
         return False
     step = reader.optional("decoder_sparse_step")
     if step is not None:

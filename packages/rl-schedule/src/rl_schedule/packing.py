@@ -1,7 +1,8 @@
-"""Bin packers under a token cap, each O(n log n); algorithm layer, above ``arrays``.
+"""Bin packers under a token cap, each O(n log n); algorithm layer, above `arrays`.
 
-Decides which samples share a micro-batch when only the cap matters. Invariants of every packer: each position is in
-exactly one bin; a bin's tokens never exceed ``cap`` unless it is one oversized sample alone; bins come in opening order.
+Decides which samples share a micro-batch when only the cap matters. Invariants of every packer:
+each position is in exactly one bin; a bin's tokens never exceed `cap` unless it is one oversized
+sample alone; bins come in opening order.
 """
 
 from bisect import bisect_left, insort
@@ -41,15 +42,16 @@ def first_fit_reference(lengths: Integers, cap: int) -> list[list[int]]:
 def first_fit(lengths: Integers, cap: int) -> list[list[int]]:
     """Pack in arrival order, each sample into the first opened bin with room.
 
-    Equal to ``first_fit_reference`` bin for bin, in O(n log n) by a tournament tree over the room of the bins.
+    Equal to `first_fit_reference` bin for bin, in O(n log n) by a tournament tree over the room of
+    the bins.
 
     Args:
         lengths: tokens [n], each >= 1.
         cap: tokens per bin; a longer sample gets a bin of its own.
 
     Returns:
-        Positions of each bin, in opening order; ``[]`` for no samples. Example: lengths 5, 4, 3 under cap 8 give
-        ``[[0, 2], [1]]``.
+        Positions of each bin, in opening order; `[]` for no samples. Example: lengths 5, 4, 3 under
+        cap 8 give `[[0, 2], [1]]`.
 
     Raises:
         ScheduleError: a length or a cap below 1.
@@ -61,7 +63,8 @@ def first_fit(lengths: Integers, cap: int) -> list[list[int]]:
 def first_fit_decreasing(lengths: Integers, cap: int) -> list[list[int]]:
     """Pack longest first, each sample into the first opened bin with room; ties in arrival order.
 
-    At most 11/9 of the fewest bins plus 6/9 (Dosa 2007). Arguments, returns and errors as ``first_fit``.
+    At most 11/9 of the fewest bins plus 6/9 (Dosa 2007). Arguments, returns and errors as
+    `first_fit`.
     """
     column, limit = positive_column(lengths, "lengths"), positive_int(cap, "cap")
     order = decreasing_order(column)
@@ -69,9 +72,11 @@ def first_fit_decreasing(lengths: Integers, cap: int) -> list[list[int]]:
 
 
 def best_fit_decreasing(lengths: Integers, cap: int) -> list[list[int]]:
-    """Pack longest first, each sample into the opened bin with the least room that holds it; ties in arrival order.
+    """Pack longest first, each sample into the opened bin with the least room that holds it; ties
+    in arrival order.
 
-    Between bins of equal room the most recently reached one is taken. Arguments, returns and errors as ``first_fit``.
+    Between bins of equal room the most recently reached one is taken. Arguments, returns and errors
+    as `first_fit`.
     """
     column, limit = positive_column(lengths, "lengths"), positive_int(cap, "cap")
     order = decreasing_order(column)
@@ -84,10 +89,11 @@ def decreasing_order(lengths: IntArray) -> IntArray:
 
 
 def fill_first_fit(lengths: list[int], cap: int) -> list[int]:
-    """First fit over ``lengths`` as they come: the bin of each sample, numbered in opening order.
+    """First fit over `lengths` as they come: the bin of each sample, numbered in opening order.
 
-    The tree's leaves are bins and each node holds the largest room below it. A bin that is not open yet has the full
-    cap, so opening needs no extra step: the leftmost leaf with room is either an open bin or the next new one.
+    The tree's leaves are bins and each node holds the largest room below it. A bin that is not open
+    yet has the full cap, so opening needs no extra step: the leftmost leaf with room is either an
+    open bin or the next new one.
     """
     size = 1 << max(1, len(lengths) - 1).bit_length()
     room = [cap] * (2 * size)
@@ -116,9 +122,10 @@ def fill_first_fit(lengths: list[int], cap: int) -> list[int]:
 
 
 def fill_best_fit(lengths: list[int], cap: int) -> list[int]:
-    """Best fit over ``lengths`` as they come: the bin of each sample, numbered in opening order.
+    """Best fit over `lengths` as they come: the bin of each sample, numbered in opening order.
 
-    Keeps the distinct rooms sorted and a stack of bins per room, so a sample costs one binary search.
+    Keeps the distinct rooms sorted and a stack of bins per room, so a sample costs one binary
+    search.
     """
     rooms: list[int] = []
     stacks: dict[int, list[int]] = {}
@@ -156,4 +163,7 @@ def group_bins(bin_of: IntArray, num_bins: int | None = None) -> list[list[int]]
 
 def _regroup(chosen: list[int], order: IntArray) -> list[list[int]]:
     """Turn bins of the sorted samples into lists of positions, longest sample first inside a bin."""
-    return [[int(position) for position in order[members]] for members in group_bins(np.asarray(chosen, dtype=np.int64))]
+    return [
+        [int(position) for position in order[members]]
+        for members in group_bins(np.asarray(chosen, dtype=np.int64))
+    ]

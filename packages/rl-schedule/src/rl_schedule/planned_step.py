@@ -1,7 +1,8 @@
-"""One optimizer step: which mode packs it, and how good the outcome is; algorithm layer, below ``schedule``.
+"""One optimizer step: which mode packs it, and how good the outcome is; algorithm layer, below
+`schedule`.
 
-Decides between static, plain and balanced packing. Invariants: the number of micro-batches is a multiple of the
-alignment; every bin without samples is a filler; the cap holds in every mode.
+Decides between static, plain and balanced packing. Invariants: the number of micro-batches is a
+multiple of the alignment; every bin without samples is a filler; the cap holds in every mode.
 """
 
 import math
@@ -35,7 +36,14 @@ class PlannedStep:
     """Figures of the step."""
 
 
-def plan_step(request: ScheduleRequest, number: int, members: IntArray, all_lengths: IntArray, *, num_rollouts: int) -> PlannedStep:
+def plan_step(
+    request: ScheduleRequest,
+    number: int,
+    members: IntArray,
+    all_lengths: IntArray,
+    *,
+    num_rollouts: int,
+) -> PlannedStep:
     """Pack, align, deal and measure one step.
 
     Args:
@@ -46,7 +54,7 @@ def plan_step(request: ScheduleRequest, number: int, members: IntArray, all_leng
         num_rollouts: rollouts of the step.
 
     Raises:
-        InfeasibleScheduleError: fillers are needed and ``on_misaligned`` is ``"error"``.
+        InfeasibleScheduleError: fillers are needed and `on_misaligned` is `"error"`.
         ScheduleError: the cost model returns something that is no cost.
     """
     lengths = all_lengths[members]
@@ -55,7 +63,9 @@ def plan_step(request: ScheduleRequest, number: int, members: IntArray, all_leng
     levelled = lengths if request.balance == "tokens" else costs
     assignment = _assign(request, number, lengths, levelled)
     mean = math.fsum(weights.tolist()) / request.dp_size
-    stats = _measure(request, assignment, lengths, costs, num_rollouts=num_rollouts, mean_rank_cost=mean)
+    stats = _measure(
+        request, assignment, lengths, costs, num_rollouts=num_rollouts, mean_rank_cost=mean
+    )
     return PlannedStep(members=members, assignment=assignment, stats=stats)
 
 
@@ -64,7 +74,9 @@ def _step_cap(request: ScheduleRequest, lengths: IntArray) -> int | None:
     return None if request.token_cap is None else min(request.token_cap, int(lengths.sum()))
 
 
-def _assign(request: ScheduleRequest, number: int, lengths: IntArray, levelled: IntArray) -> Assignment:
+def _assign(
+    request: ScheduleRequest, number: int, lengths: IntArray, levelled: IntArray
+) -> Assignment:
     cap = _step_cap(request, lengths)
     if cap is not None and request.balance != "none":
         assignment = balance_step(
@@ -75,16 +87,24 @@ def _assign(request: ScheduleRequest, number: int, lengths: IntArray, levelled: 
             alignment=request.alignment,
             rank_slack=request.rank_slack,
         )
-        _check_fillers(request, number, lengths.size, lengths.size, assignment.num_slots * request.dp_size)
+        _check_fillers(
+            request, number, lengths.size, lengths.size, assignment.num_slots * request.dp_size
+        )
         return assignment
     bins, packed, needed, path = _pack_in_order(request, lengths)
     _check_fillers(request, number, lengths.size, packed, needed)
     num_slots = needed // request.dp_size
     if request.balance == "none":
-        placed, path = bins % request.dp_size * num_slots + bins // request.dp_size, f"{path}|strided"
+        placed, path = (
+            bins % request.dp_size * num_slots + bins // request.dp_size,
+            f"{path}|strided",
+        )
     else:
         dealt = deal_bins(bins, levelled, num_ranks=request.dp_size, num_bins=needed)
-        placed, path = arrange_slots(dealt, levelled, num_ranks=request.dp_size, num_slots=num_slots), f"{path}|kk"
+        placed, path = (
+            arrange_slots(dealt, levelled, num_ranks=request.dp_size, num_slots=num_slots),
+            f"{path}|kk",
+        )
     return Assignment(bin_of=placed, num_ranks=request.dp_size, num_slots=num_slots, path=path)
 
 
@@ -94,25 +114,47 @@ def _pack_in_order(request: ScheduleRequest, lengths: IntArray) -> tuple[IntArra
         chunks = (np.arange(lengths.size) // request.micro_batch_size).astype(np.int64)
         packed = -(-lengths.size // request.micro_batch_size)
         return chunks, packed, round_up(packed, request.alignment), "static"
-    bins = group_bins(np.asarray(fill_first_fit(lengths.tolist(), _step_cap(request, lengths) or 0), dtype=np.int64))
+    bins = group_bins(
+        np.asarray(
+            fill_first_fit(lengths.tolist(), _step_cap(request, lengths) or 0), dtype=np.int64
+        )
+    )
     needed = round_up(len(bins), request.alignment)
     split = split_bins(bins, lengths.tolist(), needed)
     return number_bins(split, lengths.size), len(split), needed, "first_fit"
 
 
-def _check_fillers(request: ScheduleRequest, number: int, num_samples: int, packed: int, needed: int) -> None:
-    refuse_fillers(request.on_misaligned, step=number, num_samples=num_samples, packed=packed, needed=needed, alignment=request.alignment)
+def _check_fillers(
+    request: ScheduleRequest, number: int, num_samples: int, packed: int, needed: int
+) -> None:
+    refuse_fillers(
+        request.on_misaligned,
+        step=number,
+        num_samples=num_samples,
+        packed=packed,
+        needed=needed,
+        alignment=request.alignment,
+    )
 
 
 def _measure(
-    request: ScheduleRequest, assignment: Assignment, lengths: IntArray, costs: IntArray, *, num_rollouts: int, mean_rank_cost: float
+    request: ScheduleRequest,
+    assignment: Assignment,
+    lengths: IntArray,
+    costs: IntArray,
+    *,
+    num_rollouts: int,
+    mean_rank_cost: float,
 ) -> StepStats:
     ranks, slots, cap = assignment.num_ranks, assignment.num_slots, _step_cap(request, lengths)
     bin_costs = bin_sums(costs, assignment.bin_of, ranks * slots).reshape(ranks, slots)
     tokens, imbalance = int(lengths.sum()), rank_imbalance(bin_costs)
     if cap is None:
         least = -(-lengths.size // (request.micro_batch_size or 1))
-        lowest_rank, lowest_slot = max(1.0, int(costs.max()) / (int(costs.sum()) / ranks or 1)), imbalance
+        lowest_rank, lowest_slot = (
+            max(1.0, int(costs.max()) / (int(costs.sum()) / ranks or 1)),
+            imbalance,
+        )
     else:
         least = micro_batch_bound(lengths, cap)
         lowest_rank = rank_bound(lengths, costs, cap, num_ranks=ranks, num_slots=slots)

@@ -1,7 +1,9 @@
-"""Plain methods to compare with: what other schedulers do, written here; layer above ``packing`` and ``dealing``.
+"""Plain methods to compare with: what other schedulers do, written here; layer above `packing` and
+`dealing`.
 
-Decides nothing for a plan. Used by ``rl-schedule compare`` and the benchmarks. Each keeps the token cap; they differ in how
-they pack and deal. Invariant: every reference ends with the same number of micro-batches on every rank.
+Decides nothing for a plan. Used by `rl-schedule compare` and the benchmarks. Each keeps the token
+cap; they differ in how they pack and deal. Invariant: every reference ends with the same number of
+micro-batches on every rank.
 """
 
 from dataclasses import dataclass

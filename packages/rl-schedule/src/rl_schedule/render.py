@@ -1,8 +1,9 @@
-"""A plan as one self-contained HTML page; layer above ``plan`` and ``simulation``.
+"""A plan as one self-contained HTML page; layer above `plan` and `simulation`.
 
-Decides what the picture shows: a lane per rank, a bar per micro-batch as wide as its cost and coloured by its tokens, slots
-aligned. Invariants: the page loads nothing from anywhere; text from the caller is data, never markup; at most ``MOST_LANES``
-lanes are drawn, and the page says so when there are more ranks.
+Decides what the picture shows: a lane per rank, a bar per micro-batch as wide as its cost and
+coloured by its tokens, slots aligned. Invariants: the page loads nothing from anywhere; text from
+the caller is data, never markup; at most `MOST_LANES` lanes are drawn, and the page says so when
+there are more ranks.
 """
 
 import html
@@ -25,13 +26,20 @@ MOST_LANES = 96
 """Lanes drawn at most: more are neither readable nor quick."""
 
 
-def render_html(plan: SchedulePlan, request: ScheduleRequest, timings: Sequence[StepTiming], *, title: str, seconds: bool) -> str:
+def render_html(
+    plan: SchedulePlan,
+    request: ScheduleRequest,
+    timings: Sequence[StepTiming],
+    *,
+    title: str,
+    seconds: bool,
+) -> str:
     """Return the page.
 
     Args:
         plan: what to show.
         request: what it was made for.
-        timings: one per step, as ``simulate_plan`` gives them.
+        timings: one per step, as `simulate_plan` gives them.
         title: heading, for example the name of the lengths' file.
         seconds: whether the timings are seconds; otherwise they are relative.
     """
@@ -45,7 +53,8 @@ def render_html(plan: SchedulePlan, request: ScheduleRequest, timings: Sequence[
             if request.token_cap
             else f", {request.micro_batch_size} samples per micro-batch"
         )
-        + f"; balance {settings['balance']}; dropped {len(plan.dropped_samples):,}; digest {plan.digest[:12]}"
+        + f"; balance {settings['balance']}; dropped {len(plan.dropped_samples):,}; digest"
+        f" {plan.digest[:12]}"
     )
     data = {
         "title": title,
@@ -53,25 +62,45 @@ def render_html(plan: SchedulePlan, request: ScheduleRequest, timings: Sequence[
         "ranks": plan.dp_size,
         "cap": request.token_cap,
         "seconds": seconds,
-        "steps": [_step(plan, number, timing, lengths, costs) for number, timing in enumerate(timings)],
+        "steps": [
+            _step(plan, number, timing, lengths, costs) for number, timing in enumerate(timings)
+        ],
     }
-    page = resources.files(__package__).joinpath("templates", "plan.html").read_text(encoding="utf-8")
+    page = (
+        resources.files(__package__).joinpath("templates", "plan.html").read_text(encoding="utf-8")
+    )
     script = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     return page.replace("__TITLE__", html.escape(title)).replace("__DATA__", script)
 
 
-def _step(plan: SchedulePlan, number: int, timing: StepTiming, lengths: IntArray, costs: np.ndarray[Any, Any]) -> dict[str, Any]:
+def _step(
+    plan: SchedulePlan,
+    number: int,
+    timing: StepTiming,
+    lengths: IntArray,
+    costs: np.ndarray[Any, Any],
+) -> dict[str, Any]:
     stats = plan.stats.steps[number]
     start = sum(plan.num_microbatches[:number])
     slots = range(start, start + stats.micro_batches)
-    sums = np.array([[costs[plan.micro_batch_samples(rank, slot)].sum() for slot in slots] for rank in range(plan.dp_size)])
+    sums = np.array(
+        [
+            [costs[plan.micro_batch_samples(rank, slot)].sum() for slot in slots]
+            for rank in range(plan.dp_size)
+        ]
+    )
     oversized = np.asarray(plan.oversized_samples, dtype=np.int64)
     lanes = [
         {
             "rank": rank,
             "cost": float(sums[rank].sum()),
             "batches": [
-                _batch(plan.micro_batch_samples(rank, slot), float(sums[rank, place]), lengths, oversized)
+                _batch(
+                    plan.micro_batch_samples(rank, slot),
+                    float(sums[rank, place]),
+                    lengths,
+                    oversized,
+                )
                 for place, slot in enumerate(slots)
             ],
         }
@@ -105,7 +134,13 @@ def _batch(samples: IntArray, cost: float, lengths: IntArray, oversized: IntArra
     """Return samples, tokens, cost, longest sample, whether it is oversized."""
     if not samples.size:
         return [0, 0, 0.0, 0, 0]
-    return [int(samples.size), int(lengths[samples].sum()), cost, int(lengths[samples].max()), int(np.isin(samples, oversized).any())]
+    return [
+        int(samples.size),
+        int(lengths[samples].sum()),
+        cost,
+        int(lengths[samples].max()),
+        int(np.isin(samples, oversized).any()),
+    ]
 
 
 def _chosen_ranks(loads: np.ndarray[Any, Any]) -> list[int]:

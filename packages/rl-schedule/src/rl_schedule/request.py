@@ -1,7 +1,8 @@
-"""What is asked for: the frozen, validated request; record layer above ``arrays`` and ``cost``.
+"""What is asked for: the frozen, validated request; record layer above `arrays` and `cost`.
 
-Decides which settings exist, their defaults and their legal values. Invariant: a ``ScheduleRequest`` that exists is
-well-formed, so the algorithms below check nothing again; what can still fail is data that a policy ``"error"`` refuses.
+Decides which settings exist, their defaults and their legal values. Invariant: a `ScheduleRequest`
+that exists is well-formed, so the algorithms below check nothing again; what can still fail is data
+that a policy `"error"` refuses.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,16 @@ from rl_schedule.cost_document import describe_cost, read_cost
 from rl_schedule.errors import ScheduleError
 from rl_schedule.steps import StepSplitter, load_splitter
 
-__all__ = ["MOST_RANKS", "MOST_TOKENS", "Balance", "OnMisaligned", "OnOversized", "OnTrailing", "RankSlack", "ScheduleRequest"]
+__all__ = [
+    "MOST_RANKS",
+    "MOST_TOKENS",
+    "Balance",
+    "OnMisaligned",
+    "OnOversized",
+    "OnTrailing",
+    "RankSlack",
+    "ScheduleRequest",
+]
 
 Balance: TypeAlias = Literal["none", "tokens", "flops"]
 """Plain arrival-order reference mode, or what is levelled over ranks and slots."""
@@ -43,21 +53,25 @@ MOST_TOKENS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScheduleRequest:
-    """One rollout batch and how it is to be trained; the keywords of ``build_dp_schedule``.
+    """One rollout batch and how it is to be trained; the keywords of `build_dp_schedule`.
 
-    Example: ``ScheduleRequest(total_lengths=[7, 3, 5], rollout_ids=[0, 0, 1], global_batch_size=2, dp_size=1,
-    max_tokens_per_gpu=8)`` asks for one step of two rollouts on one rank, at most 8 tokens per micro-batch.
+    Example: `ScheduleRequest(total_lengths=[7, 3, 5], rollout_ids=[0, 0, 1], global_batch_size=2,
+    dp_size=1, max_tokens_per_gpu=8)` asks for one step of two rollouts on one rank, at most 8
+    tokens per micro-batch.
 
     Raises:
         ScheduleError: any value outside what the field states; nothing is coerced silently.
     """
 
     total_lengths: Integers
-    """Prompt + response tokens of each sample, >= 1; [n], index = rollout position, 0-based. Kept as int64."""
+    """Prompt + response tokens of each sample, >= 1; [n], index = rollout position, 0-based.
+
+    Kept as int64.
+    """
     rollout_ids: Integers
     """Execution each sample came from; [n]. Samples of one id stay in one step. Kept as int64."""
     global_batch_size: int | Sequence[int] | None
-    """Rollouts (not samples) per step; a list of them under ``splitter="sizes"``; may be None where the splitter needs none."""
+    """Rollouts (not samples) per step; a list of them under `splitter="sizes"`; may be None where the splitter needs none."""
     dp_size: int
     """Data-parallel ranks, without context parallelism."""
     cp_size: int = 1
@@ -65,19 +79,25 @@ class ScheduleRequest:
     vpp_size: int = 1
     """Virtual pipeline chunks per rank; 1 = none."""
     microbatch_group_size_per_vp_stage: int = 1
-    """With ``vpp_size > 1`` every rank's micro-batch count is a multiple of this; otherwise it is not used."""
+    """With `vpp_size > 1` every rank's micro-batch count is a multiple of this; otherwise it is not used."""
     max_tokens_per_gpu: int | None = None
-    """Dynamic packing: a micro-batch holds at most this times ``cp_size`` tokens. Exactly one of this and the next."""
+    """Dynamic packing: a micro-batch holds at most this times `cp_size` tokens.
+
+    Exactly one of this and the next.
+    """
     micro_batch_size: int | None = None
     """Static packing: samples per micro-batch."""
     balance: Balance = "flops"
-    """``none`` = arrival-order first-fit, strided ranks; ``tokens`` or ``flops`` = levelled over ranks and slots."""
+    """`none` = arrival-order first-fit, strided ranks; `tokens` or `flops` = levelled over ranks and slots."""
     rank_slack: RankSlack = 0.0
-    """0 suits one synchronisation per step; ``"auto"`` (what saves slot time, at most 5 %) suits one per micro-batch."""
+    """0 suits one synchronisation per step; `"auto"` (what saves slot time, at most 5 %) suits one per micro-batch."""
     cost: CostModel | None = None
-    """What ``flops`` levels and ``stats`` measure; None = ``QuadraticCost()``. ``tokens`` levels tokens, whatever this is."""
+    """What `flops` levels and `stats` measure; None = `QuadraticCost()`.
+
+    `tokens` levels tokens, whatever this is.
+    """
     splitter: str | StepSplitter = "fixed"
-    """``fixed``, ``sizes``, ``all``, a ``StepSplitter``, or its import path ``package.module:name``."""
+    """`fixed`, `sizes`, `all`, a `StepSplitter`, or its import path `package.module:name`."""
     on_oversized: OnOversized = "alone"
     """What to do with a sample longer than the token cap."""
     on_misaligned: OnMisaligned = "split_then_filler"
@@ -95,22 +115,37 @@ class ScheduleRequest:
         longest = int(np.max(self.total_lengths, initial=0))
         if longest > MOST_TOKENS:
             raise ScheduleError(
-                f"sample {int(np.argmax(self.total_lengths))} has {longest} tokens, more than {MOST_TOKENS}; is the unit right?"
+                f"sample {int(np.argmax(self.total_lengths))} has {longest} tokens, more than"
+                f" {MOST_TOKENS}; is the unit right?"
             )
         if len(self.rollout_ids) != len(self.total_lengths):
             raise ScheduleError(
-                f"total_lengths has {len(self.total_lengths)} samples but rollout_ids has {len(self.rollout_ids)}; "
-                "pass one rollout id per sample"
+                f"total_lengths has {len(self.total_lengths)} samples but rollout_ids has"
+                f" {len(self.rollout_ids)}; pass one rollout id per sample"
             )
-        for name in ("dp_size", "cp_size", "vpp_size", "microbatch_group_size_per_vp_stage", "pad_to_multiple"):
+        for name in (
+            "dp_size",
+            "cp_size",
+            "vpp_size",
+            "microbatch_group_size_per_vp_stage",
+            "pad_to_multiple",
+        ):
             freeze(self, name, positive_int(getattr(self, name), name))
         if self.alignment > MOST_RANKS:
-            raise ScheduleError(f"dp_size times the pipeline group is {self.alignment}, more than {MOST_RANKS}; is the number right?")
+            raise ScheduleError(
+                f"dp_size times the pipeline group is {self.alignment}, more than {MOST_RANKS}; is"
+                " the number right?"
+            )
         padded = -(-longest // self.pad_to_multiple) * self.pad_to_multiple
         if padded > MOST_TOKENS:
-            raise ScheduleError(f"pad_to_multiple = {self.pad_to_multiple} pads a sample to {padded} tokens, more than {MOST_TOKENS}")
+            raise ScheduleError(
+                f"pad_to_multiple = {self.pad_to_multiple} pads a sample to {padded} tokens, more"
+                f" than {MOST_TOKENS}"
+            )
         self._check_limits()
-        freeze(self, "global_batch_size", _checked_batch_size(self.global_batch_size, self.splitter))
+        freeze(
+            self, "global_batch_size", _checked_batch_size(self.global_batch_size, self.splitter)
+        )
         for name, legal in (
             ("balance", Balance),
             ("on_oversized", OnOversized),
@@ -118,47 +153,56 @@ class ScheduleRequest:
             ("on_trailing", OnTrailing),
         ):
             if getattr(self, name) not in get_args(legal):
-                raise ScheduleError(f"{name} must be one of {', '.join(get_args(legal))}, got {getattr(self, name)!r}")
+                raise ScheduleError(
+                    f"{name} must be one of {', '.join(get_args(legal))}, got"
+                    f" {getattr(self, name)!r}"
+                )
         freeze(self, "rank_slack", _checked_slack(self.rank_slack))
         if self.cost is not None and not callable(self.cost):
-            raise ScheduleError(f"cost must be callable on an int64 array of lengths, got {self.cost!r}")
+            raise ScheduleError(
+                f"cost must be callable on an int64 array of lengths, got {self.cost!r}"
+            )
 
     def _check_limits(self) -> None:
         """Require exactly one of the two micro-batch limits."""
-        limits = {"max_tokens_per_gpu": self.max_tokens_per_gpu, "micro_batch_size": self.micro_batch_size}
+        limits = {
+            "max_tokens_per_gpu": self.max_tokens_per_gpu,
+            "micro_batch_size": self.micro_batch_size,
+        }
         given = {name: value for name, value in limits.items() if value is not None}
         if len(given) != 1:
             raise ScheduleError(
-                f"pass exactly one of max_tokens_per_gpu (dynamic) and micro_batch_size (static), got {'both' if given else 'neither'}"
+                "pass exactly one of max_tokens_per_gpu (dynamic) and micro_batch_size (static),"
+                f" got {'both' if given else 'neither'}"
             )
         for name, value in given.items():
             object.__setattr__(self, name, positive_int(value, name))
 
     @property
     def token_cap(self) -> int | None:
-        """Tokens one micro-batch may hold, ``max_tokens_per_gpu * cp_size``; None under static packing."""
+        """Tokens one micro-batch may hold, `max_tokens_per_gpu * cp_size`; None under static packing."""
         return None if self.max_tokens_per_gpu is None else self.max_tokens_per_gpu * self.cp_size
 
     @property
     def alignment(self) -> int:
-        """Micro-batches of a step over all ranks are a multiple of this: ``dp_size`` times the VPP group if there is one."""
+        """Micro-batches of a step over all ranks are a multiple of this: `dp_size` times the VPP group if there is one."""
         return self.dp_size * (self.microbatch_group_size_per_vp_stage if self.vpp_size > 1 else 1)
 
     @property
     def padded_lengths(self) -> IntArray:
-        """Tokens each sample occupies, int64 [n]: its length rounded up to ``pad_to_multiple``."""
+        """Tokens each sample occupies, int64 [n]: its length rounded up to `pad_to_multiple`."""
         lengths = positive_column(self.total_lengths, "total_lengths")
         multiple = self.pad_to_multiple
         return lengths if multiple == 1 else -(-lengths // multiple) * multiple
 
     @property
     def cost_model(self) -> CostModel:
-        """The model that ``stats`` measure: ``cost``, or the default."""
+        """The model that `stats` measure: `cost`, or the default."""
         return QuadraticCost() if self.cost is None else self.cost
 
     @property
     def balance_model(self) -> CostModel:
-        """The model that is levelled: tokens under ``balance="tokens"``, else ``cost_model``."""
+        """The model that is levelled: tokens under `balance="tokens"`, else `cost_model`."""
         return TokenCost() if self.balance == "tokens" else self.cost_model
 
     def settings(self) -> SettingsDocument:
@@ -175,7 +219,9 @@ class ScheduleRequest:
             "balance": self.balance,
             "rank_slack": self.rank_slack,
             "cost": describe_cost(self.cost_model),
-            "splitter": self.splitter if isinstance(self.splitter, str) else _name_of(self.splitter),
+            "splitter": (
+                self.splitter if isinstance(self.splitter, str) else _name_of(self.splitter)
+            ),
             "on_oversized": self.on_oversized,
             "on_misaligned": self.on_misaligned,
             "on_trailing": self.on_trailing,
@@ -183,11 +229,13 @@ class ScheduleRequest:
         }
 
     @classmethod
-    def from_settings(cls, settings: SettingsDocument, *, total_lengths: Integers, rollout_ids: Integers) -> "ScheduleRequest":
-        """Rebuild the request behind a plan, for ``check_plan``.
+    def from_settings(
+        cls, settings: SettingsDocument, *, total_lengths: Integers, rollout_ids: Integers
+    ) -> "ScheduleRequest":
+        """Rebuild the request behind a plan, for `check_plan`.
 
-        The splitter is not rebuilt (the plan states its steps, and a document must not name code to import), and neither
-        is a cost model from elsewhere: the default stands in for it.
+        The splitter is not rebuilt (the plan states its steps, and a document must not name code to
+        import), and neither is a cost model from elsewhere: the default stands in for it.
         """
         return cls(
             total_lengths=total_lengths,
@@ -215,30 +263,44 @@ def _name_of(splitter: StepSplitter) -> str:
     return f"{module}:{getattr(splitter, '__qualname__', type(splitter).__qualname__)}"
 
 
-def _checked_batch_size(value: int | Sequence[int] | None, splitter: str | StepSplitter) -> int | tuple[int, ...] | None:
-    """Check ``global_batch_size`` against the splitter that will read it."""
+def _checked_batch_size(
+    value: int | Sequence[int] | None, splitter: str | StepSplitter
+) -> int | tuple[int, ...] | None:
+    """Check `global_batch_size` against the splitter that will read it."""
     if isinstance(splitter, str) and splitter not in {"fixed", "sizes", "all"}:
         load_splitter(splitter)
     if not isinstance(splitter, str) and not callable(splitter):
-        raise ScheduleError(f"splitter must be a name, an import path or a callable, got {splitter!r}")
+        raise ScheduleError(
+            f"splitter must be a name, an import path or a callable, got {splitter!r}"
+        )
     if splitter == "sizes":
         if value is None or isinstance(value, int):
-            raise ScheduleError(f'splitter="sizes" needs global_batch_size as a list of rollouts per step, got {value!r}')
+            raise ScheduleError(
+                'splitter="sizes" needs global_batch_size as a list of rollouts per step, got'
+                f" {value!r}"
+            )
         sizes = tuple(int(size) for size in positive_column(value, "global_batch_size"))
         if not sizes:
-            raise ScheduleError('splitter="sizes" needs at least one step in global_batch_size, got []')
+            raise ScheduleError(
+                'splitter="sizes" needs at least one step in global_batch_size, got []'
+            )
         return sizes
     if value is None and splitter != "fixed":
         return None
     if value is not None and not isinstance(value, (int, str)) and hasattr(value, "__len__"):
-        raise ScheduleError(f'global_batch_size is a list only under splitter="sizes", got {value!r} with splitter={splitter!r}')
+        raise ScheduleError(
+            f'global_batch_size is a list only under splitter="sizes", got {value!r} with'
+            f" splitter={splitter!r}"
+        )
     return positive_int(value, "global_batch_size")
 
 
 def _checked_slack(value: object) -> RankSlack:
-    """Return ``rank_slack`` as a float in [0, 1] or ``"auto"``."""
+    """Return `rank_slack` as a float in [0, 1] or `"auto"`."""
     if value == "auto":
         return "auto"
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:
-        raise ScheduleError(f'rank_slack must be a fraction from 0 to 1 (0.0025 = 0.25 %) or "auto", got {value!r}')
+        raise ScheduleError(
+            f'rank_slack must be a fraction from 0 to 1 (0.0025 = 0.25 %) or "auto", got {value!r}'
+        )
     return float(value)

@@ -1,7 +1,8 @@
 """From request to plan: the one entry point; top of the algorithm layer.
 
-Decides nothing itself: drops what policies drop, cuts steps, lets each step be packed by the mode asked for, and writes
-the plan. Invariants: P1-P10 of ``check_plan``; a request and its cost model alone determine the digest.
+Decides nothing itself: drops what policies drop, cuts steps, lets each step be packed by the mode
+asked for, and writes the plan. Invariants: P1-P10 of `check_plan`; a request and its cost model
+alone determine the digest.
 """
 
 import logging
@@ -15,7 +16,14 @@ from rl_schedule.cost import CostModel
 from rl_schedule.errors import InfeasibleScheduleError
 from rl_schedule.plan import SchedulePlan
 from rl_schedule.planned_step import PlannedStep, plan_step
-from rl_schedule.request import Balance, OnMisaligned, OnOversized, OnTrailing, RankSlack, ScheduleRequest
+from rl_schedule.request import (
+    Balance,
+    OnMisaligned,
+    OnOversized,
+    OnTrailing,
+    RankSlack,
+    ScheduleRequest,
+)
 from rl_schedule.statistics import summarize
 from rl_schedule.steps import Rollouts, StepSplitter, cut_steps, group_rollouts
 
@@ -49,28 +57,31 @@ def build_dp_schedule(
     Args:
         total_lengths: prompt + response tokens of each sample [n], index = rollout position.
         rollout_ids: the execution each sample came from [n]; samples of one id stay in one step.
-        global_batch_size: rollouts per step (a list of them under ``splitter="sizes"``; not read under ``"all"``).
+        global_batch_size: rollouts per step (a list of them under `splitter="sizes"`; not read
+            under `"all"`).
         dp_size: data-parallel ranks, without context parallelism.
-        cp_size: context-parallel ranks; a micro-batch holds up to ``max_tokens_per_gpu * cp_size`` tokens.
-        vpp_size: virtual pipeline chunks; above 1 the count per rank is a multiple of the next argument.
+        cp_size: context-parallel ranks; a micro-batch holds up to `max_tokens_per_gpu * cp_size`
+            tokens.
+        vpp_size: virtual pipeline chunks; above 1 the count per rank is a multiple of the next
+            argument.
         microbatch_group_size_per_vp_stage: that multiple.
         max_tokens_per_gpu: dynamic packing; exactly one of this and the next.
         micro_batch_size: static packing, consecutive samples per micro-batch.
-        balance: ``"flops"``, ``"tokens"`` or the plain reference ``"none"``.
-        rank_slack: how far a rank may end above the mean to save slot time, or ``"auto"``.
-        cost: cost model by length; None = ``QuadraticCost()``.
-        splitter: ``"fixed"``, ``"sizes"``, ``"all"``, a ``StepSplitter`` or its import path.
-        on_oversized: ``"alone"``, ``"error"`` or ``"drop"`` (the whole rollout).
-        on_misaligned: ``"split_then_filler"`` or ``"error"`` (when fillers would be needed).
-        on_trailing: ``"drop"``, ``"partial_step"`` or ``"error"``.
+        balance: `"flops"`, `"tokens"` or the plain reference `"none"`.
+        rank_slack: how far a rank may end above the mean to save slot time, or `"auto"`.
+        cost: cost model by length; None = `QuadraticCost()`.
+        splitter: `"fixed"`, `"sizes"`, `"all"`, a `StepSplitter` or its import path.
+        on_oversized: `"alone"`, `"error"` or `"drop"` (the whole rollout).
+        on_misaligned: `"split_then_filler"` or `"error"` (when fillers would be needed).
+        on_trailing: `"drop"`, `"partial_step"` or `"error"`.
         pad_to_multiple: each sequence occupies its length rounded up to this.
 
     Returns:
-        The plan; equal input gives an equal digest. Example: lengths 7, 3, 5 of rollouts 0, 0, 1 on one rank under 8
-        tokens give two micro-batches, {7} and {3, 5}.
+        The plan; equal input gives an equal digest. Example: lengths 7, 3, 5 of rollouts 0, 0, 1 on
+        one rank under 8 tokens give two micro-batches, {7} and {3, 5}.
 
     Raises:
-        ScheduleError: malformed input, or data that a policy chosen as ``"error"`` refuses.
+        ScheduleError: malformed input, or data that a policy chosen as `"error"` refuses.
     """
     return plan_schedule(
         ScheduleRequest(
@@ -96,7 +107,7 @@ def build_dp_schedule(
 
 
 def plan_schedule(request: ScheduleRequest) -> SchedulePlan:
-    """Plan a validated request; see ``build_dp_schedule`` for what it decides and raises."""
+    """Plan a validated request; see `build_dp_schedule` for what it decides and raises."""
     started = time.perf_counter()
     lengths = request.padded_lengths
     rollouts = group_rollouts(np.asarray(request.rollout_ids))
@@ -111,7 +122,13 @@ def plan_schedule(request: ScheduleRequest) -> SchedulePlan:
         dp_size=request.dp_size,
     )
     steps = [
-        plan_step(request, number, kept.positions[kept.offsets[first] : kept.offsets[last]], lengths, num_rollouts=int(last - first))
+        plan_step(
+            request,
+            number,
+            kept.positions[kept.offsets[first] : kept.offsets[last]],
+            lengths,
+            num_rollouts=int(last - first),
+        )
         for number, (first, last) in enumerate(zip(cut.offsets[:-1], cut.offsets[1:], strict=True))
     ]
     return _assemble(request, rollouts, kept.ids[: cut.offsets[-1]], oversized, steps, started)
@@ -120,18 +137,24 @@ def plan_schedule(request: ScheduleRequest) -> SchedulePlan:
 def _oversized(request: ScheduleRequest, lengths: IntArray) -> IntArray:
     """Return the positions longer than the cap; none under static packing."""
     cap = request.token_cap
-    oversized = np.empty(0, dtype=np.int64) if cap is None else np.flatnonzero(lengths > cap).astype(np.int64)
+    oversized = (
+        np.empty(0, dtype=np.int64)
+        if cap is None
+        else np.flatnonzero(lengths > cap).astype(np.int64)
+    )
     if oversized.size and request.on_oversized == "error":
         shown = ", ".join(f"{int(i)} ({int(lengths[i])} tokens)" for i in oversized[:5])
         raise InfeasibleScheduleError(
-            f"{oversized.size} samples exceed the cap of {cap} tokens per micro-batch: {shown}"
-            f"{', ...' if oversized.size > 5 else ''}; raise max_tokens_per_gpu or cp_size, or set on_oversized to "
-            '"alone" or "drop"'
+            f"{oversized.size} samples exceed the cap of {cap} tokens per micro-batch:"
+            f" {shown}{', ...' if oversized.size > 5 else ''}; raise max_tokens_per_gpu or cp_size,"
+            ' or set on_oversized to "alone" or "drop"'
         )
     return oversized
 
 
-def _without_oversized(request: ScheduleRequest, rollouts: Rollouts, lengths: IntArray, oversized: IntArray) -> Rollouts:
+def _without_oversized(
+    request: ScheduleRequest, rollouts: Rollouts, lengths: IntArray, oversized: IntArray
+) -> Rollouts:
     """Leave out the rollouts with an oversized sample if the policy drops them."""
     if request.on_oversized != "drop" or not oversized.size:
         return rollouts
@@ -139,7 +162,12 @@ def _without_oversized(request: ScheduleRequest, rollouts: Rollouts, lengths: In
     is_oversized[oversized] = True
     keep = ~np.logical_or.reduceat(is_oversized[rollouts.positions], rollouts.offsets[:-1])
     sizes = np.diff(rollouts.offsets)
-    _log.warning("dropping %d of %d rollouts with a sample above %s tokens", int((~keep).sum()), len(rollouts), request.token_cap)
+    _log.warning(
+        "dropping %d of %d rollouts with a sample above %s tokens",
+        int((~keep).sum()),
+        len(rollouts),
+        request.token_cap,
+    )
     return Rollouts(
         ids=rollouts.ids[keep],
         offsets=np.concatenate([[0], np.cumsum(sizes[keep])]).astype(np.int64),
@@ -148,7 +176,12 @@ def _without_oversized(request: ScheduleRequest, rollouts: Rollouts, lengths: In
 
 
 def _assemble(
-    request: ScheduleRequest, rollouts: Rollouts, trained: IntArray, oversized: IntArray, steps: list[PlannedStep], started: float
+    request: ScheduleRequest,
+    rollouts: Rollouts,
+    trained: IntArray,
+    oversized: IntArray,
+    steps: list[PlannedStep],
+    started: float,
 ) -> SchedulePlan:
     """Lay the steps out rank by rank and list what does not run."""
     offsets, positions = _flatten(steps, request.dp_size)

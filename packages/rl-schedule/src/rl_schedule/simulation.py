@@ -1,12 +1,14 @@
-"""What a plan costs in time: 1F1B pipelines, data-parallel synchronisation, bubbles and imbalance; layer above ``plan``.
+"""What a plan costs in time: 1F1B pipelines, data-parallel synchronisation, bubbles and imbalance;
+layer above `plan`.
 
-Decides how micro-batch costs turn into step seconds, so that dp, cp and the token cap can be chosen before GPUs are rented.
-Sources: 1F1B is PipeDream-Flush (Narayanan et al., arXiv 2006.09503), interleaving is Narayanan et al., arXiv 2104.04473,
-section 2.2, in the order Megatron-Core runs it. Not modelled: point-to-point transfer, kernel launch, overlap of the gradient
-reduction with the last backward passes.
+Decides how micro-batch costs turn into step seconds, so that dp, cp and the token cap can be chosen
+before GPUs are rented. Sources: 1F1B is PipeDream-Flush (Narayanan et al., arXiv 2006.09503),
+interleaving is Narayanan et al., arXiv 2104.04473, section 2.2, in the order Megatron-Core runs it.
+Not modelled: point-to-point transfer, kernel launch, overlap of the gradient reduction with the
+last backward passes.
 
-Invariants: with equal micro-batches the bubble share is (P - 1) / (v * M + P - 1); no simulated step is faster than its
-busiest stage.
+Invariants: with equal micro-batches the bubble share is (P - 1) / (v * M + P - 1); no simulated
+step is faster than its busiest stage.
 """
 
 from dataclasses import dataclass
@@ -30,15 +32,15 @@ class ClusterTiming:
     """How fast the hardware is and how the model is laid out on it."""
 
     cost_per_second: float = 1.0
-    """Cost units (FLOPs of a ``TransformerCost``) that ONE GPU does per second, as achieved, not as advertised."""
+    """Cost units (FLOPs of a `TransformerCost`) that ONE GPU does per second, as achieved, not as advertised."""
     gpus_per_stage: int = 1
     """GPUs that share a stage of one data-parallel rank: tensor times context parallel."""
     pp_size: int = 1
     """Pipeline stages, P."""
     vpp_size: int = 1
-    """Virtual chunks per stage, v; above 1 a rank's micro-batches must be a multiple of ``pipeline_group``."""
+    """Virtual chunks per stage, v; above 1 a rank's micro-batches must be a multiple of `pipeline_group`."""
     pipeline_group: int | None = None
-    """Micro-batches that go through a chunk before the next chunk; None = ``pp_size``."""
+    """Micro-batches that go through a chunk before the next chunk; None = `pp_size`."""
     sync_seconds: float = 0.0
     """Gradient reduction and optimizer, once per step."""
 
@@ -47,17 +49,26 @@ class ClusterTiming:
         for name in ("gpus_per_stage", "pp_size", "vpp_size"):
             positive_int(getattr(self, name), name)
         if not self.cost_per_second > 0 or not self.sync_seconds >= 0:
-            raise ScheduleError(f"cost_per_second must be > 0 and sync_seconds >= 0, got {self.cost_per_second} and {self.sync_seconds}")
-        if self.vpp_size > 1 and (self.pp_size < 2 or positive_int(self.pipeline_group or self.pp_size, "pipeline_group") < self.pp_size):
             raise ScheduleError(
-                f"virtual chunks need at least 2 stages and a pipeline group of at least pp_size, got pp_size={self.pp_size}, "
-                f"pipeline_group={self.pipeline_group}"
+                f"cost_per_second must be > 0 and sync_seconds >= 0, got {self.cost_per_second} and"
+                f" {self.sync_seconds}"
+            )
+        if self.vpp_size > 1 and (
+            self.pp_size < 2
+            or positive_int(self.pipeline_group or self.pp_size, "pipeline_group") < self.pp_size
+        ):
+            raise ScheduleError(
+                "virtual chunks need at least 2 stages and a pipeline group of at least pp_size,"
+                f" got pp_size={self.pp_size}, pipeline_group={self.pipeline_group}"
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTiming:
-    """Simulated time of one optimizer step. Shares are of ``seconds`` and add up with ``useful_share`` to 1."""
+    """Simulated time of one optimizer step.
+
+    Shares are of `seconds` and add up with `useful_share` to 1.
+    """
 
     seconds: float
     """From the first forward pass to the end of the synchronisation; the slowest rank counts."""
@@ -75,8 +86,10 @@ class StepTiming:
     """[D] pipeline time of each rank, synchronisation left out."""
 
 
-def simulate_plan(plan: SchedulePlan, lengths: IntArray, cost: CostModel, timing: ClusterTiming) -> list[StepTiming]:
-    """Simulate every step of ``plan``.
+def simulate_plan(
+    plan: SchedulePlan, lengths: IntArray, cost: CostModel, timing: ClusterTiming
+) -> list[StepTiming]:
+    """Simulate every step of `plan`.
 
     Args:
         plan: the plan.
@@ -85,19 +98,29 @@ def simulate_plan(plan: SchedulePlan, lengths: IntArray, cost: CostModel, timing
         timing: the cluster.
 
     Raises:
-        ScheduleError: ``vpp_size > 1`` with a step whose micro-batches are no multiple of the pipeline group.
+        ScheduleError: `vpp_size > 1` with a step whose micro-batches are no multiple of the
+            pipeline group.
     """
     sizes = np.diff(plan.micro_batch_offsets)
     rows = np.repeat(np.arange(sizes.size), sizes)
     costs = evaluate_cost(cost, lengths[plan.sample_positions]).astype(np.float64)
-    by_row: FloatArray = np.bincount(rows, weights=costs, minlength=sizes.size).reshape(plan.dp_size, -1).astype(np.float64)
+    by_row: FloatArray = (
+        np.bincount(rows, weights=costs, minlength=sizes.size)
+        .reshape(plan.dp_size, -1)
+        .astype(np.float64)
+    )
     ends = np.cumsum([0, *plan.num_microbatches]).tolist()
     return [_time_step(by_row[:, start:end], timing) for start, end in pairwise(ends)]
 
 
 def _time_step(costs: FloatArray, timing: ClusterTiming) -> StepTiming:
     stage_forward = costs / (timing.cost_per_second * timing.gpus_per_stage * timing.pp_size)
-    ranks = pipeline_seconds(stage_forward, pp_size=timing.pp_size, vpp_size=timing.vpp_size, pipeline_group=timing.pipeline_group)
+    ranks = pipeline_seconds(
+        stage_forward,
+        pp_size=timing.pp_size,
+        vpp_size=timing.vpp_size,
+        pipeline_group=timing.pipeline_group,
+    )
     busy = stage_forward.sum(axis=1) * (1.0 + BACKWARD_OVER_FORWARD)
     slowest = float(ranks.max())
     seconds = slowest + timing.sync_seconds
@@ -108,16 +131,22 @@ def _time_step(costs: FloatArray, timing: ClusterTiming) -> StepTiming:
         bubble_share=float((ranks - busy).mean()) * scale,
         imbalance_share=float((slowest - ranks).mean()) * scale,
         sync_share=timing.sync_seconds * scale,
-        lockstep_seconds=float(stage_forward.max(axis=0).sum()) * timing.pp_size * (1.0 + BACKWARD_OVER_FORWARD) + timing.sync_seconds,
+        lockstep_seconds=float(stage_forward.max(axis=0).sum())
+        * timing.pp_size
+        * (1.0 + BACKWARD_OVER_FORWARD)
+        + timing.sync_seconds,
         rank_seconds=ranks,
     )
 
 
-def pipeline_seconds(forward: FloatArray, *, pp_size: int, vpp_size: int = 1, pipeline_group: int | None = None) -> FloatArray:
+def pipeline_seconds(
+    forward: FloatArray, *, pp_size: int, vpp_size: int = 1, pipeline_group: int | None = None
+) -> FloatArray:
     """Return the time each rank's pipeline takes, [D].
 
     Args:
-        forward: [D, M] forward seconds of each micro-batch on one stage (all its virtual chunks together).
+        forward: [D, M] forward seconds of each micro-batch on one stage (all its virtual chunks
+            together).
         pp_size: stages, P.
         vpp_size: virtual chunks per stage, v.
         pipeline_group: micro-batches per chunk turn; None = P.
@@ -125,12 +154,15 @@ def pipeline_seconds(forward: FloatArray, *, pp_size: int, vpp_size: int = 1, pi
     Example: 4 equal micro-batches of 1 s forward on 2 stages take (4 + 2 - 1) * (1 + 2) = 15 s.
 
     Raises:
-        ScheduleError: ``vpp_size > 1`` and M is no multiple of the pipeline group.
+        ScheduleError: `vpp_size > 1` and M is no multiple of the pipeline group.
     """
     ranks, count = forward.shape
     group = pipeline_group or pp_size
     if vpp_size > 1 and count % group:
-        raise ScheduleError(f"{count} micro-batches per rank are no multiple of the pipeline group {group}; plan with vpp_size={vpp_size}")
+        raise ScheduleError(
+            f"{count} micro-batches per rank are no multiple of the pipeline group {group}; plan"
+            f" with vpp_size={vpp_size}"
+        )
     order = _chunk_order(count, vpp_size, group)
     programs = [_program(order, stage, pp_size, vpp_size, group) for stage in range(pp_size)]
     done: dict[tuple[bool, int, int, int], FloatArray] = {}
@@ -142,13 +174,21 @@ def pipeline_seconds(forward: FloatArray, *, pp_size: int, vpp_size: int = 1, pi
         for stage, program in enumerate(programs):
             while position[stage] < len(program):
                 backward, chunk, number = program[position[stage]]
-                needed = _needs(backward=backward, stage=stage, chunk=chunk, last_stage=pp_size - 1, last_chunk=vpp_size - 1)
+                needed = _needs(
+                    backward=backward,
+                    stage=stage,
+                    chunk=chunk,
+                    last_stage=pp_size - 1,
+                    last_chunk=vpp_size - 1,
+                )
                 ready = None if needed is None else done.pop((*needed, number), None)
                 if needed is not None and ready is None:
                     break
                 start = free[stage] if ready is None else np.maximum(free[stage], ready)
                 factor = BACKWARD_OVER_FORWARD if backward else 1.0
-                free[stage] = done[backward, stage, chunk, number] = start + forward[:, number] * (factor / vpp_size)
+                free[stage] = done[backward, stage, chunk, number] = start + forward[:, number] * (
+                    factor / vpp_size
+                )
                 position[stage] += 1
                 remaining -= 1
         assert remaining < before, "the pipeline program waits for itself"
@@ -160,10 +200,17 @@ def _chunk_order(count: int, chunks: int, group: int) -> list[tuple[int, int]]:
     """Return (chunk, micro-batch) in the order a stage forwards them: a group through chunk 0, then chunk 1, and so on."""
     starts = range(0, count, group) if chunks > 1 else [0]
     width = group if chunks > 1 else count
-    return [(chunk, number) for start in starts for chunk in range(chunks) for number in range(start, min(start + width, count))]
+    return [
+        (chunk, number)
+        for start in starts
+        for chunk in range(chunks)
+        for number in range(start, min(start + width, count))
+    ]
 
 
-def _program(order: list[tuple[int, int]], stage: int, stages: int, chunks: int, group: int) -> list[tuple[bool, int, int]]:
+def _program(
+    order: list[tuple[int, int]], stage: int, stages: int, chunks: int, group: int
+) -> list[tuple[bool, int, int]]:
     """Return what one stage runs: (is backward, chunk, micro-batch); warm-up forwards, then one of each, then the rest."""
     warm_up = stages - stage - 1 if chunks == 1 else 2 * (stages - stage - 1) + (chunks - 1) * group
     warm_up = min(warm_up, len(order))
@@ -175,7 +222,9 @@ def _program(order: list[tuple[int, int]], stage: int, stages: int, chunks: int,
     return program + backwards[len(order) - warm_up :]
 
 
-def _needs(*, backward: bool, stage: int, chunk: int, last_stage: int, last_chunk: int) -> tuple[bool, int, int] | None:
+def _needs(
+    *, backward: bool, stage: int, chunk: int, last_stage: int, last_chunk: int
+) -> tuple[bool, int, int] | None:
     """Return which pass of the same micro-batch has to be done before, as (is backward, stage, chunk)."""
     if not backward:
         if stage > 0:

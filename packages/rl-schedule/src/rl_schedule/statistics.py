@@ -1,7 +1,7 @@
-"""How good a plan is: per step and over the batch; record layer above ``bounds``.
+"""How good a plan is: per step and over the batch; record layer above `bounds`.
 
-Decides what "fill", "rank imbalance" and "slot imbalance" mean. Invariants: both imbalances are >= 1 and 1 is perfect;
-slot imbalance >= rank imbalance; the bounds are never above the values.
+Decides what "fill", "rank imbalance" and "slot imbalance" mean. Invariants: both imbalances are >=
+1 and 1 is perfect; slot imbalance >= rank imbalance; the bounds are never above the values.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ class StepStats:
     rank_slack: float
     """Slack in use, a fraction; 0 unless asked for."""
     path: str
-    """Which algorithms made the step, for example ``lpt`` or ``first_fit``."""
+    """Which algorithms made the step, for example `lpt` or `first_fit`."""
     mean_rank_cost: float
     """Cost of all samples over the ranks, in the model's unit: the weight of the step in the summary."""
 
@@ -55,19 +55,19 @@ class ScheduleStats:
     """Figures of the whole plan: imbalances weighted by the steps' cost, so 1.02 means 2 % of the compute time lost."""
 
     fill: float | None
-    """As in ``StepStats``, over all steps."""
+    """As in `StepStats`, over all steps."""
     rank_imbalance: float
-    """As in ``StepStats``, over all steps."""
+    """As in `StepStats`, over all steps."""
     rank_bound: float
-    """As in ``StepStats``, over all steps."""
+    """As in `StepStats`, over all steps."""
     slot_imbalance: float
-    """As in ``StepStats``, over all steps."""
+    """As in `StepStats`, over all steps."""
     slot_bound: float
-    """As in ``StepStats``, over all steps."""
+    """As in `StepStats`, over all steps."""
     micro_batches: int
     """Micro-batches per rank, over all steps."""
     micro_batch_bound: int
-    """As in ``StepStats``, over all steps."""
+    """As in `StepStats`, over all steps."""
     wall_seconds: float
     """Time to build the plan; the only figure that differs between equal plans."""
     steps: tuple[StepStats, ...]
@@ -75,7 +75,9 @@ class ScheduleStats:
 
     def to_document(self) -> StatsDocument:
         """Return the figures as JSON values."""
-        return cast("StatsDocument", {**asdict(self), "steps": [asdict(step) for step in self.steps]})
+        return cast(
+            "StatsDocument", {**asdict(self), "steps": [asdict(step) for step in self.steps]}
+        )
 
     @classmethod
     def from_document(cls, document: StatsDocument) -> "ScheduleStats":
@@ -84,18 +86,24 @@ class ScheduleStats:
         return cls(**{**_known(cls, document), "steps": steps})
 
 
-def _known(record: type[StepStats] | type[ScheduleStats], document: Mapping[str, Any]) -> dict[str, Any]:
+def _known(
+    record: type[StepStats] | type[ScheduleStats], document: Mapping[str, Any]
+) -> dict[str, Any]:
     return {item.name: document[item.name] for item in fields(record)}
 
 
 def rank_imbalance(bin_costs: IntArray) -> float:
-    """Return max over ranks of the cost, over the mean; ``bin_costs`` int64 [ranks, slots]. 1.0 for no work."""
+    """Return max over ranks of the cost, over the mean; `bin_costs` int64 [ranks, slots].
+
+    1.0 for no work.
+    """
     total = int(bin_costs.sum())
     return 1.0 if total == 0 else int(bin_costs.sum(axis=1).max()) * bin_costs.shape[0] / total
 
 
 def slot_imbalance(bin_costs: IntArray) -> float:
-    """Return the sum over slots of the costliest micro-batch, over the mean rank cost; 1.0 for no work.
+    """Return the sum over slots of the costliest micro-batch, over the mean rank cost; 1.0 for no
+    work.
 
     Example: costs [[3, 1], [1, 3]] give (3 + 3) / 4 = 1.5, although both ranks have 4.
     """
@@ -103,7 +111,9 @@ def slot_imbalance(bin_costs: IntArray) -> float:
     return 1.0 if total == 0 else int(bin_costs.max(axis=0).sum()) * bin_costs.shape[0] / total
 
 
-def summarize(steps: Sequence[StepStats], *, token_cap: int | None, dp_size: int, wall_seconds: float) -> ScheduleStats:
+def summarize(
+    steps: Sequence[StepStats], *, token_cap: int | None, dp_size: int, wall_seconds: float
+) -> ScheduleStats:
     """Combine steps into the figures of the plan."""
     weights = np.array([step.mean_rank_cost for step in steps])
     total = float(weights.sum())

@@ -1,7 +1,8 @@
-"""Rollouts and optimizer steps: grouping, cutting, dropping; algorithm layer, above ``arrays``.
+"""Rollouts and optimizer steps: grouping, cutting, dropping; algorithm layer, above `arrays`.
 
-Decides which rollouts train in which step and which do not train at all. Invariants: samples of a rollout never part
-(P5), every sample is in exactly one step or in the dropped list (P3), and nothing is dropped without being listed.
+Decides which rollouts train in which step and which do not train at all. Invariants: samples of a
+rollout never part (P5), every sample is in exactly one step or in the dropped list (P3), and
+nothing is dropped without being listed.
 """
 
 import importlib
@@ -15,7 +16,15 @@ import numpy as np
 from rl_schedule.arrays import IntArray, positive_int
 from rl_schedule.errors import InfeasibleScheduleError, ScheduleError
 
-__all__ = ["Rollouts", "StepCut", "StepSplitter", "compute_dynamic_global_batch_size", "cut_steps", "group_rollouts", "load_splitter"]
+__all__ = [
+    "Rollouts",
+    "StepCut",
+    "StepSplitter",
+    "compute_dynamic_global_batch_size",
+    "cut_steps",
+    "group_rollouts",
+    "load_splitter",
+]
 
 _log = logging.getLogger("rl_schedule")
 
@@ -24,7 +33,12 @@ class StepSplitter(Protocol):
     """Decides how many rollouts each step takes, in rollout order."""
 
     def __call__(
-        self, *, rollout_samples: IntArray, rollout_tokens: IntArray, global_batch_size: int | None, dp_size: int
+        self,
+        *,
+        rollout_samples: IntArray,
+        rollout_tokens: IntArray,
+        global_batch_size: int | None,
+        dp_size: int,
     ) -> Sequence[int]:
         """Return the rollouts of each step.
 
@@ -35,7 +49,8 @@ class StepSplitter(Protocol):
             dp_size: data-parallel ranks.
 
         Returns:
-            Rollouts per step, each >= 1, summing to at most R. The rest is trailing and follows ``on_trailing``.
+            Rollouts per step, each >= 1, summing to at most R. The rest is trailing and follows
+            `on_trailing`.
         """
         ...
 
@@ -47,7 +62,7 @@ class Rollouts:
     ids: IntArray
     """[R] rollout ids."""
     offsets: IntArray
-    """[R + 1]: rollout ``j`` owns ``positions[offsets[j]:offsets[j + 1]]``."""
+    """[R + 1]: rollout `j` owns `positions[offsets[j]:offsets[j + 1]]`."""
     positions: IntArray
     """[n] rollout positions, ascending inside a rollout."""
 
@@ -58,7 +73,7 @@ class Rollouts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCut:
-    """Rollouts cut into steps: step ``s`` takes rollouts ``offsets[s]`` to ``offsets[s + 1]``; the rest is dropped."""
+    """Rollouts cut into steps: step `s` takes rollouts `offsets[s]` to `offsets[s + 1]`; the rest is dropped."""
 
     offsets: IntArray
     """[S + 1] rollout numbers, starting at 0."""
@@ -71,10 +86,10 @@ class StepCut:
 
 
 def compute_dynamic_global_batch_size(num_rollouts: int, dp_size: int) -> int:
-    """Return the largest multiple of ``dp_size`` that ``num_rollouts`` fill, at least ``dp_size``.
+    """Return the largest multiple of `dp_size` that `num_rollouts` fill, at least `dp_size`.
 
-    ``max(dp_size, floor(num_rollouts / dp_size) * dp_size)``: a global batch that takes all of a batch but the
-    remainder. Example: 13 rollouts on 4 ranks give 12; 3 rollouts on 4 ranks give 4.
+    `max(dp_size, floor(num_rollouts / dp_size) * dp_size)`: a global batch that takes all of a
+    batch but the remainder. Example: 13 rollouts on 4 ranks give 12; 3 rollouts on 4 ranks give 4.
 
     Raises:
         ScheduleError: either number below 1.
@@ -88,7 +103,9 @@ def group_rollouts(rollout_ids: IntArray) -> Rollouts:
 
     Example: ids [7, 3, 7] give ids [7, 3], offsets [0, 2, 3], positions [0, 2, 1].
     """
-    ids, first, inverse, counts = np.unique(rollout_ids, return_index=True, return_inverse=True, return_counts=True)
+    ids, first, inverse, counts = np.unique(
+        rollout_ids, return_index=True, return_inverse=True, return_counts=True
+    )
     order = np.argsort(first, kind="stable")
     rank_of_id = np.empty_like(order)
     rank_of_id[order] = np.arange(order.size)
@@ -99,14 +116,18 @@ def group_rollouts(rollout_ids: IntArray) -> Rollouts:
 
 
 def load_splitter(path: str) -> StepSplitter:
-    """Import the splitter that ``package.module:name`` names.
+    """Import the splitter that `package.module:name` names.
 
     Raises:
-        ScheduleError: the path is malformed, does not import, or names something that cannot be called.
+        ScheduleError: the path is malformed, does not import, or names something that cannot be
+            called.
     """
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
-        raise ScheduleError(f'splitter must be "fixed", "sizes", "all" or an import path "package.module:name", got {path!r}')
+        raise ScheduleError(
+            'splitter must be "fixed", "sizes", "all" or an import path "package.module:name", got'
+            f" {path!r}"
+        )
     try:
         target: object = importlib.import_module(module_name)
         for part in attribute.split("."):
@@ -114,7 +135,9 @@ def load_splitter(path: str) -> StepSplitter:
     except (ImportError, AttributeError) as error:
         raise ScheduleError(f"splitter {path!r} cannot be imported: {error}") from error
     if not callable(target):
-        raise ScheduleError(f"splitter {path!r} is a {type(target).__name__}, expected a callable StepSplitter")
+        raise ScheduleError(
+            f"splitter {path!r} is a {type(target).__name__}, expected a callable StepSplitter"
+        )
     return cast("StepSplitter", target)
 
 
@@ -127,18 +150,18 @@ def cut_steps(
     on_trailing: str,
     dp_size: int,
 ) -> StepCut:
-    """Cut ``rollouts`` into steps by the splitter and the trailing policy.
+    """Cut `rollouts` into steps by the splitter and the trailing policy.
 
     Args:
         rollouts: the rollouts that may train.
         lengths: int64 [n], padded tokens of every sample of the batch.
-        global_batch_size: rollouts per step, or a list of them under ``sizes``.
+        global_batch_size: rollouts per step, or a list of them under `sizes`.
         splitter: how to cut.
         on_trailing: what to do with rollouts that fill no step.
         dp_size: data-parallel ranks, for splitters that ask.
 
     Raises:
-        InfeasibleScheduleError: trailing rollouts under ``error``, or not one full step under ``drop``.
+        InfeasibleScheduleError: trailing rollouts under `error`, or not one full step under `drop`.
         ScheduleError: a user splitter that returns no valid list.
     """
     available = len(rollouts)
@@ -152,18 +175,24 @@ def cut_steps(
     else:
         function = load_splitter(splitter) if isinstance(splitter, str) else splitter
         wanted = _ask(function, rollouts, lengths, cast("int | None", global_batch_size), dp_size)
-    return _apply_trailing(wanted, available, on_trailing, first_step=wanted[0] if wanted else global_batch_size)
+    return _apply_trailing(
+        wanted, available, on_trailing, first_step=wanted[0] if wanted else global_batch_size
+    )
 
 
-def _apply_trailing(wanted: list[int], available: int, on_trailing: str, *, first_step: object) -> StepCut:
-    """Keep the wanted steps that ``available`` rollouts fill and apply the policy to what is left."""
+def _apply_trailing(
+    wanted: list[int], available: int, on_trailing: str, *, first_step: object
+) -> StepCut:
+    """Keep the wanted steps that `available` rollouts fill and apply the policy to what is left."""
     ends = np.cumsum([0, *wanted])
     full = int(np.searchsorted(ends, available, side="right")) - 1
     trailing = available - int(ends[full])
     if on_trailing == "error" and (trailing or full < len(wanted)):
         raise InfeasibleScheduleError(
-            f"{available} rollouts do not fill steps of {_shortened(wanted)} rollouts: {trailing} are left over and "
-            f'{len(wanted) - full} steps are short; change global_batch_size or set on_trailing to "drop" or "partial_step"'
+            f"{available} rollouts do not fill steps of {_shortened(wanted)} rollouts: {trailing}"
+            " are left over and "
+            f"{len(wanted) - full} steps are short; change global_batch_size or set on_trailing to"
+            ' "drop" or "partial_step"'
         )
     sizes = wanted[:full]
     if on_trailing == "partial_step":
@@ -171,26 +200,42 @@ def _apply_trailing(wanted: list[int], available: int, on_trailing: str, *, firs
     if not full:
         raise InfeasibleScheduleError(
             f"{available} rollouts are fewer than the {first_step} of one step and on_trailing is "
-            f'"{on_trailing}", so nothing would train; gather more rollouts or set on_trailing="partial_step"'
+            f'"{on_trailing}", so nothing would train; gather more rollouts or set'
+            ' on_trailing="partial_step"'
         )
     if trailing:
         _log.warning(
-            "dropping %d of %d rollouts that do not fill a step of %s", trailing, available, _shortened(wanted[full:]) or first_step
+            "dropping %d of %d rollouts that do not fill a step of %s",
+            trailing,
+            available,
+            _shortened(wanted[full:]) or first_step,
         )
     return _cut(sizes)
 
 
-def _ask(function: StepSplitter, rollouts: Rollouts, lengths: IntArray, global_batch_size: int | None, dp_size: int) -> list[int]:
+def _ask(
+    function: StepSplitter,
+    rollouts: Rollouts,
+    lengths: IntArray,
+    global_batch_size: int | None,
+    dp_size: int,
+) -> list[int]:
     """Call a user splitter and check its answer."""
     tokens = np.zeros(len(rollouts), dtype=np.int64)
     if len(rollouts):
         tokens = np.add.reduceat(lengths[rollouts.positions], rollouts.offsets[:-1])
     answer = function(
-        rollout_samples=np.diff(rollouts.offsets), rollout_tokens=tokens, global_batch_size=global_batch_size, dp_size=dp_size
+        rollout_samples=np.diff(rollouts.offsets),
+        rollout_tokens=tokens,
+        global_batch_size=global_batch_size,
+        dp_size=dp_size,
     )
     sizes = [positive_int(size, "a step size returned by the splitter") for size in answer]
     if sum(sizes) > len(rollouts):
-        raise ScheduleError(f"the splitter asked for {sum(sizes)} rollouts in {len(sizes)} steps, but there are {len(rollouts)}")
+        raise ScheduleError(
+            f"the splitter asked for {sum(sizes)} rollouts in {len(sizes)} steps, but there are"
+            f" {len(rollouts)}"
+        )
     return sizes
 
 

@@ -1,4 +1,4 @@
-"""Inputs that broke other schedulers, each with what must hold; data in ``schedule-cases.json``."""
+"""Inputs that broke other schedulers, each with what must hold; data in `schedule-cases.json`."""
 
 import json
 from itertools import pairwise
@@ -10,7 +10,9 @@ import pytest
 
 import rl_schedule as rs
 
-CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "schedule-cases.json").read_text())["cases"]
+CASES: list[dict[str, Any]] = json.loads(
+    (Path(__file__).parent / "schedule-cases.json").read_text()
+)["cases"]
 
 
 def _request(case: dict[str, Any]) -> dict[str, Any]:
@@ -23,13 +25,18 @@ def _steps_of_rollouts(plan: rs.SchedulePlan, rollout_ids: list[int]) -> list[li
     steps: list[list[int]] = []
     for start, end in pairwise(ends.tolist()):
         positions = sorted(
-            int(i) for rank in range(plan.dp_size) for number in range(start, end) for i in plan.micro_batch_samples(rank, number)
+            int(i)
+            for rank in range(plan.dp_size)
+            for number in range(start, end)
+            for i in plan.micro_batch_samples(rank, number)
         )
         steps.append(list(dict.fromkeys(rollout_ids[i] for i in positions)))
     return steps
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if "error_mentions" in c["expect"]], ids=lambda c: c["name"])
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if "error_mentions" in c["expect"]], ids=lambda c: c["name"]
+)
 def test_bad_input_is_refused_with_the_numbers_that_matter(case: dict[str, Any]) -> None:
     with pytest.raises(rs.ScheduleError) as caught:
         rs.build_dp_schedule(**_request(case))
@@ -37,7 +44,9 @@ def test_bad_input_is_refused_with_the_numbers_that_matter(case: dict[str, Any])
         assert word in str(caught.value)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if "error_mentions" not in c["expect"]], ids=lambda c: c["name"])
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if "error_mentions" not in c["expect"]], ids=lambda c: c["name"]
+)
 def test_case_gives_the_stated_plan(case: dict[str, Any]) -> None:
     plan = rs.build_dp_schedule(**_request(case))
     lengths = np.array(case["total_lengths"])

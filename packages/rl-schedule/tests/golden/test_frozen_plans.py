@@ -1,4 +1,4 @@
-"""Frozen documents of ``schedule-plan.v1`` and frozen digests."""
+"""Frozen documents of `schedule-plan.v1` and frozen digests."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,9 @@ def test_a_frozen_document_is_read_and_written_unchanged(name: str) -> None:
 
 
 def test_the_plain_document_says_what_its_plan_was() -> None:
-    plan = rs.SchedulePlan.from_document(json.loads((HERE / "schedule-plan.v1" / "plain.json").read_text()))
+    plan = rs.SchedulePlan.from_document(
+        json.loads((HERE / "schedule-plan.v1" / "plain.json").read_text())
+    )
     assert plan == rs.build_dp_schedule(
         total_lengths=[7, 3, 5, 12, 2, 2, 6, 1, 4, 8, 3],
         rollout_ids=[20, 20, 21, 22, 23, 23, 24, 25, 26, 27, 28],
@@ -33,7 +35,11 @@ def test_the_plain_document_says_what_its_plan_was() -> None:
         max_tokens_per_gpu=5,
         balance="none",
     )
-    assert (plan.oversized_samples, plan.dropped_rollouts, plan.global_batch_sizes) == ((3,), (28,), (3, 2, 3))
+    assert (plan.oversized_samples, plan.dropped_rollouts, plan.global_batch_sizes) == (
+        (3,),
+        (28,),
+        (3, 2, 3),
+    )
     assert plan.filler_micro_batches == ((3, 1), (3, 2))
 
 

@@ -9,14 +9,20 @@ import rl_schedule as rs
 from rl_schedule.arrays import IntArray
 
 
-def every_second_rollout(*, rollout_samples: IntArray, rollout_tokens: IntArray, global_batch_size: int | None, dp_size: int) -> list[int]:
+def every_second_rollout(
+    *,
+    rollout_samples: IntArray,
+    rollout_tokens: IntArray,
+    global_batch_size: int | None,
+    dp_size: int,
+) -> list[int]:
     """A user's splitter: steps of two rollouts."""
     del rollout_tokens, global_batch_size, dp_size
     return [2] * (len(rollout_samples) // 2)
 
 
 def random_request(rng: np.random.Generator, most_samples: int) -> rs.ScheduleRequest:
-    """Draw a request whose policies allow its data; sizes are log-uniform from 1 to ``most_samples``."""
+    """Draw a request whose policies allow its data; sizes are log-uniform from 1 to `most_samples`."""
     count = int(np.exp(rng.uniform(0, np.log(most_samples + 0.5))))
     cap = int(np.exp(rng.uniform(np.log(8), np.log(40_000))))
     shape = rng.choice(["lognormal", "uniform", "equal", "bimodal", "tight"])
@@ -27,12 +33,20 @@ def random_request(rng: np.random.Generator, most_samples: int) -> rs.ScheduleRe
     elif shape == "equal":
         lengths = np.full(count, max(1.0, cap * rng.uniform(0.02, 1.1)))
     elif shape == "bimodal":
-        lengths = np.where(rng.random(count) < 0.2, rng.normal(cap / 2.7, cap / 20, count), rng.normal(cap / 100, cap / 500, count))
+        lengths = np.where(
+            rng.random(count) < 0.2,
+            rng.normal(cap / 2.7, cap / 20, count),
+            rng.normal(cap / 100, cap / 500, count),
+        )
     else:
         lengths = cap / rng.integers(1, 6, count) + rng.integers(-1, 2, count)
     columns = np.clip(np.rint(lengths), 1, 2 * cap).astype(np.int64)
     fan_out = int(rng.integers(3))
-    ids = (np.arange(count), np.cumsum(rng.random(count) < 0.6), rng.integers(-5, max(1, count // 2), count))[fan_out]
+    ids = (
+        np.arange(count),
+        np.cumsum(rng.random(count) < 0.6),
+        rng.integers(-5, max(1, count // 2), count),
+    )[fan_out]
     rollouts = len(np.unique(ids))
     splitter = str(rng.choice(["fixed", "sizes", "all", "user"]))
     size = int(rng.integers(1, rollouts + 1))
@@ -40,7 +54,12 @@ def random_request(rng: np.random.Generator, most_samples: int) -> rs.ScheduleRe
     balances: tuple[Literal["none", "tokens", "flops"], ...] = ("none", "tokens", "flops", "flops")
     slacks: tuple[float | Literal["auto"], ...] = (0.0, 0.0, 0.004, "auto")
     oversized: tuple[Literal["alone", "drop"], ...] = ("alone", "drop")
-    costs: tuple[Any, ...] = (None, rs.TokenCost(), rs.QuadraticCost(linear=0), rs.TransformerCost(token_flops=10**9, pair_flops=10**5))
+    costs: tuple[Any, ...] = (
+        None,
+        rs.TokenCost(),
+        rs.QuadraticCost(linear=0),
+        rs.TransformerCost(token_flops=10**9, pair_flops=10**5),
+    )
     return rs.ScheduleRequest(
         total_lengths=columns,
         rollout_ids=ids.tolist(),
@@ -80,9 +99,17 @@ def fewest_by_ffd(request: rs.ScheduleRequest, plan: rs.SchedulePlan) -> None:
     assert request.token_cap is not None
     ends = np.cumsum([0, *plan.num_microbatches])
     for step, count in enumerate(plan.num_microbatches):
-        members = np.concatenate([plan.micro_batch_samples(r, k) for r in range(plan.dp_size) for k in range(ends[step], ends[step + 1])])
+        members = np.concatenate(
+            [
+                plan.micro_batch_samples(r, k)
+                for r in range(plan.dp_size)
+                for k in range(ends[step], ends[step + 1])
+            ]
+        )
         bins = len(rs.first_fit_decreasing(request.padded_lengths[members], request.token_cap))
-        assert count * request.dp_size <= max(request.alignment, -(-bins // request.alignment) * request.alignment)
+        assert count * request.dp_size <= max(
+            request.alignment, -(-bins // request.alignment) * request.alignment
+        )
 
 
 def test_a_few_hundred_random_requests_keep_every_promise() -> None:

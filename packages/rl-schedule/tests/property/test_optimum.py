@@ -27,17 +27,23 @@ class SubsetOptimum:
         self.sizes = self.bits.sum(axis=1)
 
     def feasible_in(self, tokens: Array, cap: int, num_bins: int) -> Array:
-        """Whether each subset fits into at most ``num_bins`` bins."""
+        """Whether each subset fits into at most `num_bins` bins."""
         one = (tokens <= cap) | (self.sizes <= 1)
         fits: Array = one.copy()
         for _ in range(num_bins - 1):
             fits = np.logical_or.reduceat(one[self.sub] & fits[self.rest], self.starts)
         return np.asarray(fits)
 
-    def best_rank(self, lengths: Array, costs: Array, cap: int, ranks: int, slots: int) -> int | None:
+    def best_rank(
+        self, lengths: Array, costs: Array, cap: int, ranks: int, slots: int
+    ) -> int | None:
         """Cost of the costliest rank in the best plan without an empty bin (or with single samples only), None if there is none."""
         fits = self.feasible_in(self.bits @ lengths, cap, slots)
-        whole = fits & (self.sizes >= slots) if self.count >= ranks * slots else fits & (self.sizes <= slots)
+        whole = (
+            fits & (self.sizes >= slots)
+            if self.count >= ranks * slots
+            else fits & (self.sizes <= slots)
+        )
         weight = np.where(whole, self.bits @ costs, np.iinfo(np.int64).max)
         best = weight
         for _ in range(ranks - 1):
@@ -84,7 +90,7 @@ def test_costliest_rank_is_within_five_percent_of_the_optimum(count: int) -> Non
 
 
 def _partitions(count: int, bins: int) -> Iterator[list[int]]:
-    """Every partition of 0..count-1 into at most ``bins`` sets, as the set of each."""
+    """Every partition of 0..count-1 into at most `bins` sets, as the set of each."""
 
     def extend(prefix: list[int], used: int) -> Iterator[list[int]]:
         if len(prefix) == count:
@@ -100,13 +106,21 @@ def test_no_bound_is_above_any_plan() -> None:
     """All partitions of 120 random steps of up to 7 samples, dealt in every rotation of their bins."""
     rng = np.random.default_rng(7)
     for _ in range(120):
-        count, cap, ranks = int(rng.integers(1, 8)), int(rng.integers(3, 30)), int(rng.integers(1, 4))
+        count, cap, ranks = (
+            int(rng.integers(1, 8)),
+            int(rng.integers(3, 30)),
+            int(rng.integers(1, 4)),
+        )
         slots = int(rng.integers(1, 4))
         bins = ranks * slots
         lengths = np.sort(rng.integers(1, cap + 1, count))[::-1].copy()
         costs = int(rng.choice([0, 3, 50])) * lengths + lengths**2
         bounds = cost_bounds(lengths, costs, cap, num_ranks=ranks, num_slots=slots)
-        any_ranks, lowest_rank, least = slot_bound(bounds), rank_bound(lengths, costs, cap, num_ranks=ranks, num_slots=slots), count
+        any_ranks, lowest_rank, least = (
+            slot_bound(bounds),
+            rank_bound(lengths, costs, cap, num_ranks=ranks, num_slots=slots),
+            count,
+        )
         for partition in _partitions(count, count):
             tokens = np.bincount(partition, weights=lengths)
             if tokens.max() > cap:
@@ -115,7 +129,10 @@ def test_no_bound_is_above_any_plan() -> None:
             if max(partition) >= bins:
                 continue
             sums = np.bincount(partition, weights=costs, minlength=bins).astype(np.int64)
-            for deal in (np.sort(sums)[::-1].reshape(slots, ranks).T, rng.permutation(sums).reshape(ranks, slots)):
+            for deal in (
+                np.sort(sums)[::-1].reshape(slots, ranks).T,
+                rng.permutation(sums).reshape(ranks, slots),
+            ):
                 placed = -np.sort(-deal, axis=1)
                 rank, slot = rank_imbalance(placed), slot_imbalance(placed)
                 assert rank >= lowest_rank - 1e-12

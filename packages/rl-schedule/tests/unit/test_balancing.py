@@ -26,19 +26,33 @@ from rl_schedule.dealing import arrange_slots, bin_sums, fill_empty_bins, pipeli
 from rl_schedule.statistics import rank_imbalance, slot_imbalance
 
 
-def problem(lengths: list[int], *, cap: int, ranks: int, slots: int, linear: int = 0) -> StepProblem:
+def problem(
+    lengths: list[int], *, cap: int, ranks: int, slots: int, linear: int = 0
+) -> StepProblem:
     column = np.sort(np.array(lengths, dtype=np.int64))[::-1].copy()
     return StepProblem(
-        lengths=column, costs=linear * column + column**2, cap=cap, num_ranks=ranks, num_slots=slots, packings=PlainPackings(column, cap)
+        lengths=column,
+        costs=linear * column + column**2,
+        cap=cap,
+        num_ranks=ranks,
+        num_slots=slots,
+        packings=PlainPackings(column, cap),
     )
 
 
 def lognormal(count: int, cap: int, seed: int, mean: float = 7.6) -> list[int]:
-    lengths: list[int] = np.clip(np.rint(np.random.default_rng(seed).lognormal(mean, 0.9, count)), 64, cap).astype(int).tolist()
+    lengths: list[int] = (
+        np.clip(np.rint(np.random.default_rng(seed).lognormal(mean, 0.9, count)), 64, cap)
+        .astype(int)
+        .tolist()
+    )
     return lengths
 
 
-@pytest.mark.parametrize(("lengths", "cap", "bins"), [([], 8, 0), ([7] * 3, 8, 3), ([5, 5, 5], 8, 3), ([4, 4, 4], 8, 2), ([9, 1], 8, 2)])
+@pytest.mark.parametrize(
+    ("lengths", "cap", "bins"),
+    [([], 8, 0), ([7] * 3, 8, 3), ([5, 5, 5], 8, 3), ([4, 4, 4], 8, 2), ([9, 1], 8, 2)],
+)
 def test_bound_on_micro_batches(lengths: list[int], cap: int, bins: int) -> None:
     assert micro_batch_bound(np.array(lengths, dtype=np.int64), cap) == bins
 
@@ -56,9 +70,12 @@ def test_bound_on_ranks_counts_what_other_ranks_have_no_room_for() -> None:
 
 
 def test_bounds_of_one_long_sample_among_short_ones() -> None:
-    """Cap 8, 2 ranks, 2 slots, squares: 8 (64) and eight 2s (4 each). The top bin is the 8; others hold at most four 2s.
+    """Cap 8, 2 ranks, 2 slots, squares: 8 (64) and eight 2s (4 each).
 
-    Targets: the first slot can hold 64 + 16, so the other two bins share what is left of 96: 8 each.
+    The top bin is the 8; others hold at most four 2s.
+
+    Targets: the first slot can hold 64 + 16, so the other two bins share what is left of 96: 8
+    each.
     """
     step = problem([8] + [2] * 8, cap=8, ranks=2, slots=2)
     bounds = step.bounds()
@@ -72,7 +89,9 @@ def test_bounds_of_one_long_sample_among_short_ones() -> None:
 
 def test_slack_is_useful_only_where_a_long_sample_makes_ranks_wait() -> None:
     assert useful_slack(problem([4] * 8, cap=8, ranks=2, slots=2).bounds()) == 0.0
-    long = problem(lognormal(4096, 32768, 0, mean=8.0), cap=32768, ranks=64, slots=9, linear=24576).bounds()
+    long = problem(
+        lognormal(4096, 32768, 0, mean=8.0), cap=32768, ranks=64, slots=9, linear=24576
+    ).bounds()
     slack = useful_slack(long)
     assert 0.0 < slack <= MOST_SLACK
     assert head_starts(long, 0.0) == [0] * 64
@@ -89,17 +108,29 @@ def test_pipeline_order_puts_the_cheapest_at_both_ends() -> None:
 def test_slots_are_arranged_by_cost_alike_on_every_rank() -> None:
     """Costs 1, 3, 2 and 5, 4, 6: sorted descending, then places [1, 0, 2]."""
     arranged = arrange_slots(np.arange(6), np.array([1, 3, 2, 5, 4, 6]), num_ranks=2, num_slots=3)
-    assert bin_sums(np.array([1, 3, 2, 5, 4, 6]), arranged, 6).reshape(2, 3).tolist() == [[2, 3, 1], [5, 6, 4]]
+    assert bin_sums(np.array([1, 3, 2, 5, 4, 6]), arranged, 6).reshape(2, 3).tolist() == [
+        [2, 3, 1],
+        [5, 6, 4],
+    ]
 
 
 def test_an_empty_bin_takes_the_cheapest_sample_of_its_own_rank() -> None:
     costs = np.array([9, 1, 5, 2])
-    assert fill_empty_bins(np.array([0, 0, 2, 2]), costs, num_ranks=2, num_bins=4).tolist() == [0, 1, 2, 3]
+    assert fill_empty_bins(np.array([0, 0, 2, 2]), costs, num_ranks=2, num_bins=4).tolist() == [
+        0,
+        1,
+        2,
+        3,
+    ]
 
 
 def test_an_empty_bin_takes_from_the_costliest_rank_if_its_own_has_none_to_spare() -> None:
     costs = np.array([9, 1, 5])
-    assert fill_empty_bins(np.array([0, 0, 1]), costs, num_ranks=3, num_bins=3).tolist() == [0, 2, 1]
+    assert fill_empty_bins(np.array([0, 0, 1]), costs, num_ranks=3, num_bins=3).tolist() == [
+        0,
+        2,
+        1,
+    ]
     assert fill_empty_bins(np.array([0, 1]), costs[:2], num_ranks=3, num_bins=3).tolist() == [0, 1]
 
 
@@ -110,7 +141,15 @@ def test_two_level_lpt_by_hand() -> None:
 
 
 def test_two_level_lpt_says_when_it_is_stuck() -> None:
-    assert two_level_lpt([3, 3, 2, 2, 2], [3, 3, 2, 2, 2], LptState.empty(num_ranks=1, num_slots=2, cap=6, targets=[6, 6]), 6) is None
+    assert (
+        two_level_lpt(
+            [3, 3, 2, 2, 2],
+            [3, 3, 2, 2, 2],
+            LptState.empty(num_ranks=1, num_slots=2, cap=6, targets=[6, 6]),
+            6,
+        )
+        is None
+    )
 
 
 def test_two_level_lpt_leaves_an_oversized_sample_alone() -> None:
@@ -139,10 +178,16 @@ def test_composites_share_with_bins_that_would_stay_empty() -> None:
 
 
 def test_levelling_swaps_within_the_cap() -> None:
-    """{9, 2} and {6, 4} under 12 in squares: 85 and 52. Swapping 9 and 6 gives 40 and 97, no better; 2 and 4 only widens it."""
+    """{9, 2} and {6, 4} under 12 in squares: 85 and 52.
+
+    Swapping 9 and 6 gives 40 and 97, no better; 2 and 4 only widens it.
+    """
     lengths = np.array([9, 6, 4, 2])
     before = np.array([0, 1, 1, 0])
-    assert level_bins(before, lengths, lengths**2, cap=12, num_bins=2, level=0).tolist() == before.tolist()
+    assert (
+        level_bins(before, lengths, lengths**2, cap=12, num_bins=2, level=0).tolist()
+        == before.tolist()
+    )
 
 
 def test_levelling_swaps_the_two_that_close_the_gap() -> None:
@@ -154,7 +199,9 @@ def test_levelling_swaps_the_two_that_close_the_gap() -> None:
 
 def test_ranks_exchange_whole_micro_batches() -> None:
     lengths = np.array([6, 5, 2, 1])
-    levelled = level_ranks(np.array([0, 1, 2, 3]), lengths, lengths, cap=6, num_ranks=2, num_slots=2)
+    levelled = level_ranks(
+        np.array([0, 1, 2, 3]), lengths, lengths, cap=6, num_ranks=2, num_slots=2
+    )
     assert bin_sums(lengths, levelled, 4).reshape(2, 2).sum(axis=1).tolist() == [7, 7]
 
 
@@ -181,7 +228,14 @@ def test_squares_first_levels_nearly_full_micro_batches() -> None:
 
 def test_squares_first_has_nothing_to_do_for_a_linear_cost() -> None:
     step = problem([4, 3, 2, 1], cap=8, ranks=2, slots=1)
-    linear = StepProblem(lengths=step.lengths, costs=3 * step.lengths, cap=8, num_ranks=2, num_slots=1, packings=step.packings)
+    linear = StepProblem(
+        lengths=step.lengths,
+        costs=3 * step.lengths,
+        cap=8,
+        num_ranks=2,
+        num_slots=1,
+        packings=step.packings,
+    )
     assert pack_squares_first(linear, short_share=0.2) is None
 
 
@@ -218,7 +272,11 @@ def test_splitting_by_hand() -> None:
 def test_cost_bounds_have_the_shapes_they_state(cost: rs.CostModel) -> None:
     lengths = np.sort(np.array(lognormal(200, 16384, 0), dtype=np.int64))[::-1].copy()
     bounds = cost_bounds(lengths, np.asarray(cost(lengths)), 16384, num_ranks=4, num_slots=12)
-    assert (bounds.ceiling.shape, bounds.floor.shape, bounds.knapsack.shape) == ((48,), (12,), (12,))
+    assert (bounds.ceiling.shape, bounds.floor.shape, bounds.knapsack.shape) == (
+        (48,),
+        (12,),
+        (12,),
+    )
     assert np.all(np.diff(bounds.ceiling) <= 0)
     assert np.all(np.diff(bounds.floor) <= 0)
     assert bounds.knapsack[-1] >= bounds.total

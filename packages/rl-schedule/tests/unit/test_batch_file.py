@@ -20,7 +20,12 @@ def write(folder: Path, name: str, text: str) -> Path:
     [
         ("a.jsonl", "5\n\n7\n", [5, 7], [0, 1]),
         ("a.txt", "5\n7", [5, 7], [0, 1]),
-        ("a.jsonl", '{"total_length": 5, "rollout_id": 3}\n{"length": 7, "rollout_ids": 3}\n', [5, 7], [3, 3]),
+        (
+            "a.jsonl",
+            '{"total_length": 5, "rollout_id": 3}\n{"length": 7, "rollout_ids": 3}\n',
+            [5, 7],
+            [3, 3],
+        ),
         ("a.jsonl", '{"total_lengths": 5}\n', [5], [0]),
         ("a.json", "[5, 7]", [5, 7], [0, 1]),
         ("a.json", '[{"total_length": 5, "rollout_id": 0}]', [5], [0]),
@@ -28,7 +33,9 @@ def write(folder: Path, name: str, text: str) -> Path:
         ("a.json", '{"total_lengths": [5, 7]}', [5, 7], [0, 1]),
     ],
 )
-def test_files_that_are_understood(tmp_path: Path, name: str, text: str, lengths: list[int], ids: list[int]) -> None:
+def test_files_that_are_understood(
+    tmp_path: Path, name: str, text: str, lengths: list[int], ids: list[int]
+) -> None:
     batch = read_batch(write(tmp_path, name, text))
     assert (batch.total_lengths.tolist(), batch.rollout_ids.tolist()) == (lengths, ids)
 
@@ -47,12 +54,18 @@ def test_files_that_are_understood(tmp_path: Path, name: str, text: str, lengths
         ("a.json", "{", "line 1 is not JSON"),
         ("a.json", "5", "expected a list"),
         ("a.json", '{"total_lengths": 5}', "expected a list"),
-        ("a.json", '{"total_lengths": [5, 6], "rollout_ids": [1]}', "2 total_lengths but 1 rollout_ids"),
+        (
+            "a.json",
+            '{"total_lengths": [5, 6], "rollout_ids": [1]}',
+            "2 total_lengths but 1 rollout_ids",
+        ),
         ("a.json", '{"total_lengths": [5, "x"]}', "total_lengths[1]"),
         ("a.parquet", "not parquet", "Parquet"),
     ],
 )
-def test_files_that_are_refused_name_the_place(tmp_path: Path, name: str, text: str, words: str) -> None:
+def test_files_that_are_refused_name_the_place(
+    tmp_path: Path, name: str, text: str, words: str
+) -> None:
     path = write(tmp_path, name, text)
     with pytest.raises(rs.ScheduleError) as caught:
         read_batch(path)
@@ -69,7 +82,9 @@ def test_a_rollout_dump_is_read_by_its_columns(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "rollout.parquet"
-    parquet.write_table(pyarrow.table({"total_lengths": [5, 7], "rollout_ids": [1, 1], "label": ["a", "b"]}), path)
+    parquet.write_table(
+        pyarrow.table({"total_lengths": [5, 7], "rollout_ids": [1, 1], "label": ["a", "b"]}), path
+    )
     batch = read_batch(path)
     assert (batch.total_lengths.tolist(), batch.rollout_ids.tolist()) == ([5, 7], [1, 1])
     parquet.write_table(pyarrow.table({"lengths": [5]}), path)
@@ -91,12 +106,18 @@ def test_the_frozen_documents_of_other_packages_are_read() -> None:
 
 
 def test_another_contract_is_refused_with_both_ids(tmp_path: Path) -> None:
-    text = (GOLDEN / "rollout-batch.v1" / "three_samples.json").read_text().replace("rollout-batch.v1", "rollout-batch.v9")
+    text = (
+        (GOLDEN / "rollout-batch.v1" / "three_samples.json")
+        .read_text()
+        .replace("rollout-batch.v1", "rollout-batch.v9")
+    )
     with pytest.raises(rs.UnsupportedContractError, match=r"rollout-batch\.v1.*rollout-batch\.v9"):
         read_batch(write(tmp_path, "a.json", text))
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
-    table = pyarrow.table({"total_lengths": [5]}).replace_schema_metadata({"rl_dump": json.dumps({"contract": "train-dump.v2"})})
+    table = pyarrow.table({"total_lengths": [5]}).replace_schema_metadata(
+        {"rl_dump": json.dumps({"contract": "train-dump.v2"})}
+    )
     parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(rs.UnsupportedContractError, match=r"rollout-dump\.v1.*train-dump\.v2"):
         read_batch(tmp_path / "a.parquet")
@@ -104,4 +125,6 @@ def test_another_contract_is_refused_with_both_ids(tmp_path: Path) -> None:
 
 def test_every_line_counts(tmp_path: Path) -> None:
     text = "\n".join(json.dumps({"total_length": 1 + i}) for i in range(1000))
-    assert read_batch(write(tmp_path, "a.jsonl", text)).total_lengths.tolist() == list(range(1, 1001))
+    assert read_batch(write(tmp_path, "a.jsonl", text)).total_lengths.tolist() == list(
+        range(1, 1001)
+    )

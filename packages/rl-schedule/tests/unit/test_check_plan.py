@@ -21,7 +21,9 @@ PLAN = rs.build_dp_schedule(**REQUEST)
 
 
 def problems(change: dict[str, Any], **settings: Any) -> list[rs.Problem]:
-    return rs.check_plan(dataclasses.replace(PLAN, **change), rs.ScheduleRequest(**{**REQUEST, **settings}))
+    return rs.check_plan(
+        dataclasses.replace(PLAN, **change), rs.ScheduleRequest(**{**REQUEST, **settings})
+    )
 
 
 def test_the_plan_before_it_is_broken() -> None:
@@ -54,7 +56,9 @@ def test_the_plan_before_it_is_broken() -> None:
         ("P7", {"micro_batch_offsets": np.array([0, 0, 3, 4, 5])}, {}, ()),
     ],
 )
-def test_a_broken_promise_is_found(promise: str, change: dict[str, Any], settings: dict[str, Any], samples: tuple[int, ...]) -> None:
+def test_a_broken_promise_is_found(
+    promise: str, change: dict[str, Any], settings: dict[str, Any], samples: tuple[int, ...]
+) -> None:
     found = [problem for problem in problems(change, **settings) if problem.promise == promise]
     assert found
     assert any(problem.samples == samples for problem in found), found
@@ -64,7 +68,10 @@ def test_a_broken_promise_is_found(promise: str, change: dict[str, Any], setting
 def test_a_digest_that_is_not_the_arrays_is_found() -> None:
     forged = dataclasses.replace(PLAN)
     object.__setattr__(forged, "digest", "0" * 64)
-    assert [p.promise for p in rs.check_plan(forged, rs.ScheduleRequest(**{**REQUEST, "max_tokens_per_gpu": 6}))] == ["P8"]
+    assert [
+        p.promise
+        for p in rs.check_plan(forged, rs.ScheduleRequest(**{**REQUEST, "max_tokens_per_gpu": 6}))
+    ] == ["P8"]
 
 
 def test_a_placed_sample_that_should_have_been_dropped_is_found() -> None:
@@ -97,7 +104,12 @@ def test_a_plan_worse_than_strided_bins_is_found() -> None:
 
 
 def test_a_long_list_of_samples_is_shortened_in_the_message_and_whole_in_the_record() -> None:
-    request: dict[str, Any] = {"total_lengths": [1] * 20, "rollout_ids": range(20), "global_batch_size": 20, "dp_size": 1}
+    request: dict[str, Any] = {
+        "total_lengths": [1] * 20,
+        "rollout_ids": range(20),
+        "global_batch_size": 20,
+        "dp_size": 1,
+    }
     plan = rs.build_dp_schedule(**request, max_tokens_per_gpu=20)
     (problem,) = rs.check_plan(plan, rs.ScheduleRequest(**request, max_tokens_per_gpu=10))
     assert problem.samples == tuple(range(20))

@@ -129,9 +129,11 @@ QWEN3_NEXT = {
 def test_flops_of_published_configs_match_the_hand_worked_examples(
     config: dict[str, Any], token_flops: int, pair_flops: int, windows: tuple[tuple[int, int], ...]
 ) -> None:
-    """The sums are written out in the docstring of ``TransformerCost.from_hf_config``."""
+    """The sums are written out in the docstring of `TransformerCost.from_hf_config`."""
     model = rs.TransformerCost.from_hf_config(config)
-    assert model == rs.TransformerCost(token_flops=token_flops, pair_flops=pair_flops, window_pair_flops=windows)
+    assert model == rs.TransformerCost(
+        token_flops=token_flops, pair_flops=pair_flops, window_pair_flops=windows
+    )
 
 
 def test_a_sample_of_a_thousand_tokens_of_llama() -> None:
@@ -141,7 +143,10 @@ def test_a_sample_of_a_thousand_tokens_of_llama() -> None:
 
 def test_the_output_projection_uses_heads_times_head_size() -> None:
     """Qwen3-0.6B has 16 * 128 = 2048, not its hidden size 1024: 2*1024*2048 twice, 4*1024*8*128, 6*1024*3072."""
-    assert read_model_shape(QWEN3_06B).layers[0].token_flops == 4_194_304 + 4_194_304 + 4_194_304 + 18_874_368
+    assert (
+        read_model_shape(QWEN3_06B).layers[0].token_flops
+        == 4_194_304 + 4_194_304 + 4_194_304 + 18_874_368
+    )
 
 
 def test_dense_and_sparse_layers_are_told_apart() -> None:
@@ -151,7 +156,9 @@ def test_dense_and_sparse_layers_are_told_apart() -> None:
 
 def test_latent_attention_without_a_query_rank_projects_straight_up() -> None:
     full = read_model_shape({**DEEPSEEK_V3, "q_lora_rank": None}).layers[0].token_flops
-    assert full - read_model_shape(DEEPSEEK_V3).layers[0].token_flops == 2 * 7168 * 128 * 192 - 2 * 1536 * (7168 + 128 * 192)
+    assert full - read_model_shape(DEEPSEEK_V3).layers[
+        0
+    ].token_flops == 2 * 7168 * 128 * 192 - 2 * 1536 * (7168 + 128 * 192)
 
 
 def test_layer_types_say_which_layers_slide() -> None:
@@ -163,7 +170,12 @@ def test_layer_types_say_which_layers_slide() -> None:
 
 
 def test_qwen2_slides_from_max_window_layers_on() -> None:
-    config = {**QWEN2_7B, "use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 20}
+    config = {
+        **QWEN2_7B,
+        "use_sliding_window": True,
+        "sliding_window": 4096,
+        "max_window_layers": 20,
+    }
     assert [layer.window for layer in read_model_shape(config).layers] == [None] * 20 + [4096] * 8
 
 
@@ -171,11 +183,22 @@ def test_mistral_slides_everywhere_and_gemma2_every_other_layer() -> None:
     mistral = {**LLAMA_8B, "model_type": "mistral", "sliding_window": 4096}
     assert {layer.window for layer in read_model_shape(mistral).layers} == {4096}
     gemma = {**LLAMA_8B, "model_type": "gemma2", "sliding_window": 4096}
-    assert [layer.window for layer in read_model_shape(gemma).layers[:4]] == [4096, None, 4096, None]
+    assert [layer.window for layer in read_model_shape(gemma).layers[:4]] == [
+        4096,
+        None,
+        4096,
+        None,
+    ]
 
 
 def test_mixtral_uses_its_intermediate_size_per_expert() -> None:
-    config = {**LLAMA_8B, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 14336}
+    config = {
+        **LLAMA_8B,
+        "model_type": "mixtral",
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 14336,
+    }
     dense = read_model_shape(LLAMA_8B).layers[0].token_flops
     assert read_model_shape(config).layers[0].token_flops - dense == 6 * 4096 * 14336 + 2 * 4096 * 8
 
@@ -186,11 +209,16 @@ def test_a_mlp_without_gate_has_two_matrices() -> None:
 
 
 def test_a_vision_language_config_is_read_through_its_text_config() -> None:
-    assert rs.TransformerCost.from_hf_config({"model_type": "x", "text_config": LLAMA_8B}) == rs.TransformerCost.from_hf_config(LLAMA_8B)
+    assert rs.TransformerCost.from_hf_config(
+        {"model_type": "x", "text_config": LLAMA_8B}
+    ) == rs.TransformerCost.from_hf_config(LLAMA_8B)
 
 
 def test_all_missing_numbers_are_named_at_once() -> None:
-    with pytest.raises(rs.ScheduleError, match=r"hidden_size.*num_hidden_layers.*num_attention_heads.*intermediate_size.*vocab_size"):
+    with pytest.raises(
+        rs.ScheduleError,
+        match=r"hidden_size.*num_hidden_layers.*num_attention_heads.*intermediate_size.*vocab_size",
+    ):
         rs.TransformerCost.from_hf_config({"model_type": "llama"})
 
 
@@ -217,7 +245,10 @@ def test_a_window_costs_what_full_attention_costs_up_to_its_size_and_is_linear_b
 def test_seventy_thousand_tokens_do_not_overflow() -> None:
     """24576 * 70000 + 70000**2; in int32 this is negative."""
     assert rs.QuadraticCost()(np.array([70_000], dtype=np.int32)).tolist() == [6_620_320_000]
-    assert rs.TransformerCost.from_hf_config(DEEPSEEK_V3)(np.array([70_000]))[0] == 70_000 * 73_249_193_984 + 4_997_120 * 2_450_000_000
+    assert (
+        rs.TransformerCost.from_hf_config(DEEPSEEK_V3)(np.array([70_000]))[0]
+        == 70_000 * 73_249_193_984 + 4_997_120 * 2_450_000_000
+    )
 
 
 def test_token_cost_is_the_length() -> None:
@@ -257,14 +288,22 @@ def test_a_cost_model_that_returns_no_costs_is_refused(model: Any, words: str) -
         evaluate_cost(model, np.array([5, 6]))
 
 
-@pytest.mark.parametrize("make", [lambda: rs.QuadraticCost(linear=-1), lambda: rs.TransformerCost(token_flops=1, pair_flops=-1)])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: rs.QuadraticCost(linear=-1), lambda: rs.TransformerCost(token_flops=1, pair_flops=-1)],
+)
 def test_negative_coefficients_are_refused(make: Any) -> None:
     with pytest.raises(rs.ScheduleError, match=">= 0"):
         make()
 
 
 @pytest.mark.parametrize(
-    "model", [rs.TokenCost(), rs.QuadraticCost(linear=3), rs.TransformerCost(token_flops=1, pair_flops=2, window_pair_flops=((8, 3),))]
+    "model",
+    [
+        rs.TokenCost(),
+        rs.QuadraticCost(linear=3),
+        rs.TransformerCost(token_flops=1, pair_flops=2, window_pair_flops=((8, 3),)),
+    ],
 )
 def test_a_model_of_this_package_survives_its_document(model: rs.CostModel) -> None:
     assert read_cost(describe_cost(model)) == model

@@ -1,4 +1,4 @@
-"""``schedule-plan.v1``: schema, round trip, and what a reader refuses."""
+"""`schedule-plan.v1`: schema, round trip, and what a reader refuses."""
 
 import copy
 import json
@@ -12,7 +12,11 @@ from rl_schedule import contract
 from rl_schedule.document import _log_newer_minor
 
 PLAN = rs.build_dp_schedule(
-    total_lengths=[4, 9, 2, 5, 1], rollout_ids=[0, 1, 2, 3, 4], global_batch_size=4, dp_size=3, max_tokens_per_gpu=6
+    total_lengths=[4, 9, 2, 5, 1],
+    rollout_ids=[0, 1, 2, 3, 4],
+    global_batch_size=4,
+    dp_size=3,
+    max_tokens_per_gpu=6,
 )
 
 
@@ -22,7 +26,7 @@ def document() -> dict[str, Any]:
 
 
 def broken(path: list[Any], value: Any) -> dict[str, Any]:
-    """Return the document with one value replaced, or removed where ``value`` is ``...``."""
+    """Return the document with one value replaced, or removed where `value` is `...`."""
     found = document()
     place = found
     for key in path[:-1]:
@@ -47,7 +51,9 @@ def test_round_trip_is_exact() -> None:
     assert again.to_document() == PLAN.to_document()
 
 
-def _typed_dicts(kind: Any, schema: dict[str, Any], path: str) -> list[tuple[str, set[str], set[str]]]:
+def _typed_dicts(
+    kind: Any, schema: dict[str, Any], path: str
+) -> list[tuple[str, set[str], set[str]]]:
     """Pair the keys of a TypedDict with the required keys of its schema, recursively."""
     found = [(path, set(kind.__annotations__), set(schema["required"]))]
     for name, hint in get_type_hints(kind).items():
@@ -60,7 +66,11 @@ def _typed_dicts(kind: Any, schema: dict[str, Any], path: str) -> list[tuple[str
 def test_schema_and_typed_dicts_have_the_same_keys() -> None:
     schema = contract.load_schema()
     pairs = _typed_dicts(contract.SchedulePlanDocument, schema, "document")
-    pairs += _typed_dicts(contract.StepStatsDocument, schema["properties"]["stats"]["properties"]["steps"]["items"], "step")
+    pairs += _typed_dicts(
+        contract.StepStatsDocument,
+        schema["properties"]["stats"]["properties"]["steps"]["items"],
+        "step",
+    )
     assert len(pairs) >= 14
     for path, keys, required in pairs:
         assert keys == required, path
@@ -71,7 +81,9 @@ def test_documents_satisfy_the_schema() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     validator = jsonschema.Draft202012Validator(contract.load_schema())
     assert list(validator.iter_errors(document())) == []
-    assert list(validator.iter_errors(broken(["arrays", "sample_positions", "dtype"], "int32"))) != []
+    assert (
+        list(validator.iter_errors(broken(["arrays", "sample_positions", "dtype"], "int32"))) != []
+    )
 
 
 @pytest.mark.parametrize("other", ["schedule-plan.v2", "train-dump.v2", None])
@@ -107,16 +119,44 @@ def test_a_newer_minor_is_read_and_logged_once(caplog: pytest.LogCaptureFixture)
         (["stats", "steps", 0, "path"], ..., "stats.steps[0] lacks 'path'"),
         (["arrays"], 3, "arrays must be an object"),
         (["arrays", "sample_positions"], ..., "arrays.sample_positions is missing"),
-        (["arrays", "sample_positions", "dtype"], "int32", "arrays.sample_positions must have dtype int64"),
-        (["arrays", "sample_positions", "shape"], [4, 1], "arrays.sample_positions must have a shape of 1"),
+        (
+            ["arrays", "sample_positions", "dtype"],
+            "int32",
+            "arrays.sample_positions must have dtype int64",
+        ),
+        (
+            ["arrays", "sample_positions", "shape"],
+            [4, 1],
+            "arrays.sample_positions must have a shape of 1",
+        ),
         (["arrays", "sample_positions", "shape"], [5], "arrays.sample_positions has 4 values"),
-        (["arrays", "sample_positions", "data"], [0, 1, 2, 3.5], "arrays.sample_positions must hold"),
-        (["arrays", "sample_positions", "data"], [0, 1, 2, True], "arrays.sample_positions must hold"),
-        (["arrays", "sample_positions", "data"], [0, 1, 2, 2**63], "arrays.sample_positions must hold"),
+        (
+            ["arrays", "sample_positions", "data"],
+            [0, 1, 2, 3.5],
+            "arrays.sample_positions must hold",
+        ),
+        (
+            ["arrays", "sample_positions", "data"],
+            [0, 1, 2, True],
+            "arrays.sample_positions must hold",
+        ),
+        (
+            ["arrays", "sample_positions", "data"],
+            [0, 1, 2, 2**63],
+            "arrays.sample_positions must hold",
+        ),
         (["arrays", "micro_batch_offsets", "data", 0], 1, "micro_batch_offsets must rise"),
         (["arrays", "num_microbatches", "data", 0], 9, "micro_batch_offsets has"),
-        (["arrays", "global_batch_sizes"], {"dtype": "int64", "shape": [0], "data": []}, "global_batch_sizes has 0 steps"),
-        (["arrays", "filler_micro_batches", "shape"], [0, 3], "filler_micro_batches must have shape"),
+        (
+            ["arrays", "global_batch_sizes"],
+            {"dtype": "int64", "shape": [0], "data": []},
+            "global_batch_sizes has 0 steps",
+        ),
+        (
+            ["arrays", "filler_micro_batches", "shape"],
+            [0, 3],
+            "filler_micro_batches must have shape",
+        ),
         (["digest"], "0" * 64, "altered"),
         (["arrays", "sample_positions", "data", 0], 99, "altered"),
     ],

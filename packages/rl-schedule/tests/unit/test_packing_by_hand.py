@@ -75,7 +75,12 @@ def test_karmarkar_karp_edges() -> None:
 
 @pytest.mark.parametrize(
     ("weights", "k", "equal", "words"),
-    [([1, 2, 3], 2, True, "multiple of k=2"), ([-1], 1, False, ">= 0"), ([float("inf")], 1, False, "finite"), ([1], 0, False, "k")],
+    [
+        ([1, 2, 3], 2, True, "multiple of k=2"),
+        ([-1], 1, False, ">= 0"),
+        ([float("inf")], 1, False, "finite"),
+        ([1], 0, False, "k"),
+    ],
 )
 def test_karmarkar_karp_refuses(weights: list[float], k: int, equal: bool, words: str) -> None:
     with pytest.raises(rs.ScheduleError, match=words):

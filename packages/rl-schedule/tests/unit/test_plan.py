@@ -13,7 +13,12 @@ import pytest
 import rl_schedule as rs
 
 PLAN = rs.build_dp_schedule(
-    total_lengths=[4, 3, 2, 5, 1], rollout_ids=[0, 1, 2, 3, 3], global_batch_size=2, dp_size=2, max_tokens_per_gpu=6, balance="none"
+    total_lengths=[4, 3, 2, 5, 1],
+    rollout_ids=[0, 1, 2, 3, 3],
+    global_batch_size=2,
+    dp_size=2,
+    max_tokens_per_gpu=6,
+    balance="none",
 )
 
 
@@ -23,13 +28,21 @@ def test_the_csr_arrays_and_the_views_say_the_same() -> None:
     assert PLAN.sample_positions.tolist() == [0, 2, 4, 1, 3]
     assert PLAN.micro_batch_offsets.tolist() == [0, 1, 3, 4, 5]
     assert [part.tolist() for part in PLAN.partitions] == [[0, 2, 4], [1, 3]]
-    assert [[indices.tolist() for indices in rank] for rank in PLAN.micro_batch_indices] == [[[0], [1, 2]], [[0], [1]]]
+    assert [[indices.tolist() for indices in rank] for rank in PLAN.micro_batch_indices] == [
+        [[0], [1, 2]],
+        [[0], [1]],
+    ]
     assert PLAN.partitions[0].dtype == np.int64
 
 
 def test_a_rank_view_is_the_plan_as_one_rank_sees_it() -> None:
     view = PLAN.rank_view(1)
-    assert (view.rank, view.num_microbatches, view.global_batch_sizes, view.digest) == (1, (1, 1), (2, 2), PLAN.digest)
+    assert (view.rank, view.num_microbatches, view.global_batch_sizes, view.digest) == (
+        1,
+        (1, 1),
+        (2, 2),
+        PLAN.digest,
+    )
     assert view.partition.tolist() == [1, 3]
     assert [indices.tolist() for indices in view.micro_batch_indices] == [[0], [1]]
 
@@ -42,7 +55,13 @@ def test_placement_says_where_each_sample_runs() -> None:
 
 
 def test_a_dropped_sample_is_placed_nowhere() -> None:
-    plan = rs.build_dp_schedule(total_lengths=[4, 3, 2], rollout_ids=[0, 1, 2], global_batch_size=2, dp_size=1, max_tokens_per_gpu=6)
+    plan = rs.build_dp_schedule(
+        total_lengths=[4, 3, 2],
+        rollout_ids=[0, 1, 2],
+        global_batch_size=2,
+        dp_size=1,
+        max_tokens_per_gpu=6,
+    )
     assert plan.placement().step.tolist() == [0, 0, -1]
     assert plan.placement().data_parallel_rank.tolist() == [0, 0, -1]
     empty = rs.build_dp_schedule(
@@ -98,7 +117,11 @@ def test_the_digest_covers_every_array(change: dict[str, Any]) -> None:
 
 
 def test_stats_and_settings_are_not_in_the_digest() -> None:
-    other = dataclasses.replace(PLAN, stats=dataclasses.replace(PLAN.stats, wall_seconds=9.0), settings={**PLAN.settings, "cp_size": 9})
+    other = dataclasses.replace(
+        PLAN,
+        stats=dataclasses.replace(PLAN.stats, wall_seconds=9.0),
+        settings={**PLAN.settings, "cp_size": 9},
+    )
     assert other == PLAN
     assert hash(other) == hash(PLAN)
 
@@ -110,13 +133,20 @@ def test_a_plan_equals_nothing_else() -> None:
 @pytest.mark.parametrize("seed", ["0", "1", "random"])
 def test_the_digest_is_the_same_in_every_process(seed: str) -> None:
     code = (
-        "import numpy as np, rl_schedule as rs\n"
-        "lengths = np.random.default_rng(3).integers(1, 3000, 700)\n"
-        "print(rs.build_dp_schedule(total_lengths=lengths, rollout_ids=range(700), global_batch_size=100, dp_size=4, "
-        "max_tokens_per_gpu=4096, cost=rs.TransformerCost(token_flops=12345, pair_flops=7)).digest)"
+        "import numpy as np, rl_schedule as rs\nlengths = np.random.default_rng(3).integers(1,"
+        " 3000, 700)\nprint(rs.build_dp_schedule(total_lengths=lengths, rollout_ids=range(700),"
+        " global_batch_size=100, dp_size=4, max_tokens_per_gpu=4096,"
+        " cost=rs.TransformerCost(token_flops=12345, pair_flops=7)).digest)"
     )
     environment = {**os.environ, "PYTHONHASHSEED": seed}
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120, env=environment)
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        env=environment,
+    )
     lengths = np.random.default_rng(3).integers(1, 3000, 700)
     here = rs.build_dp_schedule(
         total_lengths=lengths,

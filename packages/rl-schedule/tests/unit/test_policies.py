@@ -25,7 +25,9 @@ def plan(lengths: list[int], **settings: Any) -> rs.SchedulePlan:
 
 
 def batches(found: rs.SchedulePlan, rank: int = 0) -> list[list[int]]:
-    return [found.micro_batch_samples(rank, k).tolist() for k in range(found.micro_batches_per_rank)]
+    return [
+        found.micro_batch_samples(rank, k).tolist() for k in range(found.micro_batches_per_rank)
+    ]
 
 
 def test_an_oversized_sample_is_alone_and_listed() -> None:
@@ -34,17 +36,27 @@ def test_an_oversized_sample_is_alone_and_listed() -> None:
     assert found.oversized_samples == (0,)
 
 
-def test_an_oversized_sample_drops_its_whole_rollout_before_the_cut(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_oversized_sample_drops_its_whole_rollout_before_the_cut(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Rollout 0 goes with both samples, and the step is filled by rollouts 1 and 2 instead."""
     with caplog.at_level(logging.WARNING, logger="rl_schedule"):
-        found = plan([9, 4, 4, 4], rollout_ids=[0, 0, 1, 2], global_batch_size=2, on_oversized="drop")
-    assert (found.dropped_samples, found.dropped_rollouts, found.oversized_samples) == ((0, 1), (0,), (0,))
+        found = plan(
+            [9, 4, 4, 4], rollout_ids=[0, 0, 1, 2], global_batch_size=2, on_oversized="drop"
+        )
+    assert (found.dropped_samples, found.dropped_rollouts, found.oversized_samples) == (
+        (0, 1),
+        (0,),
+        (0,),
+    )
     assert found.global_batch_sizes == (2,)
     assert "dropping 1 of 3 rollouts" in caplog.text
 
 
 def test_an_oversized_sample_is_refused_with_its_number_and_length() -> None:
-    with pytest.raises(rs.InfeasibleScheduleError, match=r"1 samples exceed the cap of 8 tokens.*1 \(9 tokens\)"):
+    with pytest.raises(
+        rs.InfeasibleScheduleError, match=r"1 samples exceed the cap of 8 tokens.*1 \(9 tokens\)"
+    ):
         plan([4, 9], on_oversized="error")
 
 
@@ -72,9 +84,13 @@ def test_missing_micro_batches_are_split_off_before_fillers_are_added(balance: s
 
 @pytest.mark.parametrize("balance", ["none", "flops"])
 def test_fillers_are_refused_with_both_numbers(balance: str) -> None:
-    with pytest.raises(rs.InfeasibleScheduleError, match=r"step 0 has 2 samples in 2 micro-batches but needs 4"):
+    with pytest.raises(
+        rs.InfeasibleScheduleError, match=r"step 0 has 2 samples in 2 micro-batches but needs 4"
+    ):
         plan([2, 2], dp_size=4, on_misaligned="error", balance=balance)
-    assert plan([2, 2], dp_size=2, on_misaligned="error", balance=balance).filler_micro_batches == ()
+    assert (
+        plan([2, 2], dp_size=2, on_misaligned="error", balance=balance).filler_micro_batches == ()
+    )
 
 
 def test_static_chunks_are_consecutive_and_never_split() -> None:
@@ -83,7 +99,9 @@ def test_static_chunks_are_consecutive_and_never_split() -> None:
 
 
 def test_static_packing_is_refused_when_it_would_need_fillers() -> None:
-    with pytest.raises(rs.InfeasibleScheduleError, match=r"5 samples in 3 micro-batches but needs 4"):
+    with pytest.raises(
+        rs.InfeasibleScheduleError, match=r"5 samples in 3 micro-batches but needs 4"
+    ):
         plan([5, 5, 5, 5, 5], micro_batch_size=2, dp_size=2, on_misaligned="error")
 
 
@@ -108,7 +126,9 @@ def test_equal_counts_on_unequal_ranks() -> None:
 @pytest.mark.parametrize("balance", ["none", "tokens", "flops"])
 def test_extreme_numbers_do_not_overflow(balance: str) -> None:
     """The longest samples there are, and a cap that means none."""
-    found = plan([2**31 - 1] * 6 + [1], dp_size=2, max_tokens_per_gpu=2**62, cp_size=2, balance=balance)
+    found = plan(
+        [2**31 - 1] * 6 + [1], dp_size=2, max_tokens_per_gpu=2**62, cp_size=2, balance=balance
+    )
     assert found.num_microbatches == (1,)
     assert found.stats.slot_imbalance >= found.stats.slot_bound >= 1.0
     assert plan([3, 2, 1], max_tokens_per_gpu=2**62, balance=balance).num_microbatches == (1,)
@@ -159,15 +179,25 @@ def test_long_slots_are_not_at_the_ends_of_the_pipeline() -> None:
     )
     assert lengths.size == 300
     per_slot = [
-        max(int(costs(request.padded_lengths[found.micro_batch_samples(r, k)]).sum()) for r in range(4))
+        max(
+            int(costs(request.padded_lengths[found.micro_batch_samples(r, k)]).sum())
+            for r in range(4)
+        )
         for k in range(found.micro_batches_per_rank)
     ]
     assert int(np.argmax(per_slot)) in range(1, len(per_slot) - 1)
 
 
 def test_auto_slack_lowers_the_slots_and_says_how_much_it_used() -> None:
-    lengths = np.clip(np.rint(np.random.default_rng(0).lognormal(8.0, 1.0, 2048)), 64, 32768).astype(int).tolist()
-    level, auto = (plan(lengths, dp_size=32, max_tokens_per_gpu=32768, rank_slack=slack) for slack in (0.0, "auto"))
+    lengths = (
+        np.clip(np.rint(np.random.default_rng(0).lognormal(8.0, 1.0, 2048)), 64, 32768)
+        .astype(int)
+        .tolist()
+    )
+    level, auto = (
+        plan(lengths, dp_size=32, max_tokens_per_gpu=32768, rank_slack=slack)
+        for slack in (0.0, "auto")
+    )
     assert level.stats.rank_imbalance <= 1.0015
     assert auto.stats.slot_imbalance < level.stats.slot_imbalance - 0.003
     assert auto.stats.steps[0].rank_slack > 0.0
@@ -175,14 +205,27 @@ def test_auto_slack_lowers_the_slots_and_says_how_much_it_used() -> None:
 
 
 def test_a_given_slack_is_kept() -> None:
-    lengths = np.clip(np.rint(np.random.default_rng(1).lognormal(8.0, 1.0, 2048)), 64, 32768).astype(int).tolist()
+    lengths = (
+        np.clip(np.rint(np.random.default_rng(1).lognormal(8.0, 1.0, 2048)), 64, 32768)
+        .astype(int)
+        .tolist()
+    )
     found = plan(lengths, dp_size=32, max_tokens_per_gpu=32768, rank_slack=0.005)
     assert found.stats.steps[0].rank_slack == 0.005
     assert found.stats.rank_imbalance <= 1.0065
 
 
-@pytest.mark.parametrize("cost", [lambda lengths: np.zeros(lengths.size), lambda lengths: 1.0 / lengths, lambda lengths: lengths > 700])
+@pytest.mark.parametrize(
+    "cost",
+    [
+        lambda lengths: np.zeros(lengths.size),
+        lambda lengths: 1.0 / lengths,
+        lambda lengths: lengths > 700,
+    ],
+)
 def test_odd_cost_models_still_give_a_valid_plan(cost: Any) -> None:
     lengths = np.random.default_rng(0).integers(1, 900, 300).tolist()
-    model = (lambda values: cost(values).astype(float)) if cost(np.array([1])).dtype == bool else cost
+    model = (
+        (lambda values: cost(values).astype(float)) if cost(np.array([1])).dtype == bool else cost
+    )
     plan(lengths, dp_size=4, max_tokens_per_gpu=1000, cost=model)

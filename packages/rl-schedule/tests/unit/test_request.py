@@ -7,7 +7,13 @@ import pytest
 
 import rl_schedule as rs
 
-GOOD: dict[str, Any] = {"total_lengths": [5, 6], "rollout_ids": [0, 1], "global_batch_size": 2, "dp_size": 1, "max_tokens_per_gpu": 8}
+GOOD: dict[str, Any] = {
+    "total_lengths": [5, 6],
+    "rollout_ids": [0, 1],
+    "global_batch_size": 2,
+    "dp_size": 1,
+    "max_tokens_per_gpu": 8,
+}
 
 
 @pytest.mark.parametrize(
@@ -73,7 +79,14 @@ def test_columns_are_copied_and_frozen() -> None:
 
 def test_derived_limits() -> None:
     request = rs.ScheduleRequest(
-        **{**GOOD, "cp_size": 2, "dp_size": 3, "vpp_size": 2, "microbatch_group_size_per_vp_stage": 4, "pad_to_multiple": 4}
+        **{
+            **GOOD,
+            "cp_size": 2,
+            "dp_size": 3,
+            "vpp_size": 2,
+            "microbatch_group_size_per_vp_stage": 4,
+            "pad_to_multiple": 4,
+        }
     )
     assert request.token_cap == 16
     assert request.alignment == 12
@@ -86,18 +99,27 @@ def test_the_pipeline_group_counts_only_with_virtual_chunks() -> None:
 
 def test_settings_rebuild_the_request_for_a_check() -> None:
     cost = rs.TransformerCost(token_flops=3, pair_flops=2, window_pair_flops=((8, 1),))
-    request = rs.ScheduleRequest(**{**GOOD, "cp_size": 2, "cost": cost, "rank_slack": "auto", "on_trailing": "partial_step"})
-    again = rs.ScheduleRequest.from_settings(request.settings(), total_lengths=[5, 6], rollout_ids=[0, 1])
+    request = rs.ScheduleRequest(
+        **{**GOOD, "cp_size": 2, "cost": cost, "rank_slack": "auto", "on_trailing": "partial_step"}
+    )
+    again = rs.ScheduleRequest.from_settings(
+        request.settings(), total_lengths=[5, 6], rollout_ids=[0, 1]
+    )
     assert {**again.settings(), "splitter": "fixed", "global_batch_size": 2} == request.settings()
     assert again.cost_model == cost
 
 
 def test_a_document_cannot_name_code_to_import() -> None:
     settings = {**rs.ScheduleRequest(**GOOD).settings(), "splitter": "os:system"}
-    assert rs.ScheduleRequest.from_settings(settings, total_lengths=[5], rollout_ids=[0]).splitter == "all"  # type: ignore[arg-type]
+    assert (
+        rs.ScheduleRequest.from_settings(settings, total_lengths=[5], rollout_ids=[0]).splitter
+        == "all"
+    )  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("cost", [{"kind": "alien", "parameters": {}}, {"kind": "quadratic", "parameters": {"cubic": 1}}])
+@pytest.mark.parametrize(
+    "cost", [{"kind": "alien", "parameters": {}}, {"kind": "quadratic", "parameters": {"cubic": 1}}]
+)
 def test_an_unusable_cost_in_settings_is_refused(cost: dict[str, Any]) -> None:
     settings = {**rs.ScheduleRequest(**GOOD).settings(), "cost": cost}
     with pytest.raises(rs.PlanDocumentError, match=r"settings\.cost"):

@@ -8,9 +8,14 @@ from rl_schedule.dealing import pipeline_order
 from rl_schedule.simulation import ClusterTiming, pipeline_seconds, simulate_plan
 
 
-@pytest.mark.parametrize(("stages", "chunks"), [(1, 1), (2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (8, 2), (2, 4), (4, 4), (8, 4)])
+@pytest.mark.parametrize(
+    ("stages", "chunks"),
+    [(1, 1), (2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (8, 2), (2, 4), (4, 4), (8, 4)],
+)
 @pytest.mark.parametrize("turns", [1, 2, 8])
-def test_equal_micro_batches_have_the_published_bubble(stages: int, chunks: int, turns: int) -> None:
+def test_equal_micro_batches_have_the_published_bubble(
+    stages: int, chunks: int, turns: int
+) -> None:
     """(P - 1) / (v M + P - 1) of the time, Narayanan et al. 2021."""
     count = stages * turns
     seconds = pipeline_seconds(np.ones((2, count)), pp_size=stages, vpp_size=chunks)
@@ -22,7 +27,11 @@ def test_one_stage_takes_what_its_micro_batches_take() -> None:
 
 
 def test_two_stages_by_hand() -> None:
-    """Forward 1 and 2 on two stages. Stage 1: F0 1-2, B0 2-4, F1 4-6 (ready at 3), B1 6-10; stage 0: F0 0-1, F1 1-3, B0 4-6, B1 10-14."""
+    """Forward 1 and 2 on two stages.
+
+    Stage 1: F0 1-2, B0 2-4, F1 4-6 (ready at 3), B1 6-10; stage 0: F0 0-1, F1 1-3, B0 4-6, B1
+    10-14.
+    """
     assert pipeline_seconds(np.array([[1.0, 2.0]]), pp_size=2).tolist() == [14.0]
 
 
@@ -48,7 +57,9 @@ def test_the_order_of_slots_saves_bubble() -> None:
 
 
 def test_interleaving_needs_full_groups() -> None:
-    with pytest.raises(rs.ScheduleError, match="5 micro-batches per rank are no multiple of the pipeline group 2"):
+    with pytest.raises(
+        rs.ScheduleError, match="5 micro-batches per rank are no multiple of the pipeline group 2"
+    ):
         pipeline_seconds(np.ones((1, 5)), pp_size=2, vpp_size=2)
 
 
@@ -70,10 +81,20 @@ def test_a_cluster_that_cannot_run_is_refused(settings: dict[str, float], words:
 def test_shares_add_up_and_the_slowest_rank_counts() -> None:
     """Ranks 6 + 3 and 4 + 1 forward, times 3 with the backward, at 2 tokens per second."""
     request = rs.ScheduleRequest(
-        total_lengths=[6, 4, 3, 1], rollout_ids=range(4), global_batch_size=4, dp_size=2, micro_batch_size=1, balance="none"
+        total_lengths=[6, 4, 3, 1],
+        rollout_ids=range(4),
+        global_batch_size=4,
+        dp_size=2,
+        micro_batch_size=1,
+        balance="none",
     )
     plan = rs.plan_schedule(request)
-    (step,) = simulate_plan(plan, request.padded_lengths, rs.TokenCost(), ClusterTiming(cost_per_second=2.0, sync_seconds=1.0))
+    (step,) = simulate_plan(
+        plan,
+        request.padded_lengths,
+        rs.TokenCost(),
+        ClusterTiming(cost_per_second=2.0, sync_seconds=1.0),
+    )
     assert step.rank_seconds.tolist() == [3 * (6 + 3) / 2, 3 * (4 + 1) / 2]
     assert step.seconds == 13.5 + 1.0
     assert step.useful_share == pytest.approx(10.5 / 14.5)
@@ -84,7 +105,12 @@ def test_shares_add_up_and_the_slowest_rank_counts() -> None:
 
 def test_meeting_after_every_micro_batch_takes_the_sum_of_the_slowest() -> None:
     request = rs.ScheduleRequest(
-        total_lengths=[6, 1, 1, 6], rollout_ids=range(4), global_batch_size=4, dp_size=2, micro_batch_size=1, balance="none"
+        total_lengths=[6, 1, 1, 6],
+        rollout_ids=range(4),
+        global_batch_size=4,
+        dp_size=2,
+        micro_batch_size=1,
+        balance="none",
     )
     plan = rs.plan_schedule(request)
     (step,) = simulate_plan(plan, request.padded_lengths, rs.TokenCost(), ClusterTiming())
@@ -94,6 +120,11 @@ def test_meeting_after_every_micro_batch_takes_the_sum_of_the_slowest() -> None:
 
 def test_an_empty_plan_takes_no_time() -> None:
     plan = rs.build_dp_schedule(
-        total_lengths=[], rollout_ids=[], global_batch_size=1, dp_size=2, max_tokens_per_gpu=8, on_trailing="partial_step"
+        total_lengths=[],
+        rollout_ids=[],
+        global_batch_size=1,
+        dp_size=2,
+        max_tokens_per_gpu=8,
+        on_trailing="partial_step",
     )
     assert simulate_plan(plan, np.empty(0, dtype=np.int64), rs.TokenCost(), ClusterTiming()) == []

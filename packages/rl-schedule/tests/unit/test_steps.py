@@ -10,7 +10,9 @@ import rl_schedule as rs
 from rl_schedule.steps import group_rollouts
 
 
-def by_halves(*, rollout_samples: Any, rollout_tokens: Any, global_batch_size: int | None, dp_size: int) -> list[int]:
+def by_halves(
+    *, rollout_samples: Any, rollout_tokens: Any, global_batch_size: int | None, dp_size: int
+) -> list[int]:
     """A user's splitter: two steps of equal rollouts."""
     assert rollout_samples.tolist() == [2, 1, 1, 1]
     assert rollout_tokens.tolist() == [8, 4, 4, 4]
@@ -40,7 +42,11 @@ def test_rollouts_are_grouped_in_first_occurrence_order() -> None:
 def test_trailing_rollouts_are_dropped_listed_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="rl_schedule"):
         found = plan()
-    assert (found.global_batch_sizes, found.dropped_rollouts, found.dropped_samples) == ((3,), (13,), (4,))
+    assert (found.global_batch_sizes, found.dropped_rollouts, found.dropped_samples) == (
+        (3,),
+        (13,),
+        (4,),
+    )
     assert "dropping 1 of 4 rollouts" in caplog.text
 
 
@@ -50,7 +56,9 @@ def test_trailing_rollouts_make_a_partial_step() -> None:
 
 
 def test_trailing_rollouts_are_refused_with_the_numbers() -> None:
-    with pytest.raises(rs.InfeasibleScheduleError, match=r"4 rollouts .* steps of 3.*1 are left over"):
+    with pytest.raises(
+        rs.InfeasibleScheduleError, match=r"4 rollouts .* steps of 3.*1 are left over"
+    ):
         plan(on_trailing="error")
 
 
@@ -61,7 +69,9 @@ def test_sizes_give_a_variable_global_batch() -> None:
 
 
 def test_sizes_beyond_the_rollouts_follow_the_trailing_policy() -> None:
-    assert plan(splitter="sizes", global_batch_size=[2, 5, 5], on_trailing="partial_step").global_batch_sizes == (2, 2)
+    assert plan(
+        splitter="sizes", global_batch_size=[2, 5, 5], on_trailing="partial_step"
+    ).global_batch_sizes == (2, 2)
     assert plan(splitter="sizes", global_batch_size=[2, 5, 5]).dropped_rollouts == (12, 13)
     with pytest.raises(rs.InfeasibleScheduleError, match="2 steps are short"):
         plan(splitter="sizes", global_batch_size=[2, 5, 5], on_trailing="error")
@@ -75,9 +85,12 @@ def test_a_user_splitter_decides() -> None:
     assert plan(splitter=by_halves, dp_size=2).global_batch_sizes == (2, 2)
 
 
-def test_a_user_splitter_is_imported_by_path(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_splitter_is_imported_by_path(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "their_splitter.py").write_text(
-        "class Cut:\n    @staticmethod\n    def ones(**kw):\n        return [1] * len(kw['rollout_samples'])\n"
+        "class Cut:\n    @staticmethod\n    def ones(**kw):\n        return [1] *"
+        " len(kw['rollout_samples'])\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     found = plan(splitter="their_splitter:Cut.ones")
@@ -85,27 +98,44 @@ def test_a_user_splitter_is_imported_by_path(tmp_path: Any, monkeypatch: pytest.
     assert found.settings["splitter"] == "their_splitter:Cut.ones"
 
 
-@pytest.mark.parametrize(("answer", "words"), [([3, 3], "6 rollouts in 2 steps, but there are 4"), ([0], "0"), ([1.5], "1.5")])
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [([3, 3], "6 rollouts in 2 steps, but there are 4"), ([0], "0"), ([1.5], "1.5")],
+)
 def test_a_wrong_answer_of_a_user_splitter_is_refused(answer: list[int], words: str) -> None:
     with pytest.raises(rs.ScheduleError, match=words):
         plan(splitter=lambda **_: answer)
 
 
 def test_fewer_rollouts_than_one_step_names_both_numbers() -> None:
-    with pytest.raises(rs.InfeasibleScheduleError, match=r"4 rollouts are fewer than the 5 of one step"):
+    with pytest.raises(
+        rs.InfeasibleScheduleError, match=r"4 rollouts are fewer than the 5 of one step"
+    ):
         plan(global_batch_size=5)
 
 
-@pytest.mark.parametrize("settings", [{"on_trailing": "partial_step"}, {"splitter": "all", "global_batch_size": None}])
-def test_an_empty_batch_is_an_empty_plan_where_nothing_has_to_train(settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "settings", [{"on_trailing": "partial_step"}, {"splitter": "all", "global_batch_size": None}]
+)
+def test_an_empty_batch_is_an_empty_plan_where_nothing_has_to_train(
+    settings: dict[str, Any],
+) -> None:
     found = plan(total_lengths=[], rollout_ids=[], dp_size=2, **settings)
-    assert (found.num_microbatches, found.global_batch_sizes, found.micro_batch_indices) == ((), (), [[], []])
+    assert (found.num_microbatches, found.global_batch_sizes, found.micro_batch_indices) == (
+        (),
+        (),
+        [[], []],
+    )
     assert [part.size for part in found.partitions] == [0, 0]
     assert found.rank_view(1).partition.size == 0
 
 
-@pytest.mark.parametrize(("rollouts", "ranks", "size"), [(13, 4, 12), (12, 4, 12), (3, 4, 4), (1, 1, 1)])
-def test_dynamic_global_batch_size_is_a_multiple_of_the_ranks(rollouts: int, ranks: int, size: int) -> None:
+@pytest.mark.parametrize(
+    ("rollouts", "ranks", "size"), [(13, 4, 12), (12, 4, 12), (3, 4, 4), (1, 1, 1)]
+)
+def test_dynamic_global_batch_size_is_a_multiple_of_the_ranks(
+    rollouts: int, ranks: int, size: int
+) -> None:
     assert rs.compute_dynamic_global_batch_size(rollouts, ranks) == size
 
 

@@ -1,6 +1,7 @@
 """The command line `rl-topp`: `stats` and `sglang-check`.
 
-Layer: the top; the only module that imports typer and rich. Names, paths and messages are text, never markup. Exit codes: 0 fine, 1 the check found something, 2 bad input (one line, no traceback).
+Names, paths and messages are text, never markup. Exit codes: 0 fine, 1 the check found something, 2
+bad input (one line, no traceback).
 """
 
 from __future__ import annotations
@@ -47,9 +48,14 @@ _LABELS = {
 @app.command()
 def stats(
     dump: Annotated[Path, typer.Argument(help="A dump in Parquet form, with kept sets.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of a table.")
+    ] = False,
 ) -> None:
-    """Summarise the kept sets of a dump: sizes, bytes, kept mass, log-ratios. Needs the extra `rl-topp[parquet]`."""
+    """Summarise the kept sets of a dump: sizes, bytes, kept mass, log-ratios.
+
+    Needs the extra `rl-topp[parquet]`.
+    """
     try:
         from rl_topp.parquet import stats_of_dump
     except ModuleNotFoundError as error:
@@ -87,5 +93,7 @@ def _shown(value: Any) -> str:
 
 
 def _fail(message: str) -> NoReturn:
-    Console(stderr=True, soft_wrap=True).print(f"rl-topp: {' '.join(message.split())}", markup=False, highlight=False)
+    Console(stderr=True, soft_wrap=True).print(
+        f"rl-topp: {' '.join(message.split())}", markup=False, highlight=False
+    )
     raise typer.Exit(2)

@@ -1,7 +1,8 @@
 """The contract `nucleus-set.v1`: kept sets as a document with named arrays beside it.
 
-Layer: the lowest beside `errors`; standard library only. Invariants: `check_header` accepts exactly this id; a newer minor is read, unknown keys
-ignored; `schemas/nucleus-set.v1.json` describes the same document as `NucleusSetDocument` (a test holds the two equal).
+Invariants: `check_header` accepts exactly this id; a newer minor is read, unknown keys
+ignored; `schemas/nucleus-set.v1.json` describes the same document as `NucleusSetDocument` (a test
+holds the two equal).
 """
 
 from __future__ import annotations
@@ -80,7 +81,12 @@ class NucleusSetDocument(TypedDict):
 @cache
 def _warn_of_newer_minor(minor: int) -> None:
     """Log that `minor` is newer than ours; the cache makes it once per process and minor."""
-    _logger.warning("%s: minor %d is newer than %d; keys that this version does not know are ignored", CONTRACT, minor, MINOR)
+    _logger.warning(
+        "%s: minor %d is newer than %d; keys that this version does not know are ignored",
+        CONTRACT,
+        minor,
+        MINOR,
+    )
 
 
 def check_header(document: Mapping[str, object]) -> None:
@@ -90,15 +96,18 @@ def check_header(document: Mapping[str, object]) -> None:
         document: the JSON object; only `contract` and `minor` are looked at.
 
     Raises:
-        UnsupportedContractError: its `contract` is not `nucleus-set.v1`; the message names both ids and the fix.
+        UnsupportedContractError: its `contract` is not `nucleus-set.v1`; the message names both ids
+            and the fix.
     """
     if not isinstance(document, Mapping):
-        raise UnsupportedContractError(f"a {CONTRACT} document is a JSON object, got {type(document).__name__}")
+        raise UnsupportedContractError(
+            f"a {CONTRACT} document is a JSON object, got {type(document).__name__}"
+        )
     found = document.get("contract")
     if found != CONTRACT:
         raise UnsupportedContractError(
-            f"document has contract {found!r}, this version of rl-topp reads {CONTRACT!r}; write it again with a matching producer, "
-            "or install the rl-topp release that reads it"
+            f"document has contract {found!r}, this version of rl-topp reads {CONTRACT!r}; write it"
+            " again with a matching producer, or install the rl-topp release that reads it"
         )
     minor = document.get("minor", 0)
     if isinstance(minor, int) and minor > MINOR:
@@ -106,7 +115,8 @@ def check_header(document: Mapping[str, object]) -> None:
 
 
 def declaration_problems(document: Mapping[str, object], sizes: Mapping[str, int]) -> list[str]:
-    """Compare what a document declares about its arrays with what lies beside it; return one sentence per difference.
+    """Compare what a document declares about its arrays with what lies beside it; return one
+    sentence per difference.
 
     Args:
         document: the JSON object; an array it does not describe is not compared.
@@ -120,11 +130,17 @@ def declaration_problems(document: Mapping[str, object], sizes: Mapping[str, int
         wanted = {"dtype": ARRAY_DTYPES[name], "shape": [size]}
         description = declared.get(name, wanted)
         if not isinstance(description, Mapping):
-            problems.append(f"the description of array {name!r} must be an object, got {type(description).__name__}")
+            problems.append(
+                f"the description of array {name!r} must be an object, got"
+                f" {type(description).__name__}"
+            )
             continue
         for key, value in wanted.items():
             found = description.get(key, value)
             found = list(found) if isinstance(found, tuple) else found
             if found != value:
-                problems.append(f"the document declares {key} {found!r} for array {name!r}, expected {value!r} as it lies beside it")
+                problems.append(
+                    f"the document declares {key} {found!r} for array {name!r}, expected {value!r}"
+                    " as it lies beside it"
+                )
     return problems

@@ -1,6 +1,6 @@
 """Errors of rl-topp.
 
-Layer: the lowest; imports nothing of the package. Invariant: whatever is wrong with data that a caller passed in is a `NucleusError`, so that one
+Invariant: whatever is wrong with data that a caller passed in is a `NucleusError`, so that one
 `except` clause (or `except ValueError`) covers it.
 """
 

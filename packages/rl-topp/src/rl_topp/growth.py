@@ -1,8 +1,10 @@
 """Arrays that grow at their end, and the three of a kept-set record that grow together.
 
-Layer: below the record, numpy only. Invariants: views taken earlier keep their values (growth writes only beyond them, or moves to a new buffer); n
-extensions copy each element a constant number of times on average, because the capacity at least doubles; the unused end has one owner at a time, and
-what is written there counts only once all three arrays hold it, so neither a second thread nor a failed allocation can leave a record half grown.
+Invariants: views taken earlier keep their values (growth writes only beyond them, or moves to a new
+buffer); n extensions copy each element a constant number of times on average, because the capacity
+at least doubles; the unused end has one owner at a time, and what is written there counts only once
+all three arrays hold it, so neither a second thread nor a failed allocation can leave a record half
+grown.
 """
 
 from __future__ import annotations
@@ -53,15 +55,20 @@ class GrowingRecord:
     def __init__(self, start: RecordArrays) -> None:
         """Copy the arrays of a record."""
         ids, offsets, status = start
-        self._ids, self._offsets, self._status = GrowingArray(ids), GrowingArray(offsets), GrowingArray(status)
+        self._ids, self._offsets, self._status = (
+            GrowingArray(ids),
+            GrowingArray(offsets),
+            GrowingArray(status),
+        )
         self._sizes = int(ids.size), int(status.size)
         self._lock = threading.Lock()
 
     def extend(self, num_tokens: int, other: RecordArrays) -> RecordArrays | None:
         """Return the record of `num_tokens` tokens followed by `other`, as views.
 
-        None when that record is not the newest of the chain, or another thread is growing the chain at this moment: the caller copies then. Nobody
-        waits, so a process forked while a thread holds the chain cannot hang on it.
+        None when that record is not the newest of the chain, or another thread is growing the chain
+        at this moment: the caller copies then. Nobody waits, so a process forked while a thread
+        holds the chain cannot hang on it.
         """
         if not self._lock.acquire(blocking=False):
             return None
@@ -78,5 +85,12 @@ class GrowingRecord:
         self._ids.write(num_ids, ids)
         self._offsets.write(num_tokens + 1, offsets[1:] + num_ids)
         self._status.write(num_tokens, status)
-        self._sizes = num_ids, num_tokens = num_ids + int(ids.size), num_tokens + int(status.size)  # one assignment makes it count
-        return self._ids.view(num_ids), self._offsets.view(num_tokens + 1), self._status.view(num_tokens)
+        self._sizes = num_ids, num_tokens = (
+            num_ids + int(ids.size),
+            num_tokens + int(status.size),
+        )  # one assignment makes it count
+        return (
+            self._ids.view(num_ids),
+            self._offsets.view(num_tokens + 1),
+            self._status.view(num_tokens),
+        )

@@ -1,8 +1,9 @@
 """`NucleusSet`: the ids that the sampler could have picked, for many tokens, in CSR form.
 
-Layer: the record of the package, above `contract`, `errors` and `validation`. Invariants: a `NucleusSet` that exists is well-formed (see
-`validation.find_problems`); its arrays are its own and read-only; no operation changes an existing set, whichever threads use it; appending n pieces one
-after the other costs amortised linear time, because the newest set of a chain grows in a buffer whose unused end it alone may fill (`growth`).
+Invariants: a `NucleusSet` that exists is well-formed (see
+`validation.find_problems`); its arrays are its own and read-only; no operation changes an existing
+set, whichever threads use it; appending n pieces one after the other costs amortised linear time,
+because the newest set of a chain grows in a buffer whose unused end it alone may fill (`growth`).
 """
 
 from __future__ import annotations
@@ -15,10 +16,24 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from rl_topp.contract import ARRAY_DTYPES, CONTRACT, MINOR, NucleusSetDocument, check_header, declaration_problems
+from rl_topp.contract import (
+    ARRAY_DTYPES,
+    CONTRACT,
+    MINOR,
+    NucleusSetDocument,
+    check_header,
+    declaration_problems,
+)
 from rl_topp.errors import NucleusError
 from rl_topp.growth import GrowingRecord, RecordArrays
-from rl_topp.validation import as_integers, check_count, check_on_truncated, find_problems, is_integer, row_of_each_id
+from rl_topp.validation import (
+    as_integers,
+    check_count,
+    check_on_truncated,
+    find_problems,
+    is_integer,
+    row_of_each_id,
+)
 
 __all__ = ["NucleusSet", "NucleusStatus", "OnTruncated"]
 
@@ -41,7 +56,10 @@ class NucleusStatus(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NucleusSet:
-    """Kept sets of T tokens. The arrays it is built from are copied, so what the caller does to them later changes nothing here.
+    """Kept sets of T tokens.
+
+    The arrays it is built from are copied, so what the caller does to them later changes nothing
+    here.
 
     Example: a token kept {5, 9}, a tool token, a token sampled without a filter:
 
@@ -98,28 +116,45 @@ class NucleusSet:
         self._fill(ids, offsets, status, vocab_size, growing)
         return self
 
-    # Construction ----------------------------------------------------------------------------------------------------------------
+    # Construction
+    # ----------------------------------------------------------------------------------------------------------------
 
     @classmethod
     def empty(cls, *, vocab_size: int) -> NucleusSet:
         """Return the set of no tokens, the start of a chain of `append`."""
-        return cls(ids=np.zeros(0, np.int32), offsets=np.zeros(1, np.int64), status=np.zeros(0, np.uint8), vocab_size=vocab_size)
+        return cls(
+            ids=np.zeros(0, np.int32),
+            offsets=np.zeros(1, np.int64),
+            status=np.zeros(0, np.uint8),
+            vocab_size=vocab_size,
+        )
 
     @classmethod
-    def from_lists(cls, kept: Sequence[Sequence[int] | npt.NDArray[Any] | None], *, vocab_size: int) -> NucleusSet:
+    def from_lists(
+        cls, kept: Sequence[Sequence[int] | npt.NDArray[Any] | None], *, vocab_size: int
+    ) -> NucleusSet:
         """Build from one entry per sampled token: its kept ids, or None where no filter applied.
 
-        Example: `from_lists([[5, 9], None], vocab_size=10)` has status [0, 1] and offsets [0, 2, 2].
+        Example: `from_lists([[5, 9], None], vocab_size=10)` has status [0, 1] and offsets [0, 2,
+        2].
 
         Raises:
-            NucleusError: an entry is empty, leaves the vocabulary or repeats an id; the message names the token.
+            NucleusError: an entry is empty, leaves the vocabulary or repeats an id; the message
+                names the token.
         """
         kept = list(kept)
         rows = [
-            np.zeros(0, np.int32) if entry is None else as_integers(entry, np.int32, f"kept ids of token {t}")
+            (
+                np.zeros(0, np.int32)
+                if entry is None
+                else as_integers(entry, np.int32, f"kept ids of token {t}")
+            )
             for t, entry in enumerate(kept)
         ]
-        status = np.array([NucleusStatus.NO_FILTER if entry is None else NucleusStatus.KEPT for entry in kept], np.uint8)
+        status = np.array(
+            [NucleusStatus.NO_FILTER if entry is None else NucleusStatus.KEPT for entry in kept],
+            np.uint8,
+        )
         return cls(
             ids=np.concatenate(rows) if rows else np.zeros(0, np.int32),
             offsets=_offsets_of(np.array([row.size for row in rows], np.int64)),
@@ -156,33 +191,42 @@ class NucleusSet:
             vocab_size: needed only when `sets` may be empty.
 
         Raises:
-            NucleusError: no sets and no `vocab_size`, or two vocabulary sizes; the message names the positions.
+            NucleusError: no sets and no `vocab_size`, or two vocabulary sizes; the message names
+                the positions.
         """
         if not sets and vocab_size is None:
             raise NucleusError("concat of no sets needs vocab_size")
         expected = sets[0].vocab_size if vocab_size is None else vocab_size
         for position, piece in enumerate(sets):
             if piece.vocab_size != expected:
-                raise NucleusError(f"set {position} has vocab_size {piece.vocab_size}, expected {expected}")
+                raise NucleusError(
+                    f"set {position} has vocab_size {piece.vocab_size}, expected {expected}"
+                )
         if not sets:
             return cls.empty(vocab_size=expected)
         counts = np.concatenate([np.diff(piece.offsets) for piece in sets])
         ids = np.concatenate([piece.ids for piece in sets])
-        return cls._trusted(ids, _offsets_of(counts), np.concatenate([piece.status for piece in sets]), expected)
+        return cls._trusted(
+            ids, _offsets_of(counts), np.concatenate([piece.status for piece in sets]), expected
+        )
 
-    # Operations ------------------------------------------------------------------------------------------------------------------
+    # Operations
+    # ------------------------------------------------------------------------------------------------------------------
 
     def append(self, other: NucleusSet) -> NucleusSet:
         """Return this set followed by `other`; both stay as they are.
 
-        A chain `s = s.append(turn)` over n turns copies each id a constant number of times on average. Appending to a set that
-        was already appended to, in this thread or another, copies that set once.
+        A chain `s = s.append(turn)` over n turns copies each id a constant number of times on
+        average. Appending to a set that was already appended to, in this thread or another, copies
+        that set once.
 
         Raises:
             NucleusError: the vocabulary sizes differ.
         """
         if other.vocab_size != self.vocab_size:
-            raise NucleusError(f"cannot append a set over {other.vocab_size} ids to one over {self.vocab_size}")
+            raise NucleusError(
+                f"cannot append a set over {other.vocab_size} ids to one over {self.vocab_size}"
+            )
         growing = self._growing
         grown = None if growing is None else growing.extend(len(self), other._arrays)
         if growing is None or grown is None:
@@ -200,7 +244,12 @@ class NucleusSet:
         if not 0 <= start <= stop <= len(self):
             raise NucleusError(f"slice [{start}, {stop}) does not lie in [0, {len(self)})")
         low, high = self.offsets[start], self.offsets[stop]
-        return self._trusted(self.ids[low:high], self.offsets[start : stop + 1] - low, self.status[start:stop], self.vocab_size)
+        return self._trusted(
+            self.ids[low:high],
+            self.offsets[start : stop + 1] - low,
+            self.status[start:stop],
+            self.vocab_size,
+        )
 
     def take(self, tokens: npt.ArrayLike) -> NucleusSet:
         """Return the named tokens in the given order; repeats allowed.
@@ -214,11 +263,16 @@ class NucleusSet:
         index = as_integers(tokens, np.int64, "tokens")
         outside = np.flatnonzero((index < 0) | (index >= len(self)))
         if outside.size:
-            raise NucleusError(f"tokens[{outside[0]}] is {index[outside[0]]}, outside [0, {len(self)})")
+            raise NucleusError(
+                f"tokens[{outside[0]}] is {index[outside[0]]}, outside [0, {len(self)})"
+            )
         counts = np.diff(self.offsets)[index]
         offsets = _offsets_of(counts)
-        # Position of every taken id: its place inside its own set, shifted to where that set starts here.
-        source = np.arange(offsets[-1], dtype=np.int64) + np.repeat(self.offsets[index] - offsets[:-1], counts)
+        # Position of every taken id: its place inside its own set, shifted to where that set starts
+        # here.
+        source = np.arange(offsets[-1], dtype=np.int64) + np.repeat(
+            self.offsets[index] - offsets[:-1], counts
+        )
         return self._trusted(self.ids[source], offsets, self.status[index], self.vocab_size)
 
     def sorted(self) -> NucleusSet:
@@ -226,7 +280,8 @@ class NucleusSet:
         order = np.lexsort((self.ids, row_of_each_id(self.offsets)))
         return self._trusted(self.ids[order], self.offsets, self.status, self.vocab_size)
 
-    # Questions -------------------------------------------------------------------------------------------------------------------
+    # Questions
+    # -------------------------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return int(self.status.size)
@@ -272,7 +327,9 @@ class NucleusSet:
         """
         check_on_truncated(on_truncated)
         scored = self.status <= NucleusStatus.NO_FILTER
-        return scored | (self.status == NucleusStatus.TRUNCATED) if on_truncated == "full" else scored
+        return (
+            scored | (self.status == NucleusStatus.TRUNCATED) if on_truncated == "full" else scored
+        )
 
     def check_targets(self, targets: npt.ArrayLike) -> None:
         """Check that each sampled id lies in its set.
@@ -281,24 +338,34 @@ class NucleusSet:
             targets: integers [T]; entries at status 2 are not looked at.
 
         Raises:
-            NucleusError: wrong length, an id outside the vocabulary, or a target missing from a complete set; names the token.
+            NucleusError: wrong length, an id outside the vocabulary, or a target missing from a
+                complete set; names the token.
         """
         wanted = as_integers(targets, np.int64, "targets")
         if wanted.size != len(self):
             raise NucleusError(f"got {wanted.size} targets for {len(self)} tokens")
-        outside = (self.status != NucleusStatus.NOT_SAMPLED) & ((wanted < 0) | (wanted >= self.vocab_size))
+        outside = (self.status != NucleusStatus.NOT_SAMPLED) & (
+            (wanted < 0) | (wanted >= self.vocab_size)
+        )
         if outside.any():
             token = int(np.flatnonzero(outside)[0])
-            raise NucleusError(f"token {token} sampled id {wanted[token]}, outside the vocabulary [0, {self.vocab_size})")
+            raise NucleusError(
+                f"token {token} sampled id {wanted[token]}, outside the vocabulary [0,"
+                f" {self.vocab_size})"
+            )
         rows = row_of_each_id(self.offsets)
         found = np.zeros(len(self), np.bool_)
         found[rows[self.ids == wanted[rows]]] = True
         missing = np.flatnonzero((self.status == NucleusStatus.KEPT) & ~found)
         if missing.size:
             token = int(missing[0])
-            raise NucleusError(f"token {token} sampled id {wanted[token]}, which is not among its {self.set_sizes[token]} kept ids")
+            raise NucleusError(
+                f"token {token} sampled id {wanted[token]}, which is not among its"
+                f" {self.set_sizes[token]} kept ids"
+            )
 
-    # Document --------------------------------------------------------------------------------------------------------------------
+    # Document
+    # --------------------------------------------------------------------------------------------------------------------
 
     def to_document(self) -> tuple[NucleusSetDocument, dict[str, npt.NDArray[Any]]]:
         """Return the JSON part of `nucleus-set.v1` and the arrays that lie beside it."""
@@ -319,24 +386,38 @@ class NucleusSet:
         return document, arrays
 
     @classmethod
-    def from_document(cls, document: Mapping[str, Any], arrays: Mapping[str, npt.ArrayLike]) -> NucleusSet:
+    def from_document(
+        cls, document: Mapping[str, Any], arrays: Mapping[str, npt.ArrayLike]
+    ) -> NucleusSet:
         """Read what `to_document` returned.
 
         Raises:
             UnsupportedContractError: another contract.
-            NucleusError: a missing array or key, arrays that do not form a record, or others than the document declares.
+            NucleusError: a missing array or key, arrays that do not form a record, or others than
+                the document declares.
         """
         check_header(document)
-        missing = [f"array {name!r} is missing beside the document" for name in ARRAY_DTYPES if name not in arrays]
+        missing = [
+            f"array {name!r} is missing beside the document"
+            for name in ARRAY_DTYPES
+            if name not in arrays
+        ]
         if not is_integer(document.get("vocab_size")):
             missing.append(f"vocab_size must be an integer, got {document.get('vocab_size')!r}")
         NucleusError.raise_if(missing)
         found = {name: as_integers(arrays[name], np.int64, name) for name in ARRAY_DTYPES}
-        NucleusError.raise_if(declaration_problems(document, {name: array.size for name, array in found.items()}))
+        NucleusError.raise_if(
+            declaration_problems(document, {name: array.size for name, array in found.items()})
+        )
         return cls(**found, vocab_size=document["vocab_size"])
 
 
-def _restore(ids: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64], status: npt.NDArray[np.uint8], vocab_size: int) -> NucleusSet:
+def _restore(
+    ids: npt.NDArray[np.int32],
+    offsets: npt.NDArray[np.int64],
+    status: npt.NDArray[np.uint8],
+    vocab_size: int,
+) -> NucleusSet:
     return NucleusSet(ids=ids, offsets=offsets, status=status, vocab_size=vocab_size)
 
 

@@ -1,8 +1,9 @@
 """The columns that `rl-topp stats` needs, out of a dump in Parquet form.
 
-Layer: pyarrow (extra `[parquet]`), above `stats`. Reads `train-dump.v2` and `rollout-dump.v1` by column name; everything else in the file is ignored.
-Invariants: a sample without kept sets (null) is left out of every column alike; a column whose values cannot be what its name says (another type, null
-entries, unknown status, offsets that fall) is refused by file, column and sample, so that no figure comes out of it.
+Reads `train-dump.v2` and `rollout-dump.v1` by column name; everything else in the file is ignored.
+Invariants: a sample without kept sets (null) is left out of every column alike; a column whose
+values cannot be what its name says (another type, null entries, unknown status, offsets that fall)
+is refused by file, column and sample, so that no figure comes out of it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ READABLE_CONTRACTS: Final = ("train-dump.v2", "rollout-dump.v1")
 _METADATA_KEY: Final = b"rl_dump"
 _REQUIRED: Final = ("nucleus_offsets", "nucleus_status", "loss_masks")
 _OPTIONAL: Final = ("rollout_log_probs", "rollout_full_log_probs", "log_probs")
-# What pyarrow raises on damaged files: besides its own errors, names that are not UTF-8 and counts that fit nothing.
+# What pyarrow raises on damaged files: besides its own errors, names that are not UTF-8 and counts
+# that fit nothing.
 _DAMAGE: Final = (OSError, pa.ArrowException, ValueError, KeyError, OverflowError, MemoryError)
 
 
@@ -51,7 +53,10 @@ class _Column:
         places = np.flatnonzero(wrong)
         if places.size:
             sample = int(np.searchsorted(np.cumsum(self.lengths), places[0], side="right"))
-            raise NucleusError(f"{self.path}: sample {sample} has {self.values[places[0]]} in {self.name}, expected {expected}")
+            raise NucleusError(
+                f"{self.path}: sample {sample} has {self.values[places[0]]} in {self.name},"
+                f" expected {expected}"
+            )
 
 
 def stats_of_dump(path: Path) -> KeptSetStats:
@@ -61,8 +66,9 @@ def stats_of_dump(path: Path) -> KeptSetStats:
         path: a `.parquet` dump.
 
     Raises:
-        NucleusError: the file cannot be read as Parquet, lacks a column or has it twice, or its columns hold what they cannot or do not fit together;
-            names file and column, and the sample among those with kept sets.
+        NucleusError: the file cannot be read as Parquet, lacks a column or has it twice, or its
+            columns hold what they cannot or do not fit together; names file and column, and the
+            sample among those with kept sets.
         UnsupportedContractError: it is a dump of another contract.
     """
     table = _read(path)
@@ -70,18 +76,33 @@ def stats_of_dump(path: Path) -> KeptSetStats:
     offsets = _column(path, table, "nucleus_offsets", pa.types.is_integer)
     status = _column(path, table, "nucleus_status", pa.types.is_integer)
     masks = _column(path, table, "loss_masks", pa.types.is_integer)
-    status.fail_where((status.values < 0) | (status.values >= len(NucleusStatus)), f"0 to {len(NucleusStatus) - 1}")
+    status.fail_where(
+        (status.values < 0) | (status.values >= len(NucleusStatus)),
+        f"0 to {len(NucleusStatus) - 1}",
+    )
     masks.fail_where((masks.values != 0) & (masks.values != 1), "0 or 1")
     _check_lengths(offsets, status.lengths + 1)
     _check_lengths(masks, status.lengths)
     optional = {
-        name: _aligned(_column(path, table, name, pa.types.is_floating), status.lengths) for name in _OPTIONAL if name in table.column_names
+        name: _aligned(_column(path, table, name, pa.types.is_floating), status.lengths)
+        for name in _OPTIONAL
+        if name in table.column_names
     }
     sizes = _sizes(offsets)
-    status.fail_where((status.values == NucleusStatus.KEPT) & (sizes == 0), "another status, since the token has no ids")
-    without = (status.values == NucleusStatus.NO_FILTER) | (status.values == NucleusStatus.NOT_SAMPLED)
+    status.fail_where(
+        (status.values == NucleusStatus.KEPT) & (sizes == 0),
+        "another status, since the token has no ids",
+    )
+    without = (status.values == NucleusStatus.NO_FILTER) | (
+        status.values == NucleusStatus.NOT_SAMPLED
+    )
     status.fail_where(without & (sizes != 0), "0 or 3, since the token has ids")
-    return kept_set_stats(set_sizes=sizes, status=status.values.astype(np.uint8), loss_masks=masks.values.astype(np.int32), **optional)
+    return kept_set_stats(
+        set_sizes=sizes,
+        status=status.values.astype(np.uint8),
+        loss_masks=masks.values.astype(np.int32),
+        **optional,
+    )
 
 
 def _read(path: Path) -> pa.Table:
@@ -94,7 +115,10 @@ def _read(path: Path) -> pa.Table:
     _check_contract(path, metadata)
     missing = [name for name in _REQUIRED if name not in names]
     if missing:
-        raise NucleusError(f"{path}: no column {', '.join(missing)}; was the run recorded with kept sets (rollout.replay = true)?")
+        raise NucleusError(
+            f"{path}: no column {', '.join(missing)}; was the run recorded with kept sets"
+            " (rollout.replay = true)?"
+        )
     wanted = [name for name in (*_REQUIRED, *_OPTIONAL) if name in names]
     twice = [name for name in wanted if names.count(name) > 1]
     if twice:
@@ -106,29 +130,44 @@ def _read(path: Path) -> pa.Table:
 
 
 def _check_contract(path: Path, metadata: Mapping[bytes, bytes] | None) -> None:
-    # Of the file, not of its Arrow schema: a header that is written after the rows stands only there.
+    # Of the file, not of its Arrow schema: a header that is written after the rows stands only
+    # there.
     raw = (metadata or {}).get(_METADATA_KEY)
     if raw is None:
-        raise NucleusError(f"{path}: not a dump: the Parquet metadata has no key {_METADATA_KEY.decode()!r}")
+        raise NucleusError(
+            f"{path}: not a dump: the Parquet metadata has no key {_METADATA_KEY.decode()!r}"
+        )
     try:
         contract = json.loads(raw).get("contract")
     except (ValueError, AttributeError, RecursionError) as error:
-        raise NucleusError(f"{path}: the metadata under {_METADATA_KEY.decode()!r} is not a JSON object: {error}") from error
+        raise NucleusError(
+            f"{path}: the metadata under {_METADATA_KEY.decode()!r} is not a JSON object: {error}"
+        ) from error
     if contract not in READABLE_CONTRACTS:
         raise UnsupportedContractError(
-            f"{path}: contract {contract!r}, this version of rl-topp reads {' and '.join(READABLE_CONTRACTS)}; convert it with rl-dump"
+            f"{path}: contract {contract!r}, this version of rl-topp reads"
+            f" {' and '.join(READABLE_CONTRACTS)}; convert it with rl-dump"
         )
 
 
-def _column(path: Path, table: pa.Table, name: str, is_wanted: Callable[[pa.DataType], bool]) -> _Column:
+def _column(
+    path: Path, table: pa.Table, name: str, is_wanted: Callable[[pa.DataType], bool]
+) -> _Column:
     """Return a column of lists of numbers, refusing other types and null entries."""
     column = table.column(name).combine_chunks()
-    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)) or not is_wanted(column.type.value_type):
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)) or not is_wanted(
+        column.type.value_type
+    ):
         wanted = "integers" if is_wanted is pa.types.is_integer else "floating-point numbers"
-        raise NucleusError(f"{path}: column {name} has type {column.type}, expected a list per sample, of {wanted}")
+        raise NucleusError(
+            f"{path}: column {name} has type {column.type}, expected a list per sample, of {wanted}"
+        )
     flat = column.flatten()
     if flat.null_count:
-        raise NucleusError(f"{path}: column {name} has {flat.null_count} null entries inside its lists, expected a number each")
+        raise NucleusError(
+            f"{path}: column {name} has {flat.null_count} null entries inside its lists, expected a"
+            " number each"
+        )
     return _Column(
         path=path,
         name=name,
@@ -142,7 +181,10 @@ def _check_lengths(column: _Column, expected: npt.NDArray[np.int64]) -> None:
     wrong = np.flatnonzero(column.lengths != expected)
     if wrong.size:
         sample = int(wrong[0])
-        raise NucleusError(f"{column.path}: sample {sample} has {column.lengths[sample]} {column.name}, expected {expected[sample]}")
+        raise NucleusError(
+            f"{column.path}: sample {sample} has {column.lengths[sample]} {column.name}, expected"
+            f" {expected[sample]}"
+        )
 
 
 def _aligned(column: _Column, counts: npt.NDArray[np.int64]) -> npt.NDArray[Any]:

@@ -1,12 +1,13 @@
 """Slow float64 definitions of everything the package computes fast.
 
-Layer: numpy only, above the record. Invariants: one plain loop over tokens per function, no shared code with the fast paths; fast paths are tested
-against these.
+Invariants: one plain loop over tokens per function, no shared code with the fast paths; fast paths
+are tested against these.
 
-Tie rule of `nucleus`: candidates are ranked by probability, highest first, and among equal probabilities by id, lowest first. The three filters act
-together on the same probabilities: rank below top_k, mass before the candidate at most top_p, probability at least min_p times the highest. So a
-candidate that reaches top_p exactly still lets the next one in, and at least one id is always kept. A top_p of 1 filters nothing, whatever rounding makes
-of the masses.
+Tie rule of `nucleus`: candidates are ranked by probability, highest first, and among equal
+probabilities by id, lowest first. The three filters act together on the same probabilities: rank
+below top_k, mass before the candidate at most top_p, probability at least min_p times the highest.
+So a candidate that reaches top_p exactly still lets the next one in, and at least one id is always
+kept. A top_p of 1 filters nothing, whatever rounding makes of the masses.
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ from rl_topp.errors import NucleusError
 from rl_topp.nucleus import NucleusSet, NucleusStatus, OnTruncated
 from rl_topp.validation import check_on_truncated
 
-__all__ = ["ReferenceScores", "keep_mask", "nucleus", "nucleus_of_logits", "nucleus_scores", "score_gradient", "softmax"]
+__all__ = [
+    "ReferenceScores",
+    "keep_mask",
+    "nucleus",
+    "nucleus_of_logits",
+    "nucleus_scores",
+    "score_gradient",
+    "softmax",
+]
 
 Floats = npt.NDArray[np.float64]
 
@@ -46,10 +55,14 @@ def softmax(logits: npt.ArrayLike, *, temperature: float = 1.0) -> Floats:
     return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
 
 
-def nucleus(probs: npt.ArrayLike, *, top_k: int | None = None, top_p: float = 1.0, min_p: float = 0.0) -> npt.NDArray[np.int32]:
-    """Return the ids that survive top-k, top-p and min-p, highest probability first (the tie rule stands in the module docstring).
+def nucleus(
+    probs: npt.ArrayLike, *, top_k: int | None = None, top_p: float = 1.0, min_p: float = 0.0
+) -> npt.NDArray[np.int32]:
+    """Return the ids that survive top-k, top-p and min-p, highest probability first (the tie rule
+    stands in the module docstring).
 
-    Example: probs [0.5, 0.3, 0.1, 0.06, 0.04] at top_p 0.85 keep [0, 1, 2]: the masses before them are 0, 0.5, 0.8; before id 3 it is 0.9.
+    Example: probs [0.5, 0.3, 0.1, 0.06, 0.04] at top_p 0.85 keep [0, 1, 2]: the masses before them
+    are 0, 0.5, 0.8; before id 3 it is 0.9.
 
     Args:
         probs: [V], V >= 1, sums to 1.
@@ -61,16 +74,22 @@ def nucleus(probs: npt.ArrayLike, *, top_k: int | None = None, top_p: float = 1.
         int32 [n], n >= 1.
 
     Raises:
-        NucleusError: a parameter outside its range, or probabilities that are none (NaN, infinite or negative).
+        NucleusError: a parameter outside its range, or probabilities that are none (NaN, infinite
+            or negative).
     """
     if (top_k is not None and top_k < 1) or not 0.0 < top_p <= 1.0 or not 0.0 <= min_p <= 1.0:
-        raise NucleusError(f"need top_k >= 1, 0 < top_p <= 1, 0 <= min_p <= 1; got top_k={top_k}, top_p={top_p}, min_p={min_p}")
+        raise NucleusError(
+            f"need top_k >= 1, 0 < top_p <= 1, 0 <= min_p <= 1; got top_k={top_k}, top_p={top_p},"
+            f" min_p={min_p}"
+        )
     p = np.asarray(probs, np.float64)
     if p.ndim != 1 or p.size == 0:
         raise NucleusError(f"probs must have shape [V] with V >= 1, got {list(p.shape)}")
     bad = np.flatnonzero(~(np.isfinite(p) & (p >= 0)))
     if bad.size:
-        raise NucleusError(f"probs[{bad[0]}] is {p[bad[0]]}, expected a finite number of at least 0")
+        raise NucleusError(
+            f"probs[{bad[0]}] is {p[bad[0]]}, expected a finite number of at least 0"
+        )
     order = np.argsort(-p, kind="stable")
     ranked = p[order]
     mass_before = np.cumsum(ranked) - ranked
@@ -85,17 +104,28 @@ def nucleus(probs: npt.ArrayLike, *, top_k: int | None = None, top_p: float = 1.
 
 
 def nucleus_of_logits(
-    logits: npt.ArrayLike, *, temperature: float = 1.0, top_k: int | None = None, top_p: float = 1.0, min_p: float = 0.0
+    logits: npt.ArrayLike,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
 ) -> NucleusSet:
     """Return the kept sets of T rows of logits [T, V], all with status 0."""
     probs = softmax(logits, temperature=temperature)
-    return NucleusSet.from_lists([nucleus(row, top_k=top_k, top_p=top_p, min_p=min_p) for row in probs], vocab_size=probs.shape[-1])
+    return NucleusSet.from_lists(
+        [nucleus(row, top_k=top_k, top_p=top_p, min_p=min_p) for row in probs],
+        vocab_size=probs.shape[-1],
+    )
 
 
-def keep_mask(rows: NucleusSet, targets: npt.ArrayLike, *, on_truncated: OnTruncated = "mask") -> npt.NDArray[np.bool_]:
+def keep_mask(
+    rows: NucleusSet, targets: npt.ArrayLike, *, on_truncated: OnTruncated = "mask"
+) -> npt.NDArray[np.bool_]:
     """Return bool [T, V]: the support each token is normalised over.
 
-    Status 0: its ids and its target. Status 1, and status 3 under `on_truncated="full"`: everything. Otherwise nothing.
+    Status 0: its ids and its target. Status 1, and status 3 under `on_truncated="full"`:
+    everything. Otherwise nothing.
     """
     check_on_truncated(on_truncated)
     wanted = np.asarray(targets, np.int64)
@@ -104,18 +134,26 @@ def keep_mask(rows: NucleusSet, targets: npt.ArrayLike, *, on_truncated: OnTrunc
         if status == NucleusStatus.KEPT:
             mask[token, rows[token]] = True
             mask[token, wanted[token]] = True
-        elif status == NucleusStatus.NO_FILTER or (status == NucleusStatus.TRUNCATED and on_truncated == "full"):
+        elif status == NucleusStatus.NO_FILTER or (
+            status == NucleusStatus.TRUNCATED and on_truncated == "full"
+        ):
             mask[token] = True
     return mask
 
 
 def nucleus_scores(
-    logits: npt.ArrayLike, targets: npt.ArrayLike, rows: NucleusSet, *, temperature: float = 1.0, on_truncated: OnTruncated = "mask"
+    logits: npt.ArrayLike,
+    targets: npt.ArrayLike,
+    rows: NucleusSet,
+    *,
+    temperature: float = 1.0,
+    on_truncated: OnTruncated = "mask",
 ) -> ReferenceScores:
     """Score the sampled ids.
 
-    log p = z[y] - logsumexp(z[S]) with z = logits / temperature and S the support of `keep_mask`; full scores take S = the vocabulary.
-    Example: probs [0.5, 0.3, 0.1, 0.06, 0.04], kept [0, 1, 2], sampled 1: log(0.3 / 0.9) = -1.0986; full: log 0.3 = -1.2040.
+    log p = z[y] - logsumexp(z[S]) with z = logits / temperature and S the support of `keep_mask`;
+    full scores take S = the vocabulary. Example: probs [0.5, 0.3, 0.1, 0.06, 0.04], kept [0, 1, 2],
+    sampled 1: log(0.3 / 0.9) = -1.0986; full: log 0.3 = -1.2040.
 
     Args:
         logits: [T, V].
@@ -130,10 +168,14 @@ def nucleus_scores(
     scores = ReferenceScores(**{name: np.zeros(len(rows)) for name in ReferenceScores.__slots__})
     for token in range(len(rows)):
         if support[token].any():
-            scores.log_probs[token], scores.entropy[token] = _row_scores(z[token], int(wanted[token]), support[token])
+            scores.log_probs[token], scores.entropy[token] = _row_scores(
+                z[token], int(wanted[token]), support[token]
+            )
         if rows.status[token] != NucleusStatus.NOT_SAMPLED:
             everything = np.ones(z.shape[-1], np.bool_)
-            scores.full_log_probs[token], scores.full_entropy[token] = _row_scores(z[token], int(wanted[token]), everything)
+            scores.full_log_probs[token], scores.full_entropy[token] = _row_scores(
+                z[token], int(wanted[token]), everything
+            )
     return scores
 
 
@@ -143,15 +185,23 @@ def _row_scores(z: Floats, target: int, support: npt.NDArray[np.bool_]) -> tuple
     log_normaliser = highest + np.log(np.exp(kept - highest).sum())
     p = np.exp(kept - log_normaliser)
     positive = p > 0  # p log p -> 0 as p -> 0
-    return float(z[target] - log_normaliser), float(-(p[positive] * (kept[positive] - log_normaliser)).sum())
+    return float(z[target] - log_normaliser), float(
+        -(p[positive] * (kept[positive] - log_normaliser)).sum()
+    )
 
 
 def score_gradient(
-    logits: npt.ArrayLike, targets: npt.ArrayLike, support: npt.NDArray[np.bool_], *, temperature: float = 1.0, of_entropy: bool = False
+    logits: npt.ArrayLike,
+    targets: npt.ArrayLike,
+    support: npt.NDArray[np.bool_],
+    *,
+    temperature: float = 1.0,
+    of_entropy: bool = False,
 ) -> Floats:
     """Return the derivative of each row's log-prob (or entropy) with respect to its logits, [T, V].
 
-    d log p / d z_v = [v = y] - p_v and d H / d z_v = -p_v (log p_v + H) for v in the support, 0 elsewhere; the logits add a factor 1 / temperature.
+    d log p / d z_v = [v = y] - p_v and d H / d z_v = -p_v (log p_v + H) for v in the support, 0
+    elsewhere; the logits add a factor 1 / temperature.
 
     Args:
         logits: [T, V].

@@ -1,8 +1,9 @@
 """`align_rows`: from the kept sets of samples to the kept sets of logit rows.
 
-Layer: numpy, above the record. The caller says which response token sits on which local row (rl-metrics' context-parallel geometry gives both index
-arrays, for one rank, zigzag or contiguous); no context-parallel arithmetic happens here. Invariant: rows that no response token claims get status 2, so
-they score 0 and pass no gradient.
+The caller says which response token sits on which local row (rl-metrics' context-parallel geometry
+gives both index arrays, for one rank, zigzag or contiguous); no context-parallel arithmetic happens
+here. Invariant: rows that no response token claims get status 2, so they score 0 and pass no
+gradient.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ def align_rows(
 ) -> NucleusSet:
     """Return the kept sets of one rank's `num_rows` logit rows.
 
-    Example: one sample with sets of 2 response tokens, its second token alone on this rank, at row 3 of 5: `align_rows([s], [[1]], [[3]],
-    num_rows=5)` has status [2, 2, 2, s.status[1], 2].
+    Example: one sample with sets of 2 response tokens, its second token alone on this rank, at row
+    3 of 5: `align_rows([s], [[1]], [[3]], num_rows=5)` has status [2, 2, 2, s.status[1], 2].
 
     Args:
         sets: per sample, the kept sets of its R response tokens.
-        response_indices: per sample, integers [K] in [0, R): the response tokens this rank owns (K may be 0).
-        logit_rows: per sample, integers [K] in [0, num_rows): the local logit row that predicts each of them.
+        response_indices: per sample, integers [K] in [0, R): the response tokens this rank owns (K
+            may be 0).
+        logit_rows: per sample, integers [K] in [0, num_rows): the local logit row that predicts
+            each of them.
         num_rows: local packed length, tokens; prompt rows and padding included.
         vocab_size: needed only when `sets` may be empty.
 
@@ -43,27 +46,37 @@ def align_rows(
         A set of `num_rows` tokens, to pass as `rows`.
 
     Raises:
-        NucleusError: the sequences differ in length, `num_rows` is no count, an index lies outside, or two response tokens claim one row; names the sample.
+        NucleusError: the sequences differ in length, `num_rows` is no count, an index lies outside,
+            or two response tokens claim one row; names the sample.
     """
     if not len(sets) == len(response_indices) == len(logit_rows):
         raise NucleusError(
-            f"got {len(sets)} sets, {len(response_indices)} response_indices and {len(logit_rows)} logit_rows; expected one each per sample"
+            f"got {len(sets)} sets, {len(response_indices)} response_indices and {len(logit_rows)}"
+            " logit_rows; expected one each per sample"
         )
     check_count(num_rows, "num_rows")
     everything = NucleusSet.concat(sets, vocab_size=vocab_size)
-    token_of_row = np.full(num_rows, len(everything), np.int64)  # the one-past-the-end token is the unclaimed one, added below
+    token_of_row = np.full(
+        num_rows, len(everything), np.int64
+    )  # the one-past-the-end token is the unclaimed one, added below
     sample_of_row = np.full(num_rows, -1, np.int64)
     first_token = 0
     for sample, nucleus in enumerate(sets):
-        tokens = _indices(response_indices[sample], len(nucleus), f"sample {sample}: response index")
+        tokens = _indices(
+            response_indices[sample], len(nucleus), f"sample {sample}: response index"
+        )
         rows = _indices(logit_rows[sample], num_rows, f"sample {sample}: logit row")
         if tokens.size != rows.size:
-            raise NucleusError(f"sample {sample}: {tokens.size} response indices but {rows.size} logit rows")
+            raise NucleusError(
+                f"sample {sample}: {tokens.size} response indices but {rows.size} logit rows"
+            )
         _refuse_claimed(rows, sample, sample_of_row)
         token_of_row[rows] = tokens + first_token
         sample_of_row[rows] = sample
         first_token += len(nucleus)
-    return everything.append(NucleusSet.not_sampled(1, vocab_size=everything.vocab_size)).take(token_of_row)
+    return everything.append(NucleusSet.not_sampled(1, vocab_size=everything.vocab_size)).take(
+        token_of_row
+    )
 
 
 def _indices(values: npt.ArrayLike, limit: int, name: str) -> npt.NDArray[np.int64]:
@@ -74,11 +87,15 @@ def _indices(values: npt.ArrayLike, limit: int, name: str) -> npt.NDArray[np.int
     return index
 
 
-def _refuse_claimed(rows: npt.NDArray[np.int64], sample: int, sample_of_row: npt.NDArray[np.int64]) -> None:
+def _refuse_claimed(
+    rows: npt.NDArray[np.int64], sample: int, sample_of_row: npt.NDArray[np.int64]
+) -> None:
     taken = np.flatnonzero(sample_of_row[rows] >= 0)
     if taken.size:
         row = rows[taken[0]]
-        raise NucleusError(f"sample {sample}: logit row {row} already belongs to sample {sample_of_row[row]}")
+        raise NucleusError(
+            f"sample {sample}: logit row {row} already belongs to sample {sample_of_row[row]}"
+        )
     values, counts = np.unique(rows, return_counts=True)
     if (counts > 1).any():
         raise NucleusError(f"sample {sample}: logit row {values[counts > 1][0]} is named twice")

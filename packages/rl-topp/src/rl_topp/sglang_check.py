@@ -1,6 +1,7 @@
-"""What the SGLang plugin can do with the installed SGLang. Layer: above `sglang_plugin`; imports SGLang (and torch) only to compare signatures.
+"""What the SGLang plugin can do with the installed SGLang.
 
-Invariant: the report says what `register` would do: it has problems exactly when the plugin would refuse to load.
+Invariant: the report says what `register` would do: it has problems exactly when the plugin would
+refuse to load.
 """
 
 from __future__ import annotations
@@ -8,7 +9,13 @@ from __future__ import annotations
 import importlib.metadata
 from dataclasses import dataclass
 
-from rl_topp.sglang_plugin import HOOKED, OPT_IN_KEY, TESTED_VERSIONS, installed_version, signature_problems
+from rl_topp.sglang_plugin import (
+    HOOKED,
+    OPT_IN_KEY,
+    TESTED_VERSIONS,
+    installed_version,
+    signature_problems,
+)
 
 __all__ = ["PluginReport", "check", "main"]
 
@@ -32,7 +39,10 @@ _REFUSED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginReport:
-    """What the plugin found. Example: `PluginReport(sglang_version="0.5.15.post1", problems=(), ...)`."""
+    """What the plugin found.
+
+    Example: `PluginReport(sglang_version="0.5.15.post1", problems=(), ...)`.
+    """
 
     sglang_version: str | None
     """Installed version, or None."""
@@ -56,8 +66,13 @@ class PluginReport:
 def check() -> PluginReport:
     """Compare the installed SGLang with what the plugin was tested with; takes as long as importing SGLang, 10 to 40 seconds."""
     problems = signature_problems()
-    if not any(point.value == _ENTRY_POINT for point in importlib.metadata.entry_points(group=_GROUP)):
-        problems.append(f"no entry point {_ENTRY_POINT} in the group {_GROUP}: install rl-topp as a distribution, not by PYTHONPATH")
+    if not any(
+        point.value == _ENTRY_POINT for point in importlib.metadata.entry_points(group=_GROUP)
+    ):
+        problems.append(
+            f"no entry point {_ENTRY_POINT} in the group {_GROUP}: install rl-topp as a"
+            " distribution, not by PYTHONPATH"
+        )
     return PluginReport(
         sglang_version=installed_version(),
         tested_versions=TESTED_VERSIONS,
@@ -71,8 +86,13 @@ def check() -> PluginReport:
 def main() -> int:
     """Print the report; returns the exit code, 0 when the plugin loads and 1 when it does not."""
     report = check()
-    lines = [f"sglang {report.sglang_version or 'is not installed'} (tested: {', '.join(report.tested_versions)})"]
-    lines += [f"problem: {problem}" for problem in report.problems] or [f"all {len(report.hooked)} hooked functions are as tested"]
+    lines = [
+        f"sglang {report.sglang_version or 'is not installed'} (tested:"
+        f" {', '.join(report.tested_versions)})"
+    ]
+    lines += [f"problem: {problem}" for problem in report.problems] or [
+        f"all {len(report.hooked)} hooked functions are as tested"
+    ]
     lines += [f'ask per request: sampling_params.custom_params = {{"{OPT_IN_KEY}": true}}']
     lines += [f"works with: {feature}" for feature in report.supported]
     lines += [f"answered 400 with: {feature}" for feature in report.refused]

@@ -1,15 +1,18 @@
-"""The SGLang plugin: entry point, version guard and table of hooks. Layer: engine, on top of `errors` only.
+"""The SGLang plugin: entry point, version guard and table of hooks.
 
-SGLang calls `register` once in every process that it starts (entry-point group `sglang.srt.plugins`). The hooks make a server return, for each token of
-a request that asks for it, the set of ids that the sampler could pick and the log-prob of the sampled id over that set:
+SGLang calls `register` once in every process that it starts (entry-point group
+`sglang.srt.plugins`). The hooks make a server return, for each token of a request that asks for it,
+the set of ids that the sampler could pick and the log-prob of the sampled id over that set:
 
-    POST /generate {"input_ids": [...], "sampling_params": {"top_p": 0.9, "custom_params": {"return_top_p_token_ids": true}}}
+    POST /generate {"input_ids": [...], "sampling_params": {"top_p": 0.9, "custom_params":
+    {"return_top_p_token_ids": true}}}
     -> meta_info["rl_topp_kept_ids"]       one list of ids per token, or null where no filter was on: the whole vocabulary
        meta_info["rl_topp_kept_log_probs"] one number per token, nats, at the request's temperature
 
-Invariants: a batch in which nobody asks runs SGLang's own code; greedy rows give SGLang's own tokens; an id is sampled from exactly the set that is
-returned; SGLang's `output_token_logprobs` stay what they are (over the vocabulary, before truncation). A request that does not ask may carry the two keys
-with null for every token when it shared a batch with one that did.
+Invariants: a batch in which nobody asks runs SGLang's own code; greedy rows give SGLang's own
+tokens; an id is sampled from exactly the set that is returned; SGLang's `output_token_logprobs`
+stay what they are (over the vocabulary, before truncation). A request that does not ask may carry
+the two keys with null for every token when it shared a batch with one that did.
 
 This module imports only the standard library: SGLang loads it in processes that never sample.
 """
@@ -58,15 +61,32 @@ HOOKED: dict[str, tuple[str, tuple[str, ...]]] = {
     f"{_SAMPLING}.copy_for_forward": ("copy_flags", ("self",)),
     f"{_SAMPLER}.forward": (
         "sample_and_record",
-        ("self", "logits_output", "sampling_info", "return_logprob", "top_logprobs_nums", "token_ids_logprobs", "positions"),
+        (
+            "self",
+            "logits_output",
+            "sampling_info",
+            "return_logprob",
+            "top_logprobs_nums",
+            "token_ids_logprobs",
+            "positions",
+        ),
     ),
-    f"{_SAMPLER}._sample_from_probs": ("sample_from_kept_set", ("self", "probs", "sampling_info", "positions", "simple_sampling_case")),
-    "sglang.srt.managers.utils.GenerationBatchResult.copy_to_cpu": ("copy_to_host", ("self", "return_logprob", "return_hidden_states")),
+    f"{_SAMPLER}._sample_from_probs": (
+        "sample_from_kept_set",
+        ("self", "probs", "sampling_info", "positions", "simple_sampling_case"),
+    ),
+    "sglang.srt.managers.utils.GenerationBatchResult.copy_to_cpu": (
+        "copy_to_host",
+        ("self", "return_logprob", "return_hidden_states"),
+    ),
     "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor._maybe_collect_customized_info": (
         "collect",
         ("self", "i", "req", "logits_output"),
     ),
-    "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request": ("refuse_unsupported", ("self", "obj", "input_ids")),
+    "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request": (
+        "refuse_unsupported",
+        ("self", "obj", "input_ids"),
+    ),
 }
 """Hooked function -> name of our function in `sglang_plugin_hooks`, and the parameters that the hooked one must have."""
 
@@ -76,11 +96,13 @@ class UnsupportedSGLangError(RuntimeError):
 
 
 def register() -> None:
-    """Register every hook with SGLang's `HookRegistry`; SGLang applies them when all plugins are loaded.
+    """Register every hook with SGLang's `HookRegistry`; SGLang applies them when all plugins are
+    loaded.
 
     Raises:
-        UnsupportedSGLangError: unknown version, or other parameters than tested; the message lists all of them. SGLang logs it and starts
-            without the plugin: replies then lack the keys, and readers refuse them.
+        UnsupportedSGLangError: unknown version, or other parameters than tested; the message lists
+            all of them. SGLang logs it and starts without the plugin: replies then lack the keys,
+            and readers refuse them.
     """
     problems = signature_problems()
     if problems:
@@ -97,10 +119,12 @@ def require_installed() -> None:
     """Raise unless every hook is in place in this process.
 
     Raises:
-        UnsupportedSGLangError: the version is unknown, a signature differs, or a function is not wrapped.
+        UnsupportedSGLangError: the version is unknown, a signature differs, or a function is not
+            wrapped.
     """
     problems = signature_problems() or [
-        f"{target} is not hooked: SGLang did not load the plugin (SGLANG_PLUGINS?)" for target in missing_hooks()
+        f"{target} is not hooked: SGLang did not load the plugin (SGLANG_PLUGINS?)"
+        for target in missing_hooks()
     ]
     if problems:
         raise UnsupportedSGLangError("; ".join(problems))
@@ -115,14 +139,16 @@ def installed_version() -> str | None:
 
 
 def signature_problems() -> list[str]:
-    """Return what keeps the plugin from working with the installed SGLang, one sentence each; empty when all is well.
+    """Return what keeps the plugin from working with the installed SGLang, one sentence each; empty
+    when all is well.
 
     Imports the hooked modules, hence torch.
     """
     version = installed_version()
     if version not in TESTED_VERSIONS:
         return [
-            f"rl-topp's plugin was tested with sglang {', '.join(TESTED_VERSIONS)}, but {version or 'none'} is installed: install a tested one"
+            f"rl-topp's plugin was tested with sglang {', '.join(TESTED_VERSIONS)}, but"
+            f" {version or 'none'} is installed: install a tested one"
         ]
     problems = []
     for target, (_, expected) in HOOKED.items():

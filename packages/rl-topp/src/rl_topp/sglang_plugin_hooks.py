@@ -1,11 +1,14 @@
-"""What each hooked function of SGLang does besides its own work. Layer: engine; runs inside SGLang's processes.
+"""What each hooked function of SGLang does besides its own work.
 
-How a request's wish reaches its reply: `flag_rows` reads it from the requests when a batch is formed; `filter_flags`, `merge_flags` and `copy_flags` keep
-the flags beside the batch; `sample_from_kept_set` computes the sets, samples, and leaves a `DrawnStep` on the batch's sampling info;
-`sample_and_record` hands it to the step's output as `StepRows`; `copy_to_host` starts the copy; `collect` appends one element per token to the request's
-`customized_info`, which SGLang carries to `meta_info`.
+How a request's wish reaches its reply: `flag_rows` reads it from the requests when a batch is
+formed; `filter_flags`, `merge_flags` and `copy_flags` keep the flags beside the batch;
+`sample_from_kept_set` computes the sets, samples, and leaves a `DrawnStep` on the batch's sampling
+info; `sample_and_record` hands it to the step's output as `StepRows`; `copy_to_host` starts the
+copy; `collect` appends one element per token to the request's `customized_info`, which SGLang
+carries to `meta_info`.
 
-Invariants: without a flagged row the hooked function runs alone; the flags have one entry per row of the batch.
+Invariants: without a flagged row the hooked function runs alone; the flags have one entry per row
+of the batch.
 """
 
 from __future__ import annotations
@@ -19,7 +22,15 @@ from torch import Tensor
 
 from rl_topp.sglang_plugin import KEPT_IDS_KEY, KEPT_LOG_PROBS_KEY, OPT_IN_KEY
 from rl_topp.sglang_plugin_kept import Draw, Filters, draw_step
-from rl_topp.sglang_plugin_step import COUNT, IDS, LOG_PROB, WHOLE_VOCABULARY, DrawnStep, StepRows, empty_step
+from rl_topp.sglang_plugin_step import (
+    COUNT,
+    IDS,
+    LOG_PROB,
+    WHOLE_VOCABULARY,
+    DrawnStep,
+    StepRows,
+    empty_step,
+)
 
 __all__ = [
     "RowFlags",
@@ -65,18 +76,27 @@ def flag_rows(original: _Original, cls: type, batch: Any, vocab_size: int) -> An
     params = [request.sampling_params for request in batch.reqs]
     flags = RowFlags(
         record=tuple(_asks(one.custom_params) for one in params),
-        filtered=tuple(one.top_p < 1.0 or one.top_k < vocab_size or one.min_p > 0.0 for one in params),
+        filtered=tuple(
+            one.top_p < 1.0 or one.top_k < vocab_size or one.min_p > 0.0 for one in params
+        ),
     )
     setattr(info, _FLAGS, flags)
     return info
 
 
-def filter_flags(original: _Original, info: Any, keep_indices: Sequence[int], keep_indices_device: Tensor) -> Any:
+def filter_flags(
+    original: _Original, info: Any, keep_indices: Sequence[int], keep_indices_device: Tensor
+) -> Any:
     """`SamplingBatchInfo.filter_batch`: keep the flags of the rows that stay."""
     flags = _flags_of(info)
     result = original(info, keep_indices, keep_indices_device)
     setattr(
-        info, _FLAGS, RowFlags(record=tuple(flags.record[i] for i in keep_indices), filtered=tuple(flags.filtered[i] for i in keep_indices))
+        info,
+        _FLAGS,
+        RowFlags(
+            record=tuple(flags.record[i] for i in keep_indices),
+            filtered=tuple(flags.filtered[i] for i in keep_indices),
+        ),
     )
     return result
 
@@ -85,7 +105,11 @@ def merge_flags(original: _Original, info: Any, other: Any) -> Any:
     """`SamplingBatchInfo.merge_batch`: append the other batch's flags."""
     mine, theirs = _flags_of(info), _flags_of(other)
     result = original(info, other)
-    setattr(info, _FLAGS, RowFlags(record=mine.record + theirs.record, filtered=mine.filtered + theirs.filtered))
+    setattr(
+        info,
+        _FLAGS,
+        RowFlags(record=mine.record + theirs.record, filtered=mine.filtered + theirs.filtered),
+    )
     return result
 
 
@@ -96,29 +120,49 @@ def copy_flags(original: _Original, info: Any) -> Any:
     return copy
 
 
-def sample_and_record(original: _Original, sampler: Any, logits_output: Any, sampling_info: Any, *args: Any, **kwargs: Any) -> Any:
+def sample_and_record(
+    original: _Original,
+    sampler: Any,
+    logits_output: Any,
+    sampling_info: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """`Sampler.forward`: sample as ever, then hang the step's kept sets on its output.
 
     Raises:
-        RuntimeError: the flags do not match the rows, so some way of forming batches was not hooked.
+        RuntimeError: the flags do not match the rows, so some way of forming batches was not
+            hooked.
     """
     flags: RowFlags | None = getattr(sampling_info, _FLAGS, None)
     if flags is None or not flags.any_record:
         return original(sampler, logits_output, sampling_info, *args, **kwargs)
     num_rows = logits_output.next_token_logits.shape[0]
     if len(flags.record) != num_rows:
-        msg = f"rl-topp: {len(flags.record)} row flags for a batch of {num_rows} rows; this SGLang forms batches in a way that the plugin does not know"
-        raise RuntimeError(msg)
+        raise RuntimeError(
+            f"rl-topp: {len(flags.record)} row flags for a batch of {num_rows} rows; this SGLang"
+            " forms batches in a way that the plugin does not know"
+        )
     setattr(sampling_info, _STEP, None)
     ids_B = original(sampler, logits_output, sampling_info, *args, **kwargs)
     step = getattr(sampling_info, _STEP)
-    # Only an all-greedy batch samples without `_sample_from_probs` (the other ways are refused per request): its sets are the sampled ids themselves.
-    setattr(logits_output, _STEP, StepRows(step if step is not None else _greedy_step(ids_B), flags.record))
+    # Only an all-greedy batch samples without `_sample_from_probs` (the other ways are refused per
+    # request): its sets are the sampled ids themselves.
+    setattr(
+        logits_output,
+        _STEP,
+        StepRows(step if step is not None else _greedy_step(ids_B), flags.record),
+    )
     return ids_B
 
 
 def sample_from_kept_set(
-    original: _Original, sampler: Any, probs_BV: Tensor, sampling_info: Any, positions: Tensor, simple_sampling_case: bool
+    original: _Original,
+    sampler: Any,
+    probs_BV: Tensor,
+    sampling_info: Any,
+    positions: Tensor,
+    simple_sampling_case: bool,
 ) -> Tensor:
     """`Sampler._sample_from_probs`: find the kept sets, sample from them, and note both."""
     flags: RowFlags | None = getattr(sampling_info, _FLAGS, None)
@@ -157,28 +201,36 @@ def collect(original: _Original, processor: Any, i: int, req: Any, logits_output
 
 
 def refuse_unsupported(original: _Original, manager: Any, obj: Any, input_ids: Any) -> Any:
-    """`TokenizerManager._validate_one_request`: answer 400 where kept sets were asked for and this server cannot record them.
+    """`TokenizerManager._validate_one_request`: answer 400 where kept sets were asked for and this
+    server cannot record them.
 
     Raises:
-        ValueError: the server uses something that bypasses the hooked sampler; the message names it.
+        ValueError: the server uses something that bypasses the hooked sampler; the message names
+            it.
     """
     params = getattr(obj, "sampling_params", None)
     if isinstance(params, dict) and _asks(params.get("custom_params")):
         reasons = unsupported_features(manager.server_args)
         if reasons:
-            msg = f"{OPT_IN_KEY}: rl-topp cannot record kept sets on this server, which uses {', '.join(reasons)}; start it without, or do not ask"
-            raise ValueError(msg)
+            raise ValueError(
+                f"{OPT_IN_KEY}: rl-topp cannot record kept sets on this server, which uses"
+                f" {', '.join(reasons)}; start it without, or do not ask"
+            )
     return original(manager, obj, input_ids)
 
 
 def unsupported_features(server_args: Any) -> list[str]:
     """Return the features of a server that bypass the hooked sampler or drop what it records, in words; empty when there are none."""
     found = {
-        f"speculative decoding ({server_args.speculative_algorithm})": server_args.speculative_algorithm is not None,
+        f"speculative decoding ({server_args.speculative_algorithm})": (
+            server_args.speculative_algorithm is not None
+        ),
         "prefill-decode disaggregation": server_args.disaggregation_mode != "null",
         "pipeline parallelism": server_args.pp_size > 1,
         "rl_on_policy_target": server_args.rl_on_policy_target is not None,
-        f"the sampling backend {server_args.sampling_backend}": server_args.sampling_backend not in {"pytorch", "flashinfer"},
+        f"the sampling backend {server_args.sampling_backend}": (
+            server_args.sampling_backend not in {"pytorch", "flashinfer"}
+        ),
     }
     return [words for words, is_used in found.items() if is_used]
 
@@ -191,17 +243,27 @@ def _asks(custom_params: Any) -> bool:
 def _flags_of(info: Any) -> RowFlags:
     """Return the flags of a sampling info; one that was made past `from_schedule_batch` records nothing."""
     flags: RowFlags | None = getattr(info, _FLAGS, None)
-    return flags if flags is not None else RowFlags(record=(False,) * len(info), filtered=(True,) * len(info))
+    return (
+        flags
+        if flags is not None
+        else RowFlags(record=(False,) * len(info), filtered=(True,) * len(info))
+    )
 
 
 def _draw(probs_BV: Tensor, info: Any, positions_B: Tensor, flags: RowFlags) -> DrawnStep:
     """Sample each row from its kept set, or from the whole vocabulary where it has no filter."""
-    filters = Filters(top_ks=info.top_ks, top_ps=info.top_ps, min_ps=info.min_ps if info.need_min_p_sampling else None)
+    filters = Filters(
+        top_ks=info.top_ks,
+        top_ps=info.top_ps,
+        min_ps=info.min_ps if info.need_min_p_sampling else None,
+    )
     if probs_BV.is_cuda:
         from rl_topp.sglang_plugin_triton import draw_step_on_device
 
         is_filtered_B = None if all(flags.filtered) else _to_device(flags.filtered, probs_BV.device)
-        return draw_step_on_device(probs_BV, filters, _uniform(probs_BV, info.sampling_seed, positions_B), is_filtered_B)
+        return draw_step_on_device(
+            probs_BV, filters, _uniform(probs_BV, info.sampling_seed, positions_B), is_filtered_B
+        )
     return draw_step(probs_BV, filters, flags.filtered, _drawer(info.sampling_seed, positions_B))
 
 
@@ -211,7 +273,9 @@ def _drawer(seeds_B: Tensor | None, positions_B: Tensor) -> Draw:
         return lambda weights_RN, _: torch.multinomial(weights_RN, num_samples=1)
     from sglang.srt.layers.sampler import multinomial_with_seed
 
-    return lambda weights_RN, rows: multinomial_with_seed(weights_RN.double().log_(), seeds_B[rows], positions_B[rows])
+    return lambda weights_RN, rows: multinomial_with_seed(
+        weights_RN.double().log_(), seeds_B[rows], positions_B[rows]
+    )
 
 
 def _uniform(probs_BV: Tensor, seeds_B: Tensor | None, positions_B: Tensor) -> Tensor:
@@ -220,9 +284,11 @@ def _uniform(probs_BV: Tensor, seeds_B: Tensor | None, positions_B: Tensor) -> T
         return torch.rand(probs_BV.shape[0], device=probs_BV.device)
     from sglang.srt.layers.utils.hash import murmur_hash32
 
-    hashed_B: Tensor = murmur_hash32(seeds_B.to(torch.uint64), positions_B, torch.zeros(1, dtype=torch.int64, device=probs_BV.device)).view(
-        -1
-    )
+    hashed_B: Tensor = murmur_hash32(
+        seeds_B.to(torch.uint64),
+        positions_B,
+        torch.zeros(1, dtype=torch.int64, device=probs_BV.device),
+    ).view(-1)
     # 24 bits, so that float32 holds them exactly and never rounds up to 1.
     return (hashed_B.to(torch.int64) >> 8).to(torch.float32) / 2**24
 
@@ -239,7 +305,9 @@ def _unfiltered_step(probs_BV: Tensor, ids_B: Tensor) -> DrawnStep:
     """Return the step of a batch in which no row has a filter and SGLang itself sampled."""
     _, packed_BC, prefix_BK = empty_step(ids_B.shape[0], 1, ids_B.device)
     packed_BC[:, COUNT] = WHOLE_VOCABULARY
-    packed_BC[:, LOG_PROB] = torch.log(probs_BV.gather(1, ids_B.long().view(-1, 1)).view(-1).float()).view(torch.int32)
+    packed_BC[:, LOG_PROB] = torch.log(
+        probs_BV.gather(1, ids_B.long().view(-1, 1)).view(-1).float()
+    ).view(torch.int32)
     return DrawnStep(ids_B=ids_B, packed_BC=packed_BC, prefix_BK=prefix_BK)
 
 

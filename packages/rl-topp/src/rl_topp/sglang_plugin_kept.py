@@ -1,15 +1,20 @@
-"""The kept set of each row of a batch, and sampling from exactly that set. Layer: engine; imports torch, not SGLang.
+"""The kept set of each row of a batch, and sampling from exactly that set.
 
-The rule, on probabilities p at the request's temperature, sorted so that p_1 >= p_2 >= ... (SGLang's own joint filter):
+The rule, on probabilities p at the request's temperature, sorted so that p_1 >= p_2 >= ...
+(SGLang's own joint filter):
 
-    keep id_r  iff  r <= top_k  and  p_1 + ... + p_(r-1) <= top_p  and  p_r >= min_p * p_1  and  p_r > 0
+    keep id_r  iff  r <= top_k  and  p_1 + ... + p_(r-1) <= top_p  and  p_r >= min_p * p_1  and  p_r
+    > 0
 
-so the kept set is a prefix of the sorted row. Among equal probabilities the order is the sort's. Worked: p = [0.5, 0.3, 0.2], top_p = 0.5 keeps two ids
-(the mass before the second is 0.5, not above it); log-prob of the first over the set is log(0.5 / 0.8) = -0.47.
+so the kept set is a prefix of the sorted row. Among equal probabilities the order is the sort's.
+Worked: p = [0.5, 0.3, 0.2], top_p = 0.5 keeps two ids (the mass before the second is 0.5, not above
+it); log-prob of the first over the set is log(0.5 / 0.8) = -0.47.
 
-This is the plain way, and the one of the CPU; `sglang_plugin_triton` is the one of CUDA, where nothing may wait for the device.
+This is the plain way, and the one of the CPU; `sglang_plugin_triton` is the one of CUDA, where
+nothing may wait for the device.
 
-Shape legend: B rows of the batch, R rows of one kind, V vocabulary, K width of the prefix that is looked at.
+Shape legend: B rows of the batch, R rows of one kind, V vocabulary, K width of the prefix that is
+looked at.
 
 Invariants: a sampled id is in its set; counts are exact for every row, whatever K is.
 """
@@ -22,12 +27,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rl_topp.sglang_plugin_step import COUNT, HEAD_SIZE, IDS, LOG_PROB, WHOLE_VOCABULARY, DrawnStep, empty_step
+from rl_topp.sglang_plugin_step import (
+    COUNT,
+    HEAD_SIZE,
+    IDS,
+    LOG_PROB,
+    WHOLE_VOCABULARY,
+    DrawnStep,
+    empty_step,
+)
 
 __all__ = ["PREFIX_SIZE", "Filters", "KeptPrefix", "draw_step", "find_kept"]
 
 PREFIX_SIZE = 1024
-"""Ids looked at before a whole row is. With top_p 0.95 a language model keeps a handful, so they nearly always hold the set."""
+"""Ids looked at before a whole row is.
+
+With top_p 0.95 a language model keeps a handful, so they nearly always hold the set.
+"""
 
 Draw = Callable[[Tensor, Tensor], Tensor]
 """`draw(weights [R, N], rows [R])`: an index per row, int64 [R, 1], with probability proportional to its weight; `rows` are their places in the batch."""
@@ -35,7 +51,10 @@ Draw = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filters:
-    """The filters of each row. Example: top_p 0.9 alone is `top_ks = [1 << 30], top_ps = [0.9], min_ps = None`."""
+    """The filters of each row.
+
+    Example: top_p 0.9 alone is `top_ks = [1 << 30], top_ps = [0.9], min_ps = None`.
+    """
 
     top_ks: Tensor
     """int32 [B]; anything >= V keeps all."""
@@ -46,7 +65,11 @@ class Filters:
 
     def of_rows(self, rows: Tensor) -> Filters:
         """Return the filters of some rows."""
-        return Filters(top_ks=self.top_ks[rows], top_ps=self.top_ps[rows], min_ps=None if self.min_ps is None else self.min_ps[rows])
+        return Filters(
+            top_ks=self.top_ks[rows],
+            top_ps=self.top_ps[rows],
+            min_ps=None if self.min_ps is None else self.min_ps[rows],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +87,9 @@ class KeptPrefix:
 def find_kept(probs_RV: Tensor, filters: Filters, *, prefix_size: int = PREFIX_SIZE) -> KeptPrefix:
     """Return the kept sets of a batch.
 
-    A prefix of `prefix_size` ids is looked at first; it holds a row's set iff its last id is not kept, or it is the whole of top-k or of the vocabulary.
-    When it fails a row, the whole batch is sorted.
+    A prefix of `prefix_size` ids is looked at first; it holds a row's set iff its last id is not
+    kept, or it is the whole of top-k or of the vocabulary. When it fails a row, the whole batch is
+    sorted.
 
     Args:
         probs_RV: float32 [R, V], rows sum to 1; not changed.
@@ -80,7 +104,14 @@ def find_kept(probs_RV: Tensor, filters: Filters, *, prefix_size: int = PREFIX_S
     return _cut(*probs_RV.sort(dim=-1, descending=True), filters)
 
 
-def draw_step(probs_BV: Tensor, filters: Filters, is_filtered: Sequence[bool], draw: Draw, *, prefix_size: int = PREFIX_SIZE) -> DrawnStep:
+def draw_step(
+    probs_BV: Tensor,
+    filters: Filters,
+    is_filtered: Sequence[bool],
+    draw: Draw,
+    *,
+    prefix_size: int = PREFIX_SIZE,
+) -> DrawnStep:
     """Sample each row from its kept set, or from the whole vocabulary where it has no filter.
 
     Args:
@@ -106,7 +137,9 @@ def draw_step(probs_BV: Tensor, filters: Filters, is_filtered: Sequence[bool], d
         kept = find_kept(probs_BV[rows], filters.of_rows(rows), prefix_size=prefix_size)
         rank_R1 = draw(kept.probs_RK, rows)
         ids_B[rows] = kept.ids_RK.gather(1, rank_R1).view(-1).to(torch.int32)
-        log_probs_B[rows] = torch.log(kept.probs_RK.gather(1, rank_R1).view(-1) / kept.probs_RK.sum(dim=-1))
+        log_probs_B[rows] = torch.log(
+            kept.probs_RK.gather(1, rank_R1).view(-1) / kept.probs_RK.sum(dim=-1)
+        )
         packed_BC[rows, COUNT] = kept.counts_R.to(torch.int32)
         width = min(HEAD_SIZE, kept.ids_RK.shape[1])
         packed_BC[rows, IDS : IDS + width] = kept.ids_RK[:, :width].to(torch.int32)
@@ -120,7 +153,13 @@ def _cut(sorted_RK: Tensor, ids_RK: Tensor, filters: Filters) -> KeptPrefix:
     """Apply the rule of the module to rows in descending order."""
     rank_K = torch.arange(sorted_RK.shape[-1], device=sorted_RK.device)
     before_RK = torch.cumsum(sorted_RK, dim=-1) - sorted_RK
-    keep_RK = (rank_K < filters.top_ks.view(-1, 1)) & (before_RK <= filters.top_ps.view(-1, 1)) & (sorted_RK > 0)
+    keep_RK = (
+        (rank_K < filters.top_ks.view(-1, 1))
+        & (before_RK <= filters.top_ps.view(-1, 1))
+        & (sorted_RK > 0)
+    )
     if filters.min_ps is not None:
         keep_RK &= sorted_RK >= (sorted_RK[:, 0] * filters.min_ps).view(-1, 1)
-    return KeptPrefix(ids_RK=ids_RK, probs_RK=torch.where(keep_RK, sorted_RK, 0.0), counts_R=keep_RK.sum(dim=-1))
+    return KeptPrefix(
+        ids_RK=ids_RK, probs_RK=torch.where(keep_RK, sorted_RK, 0.0), counts_R=keep_RK.sum(dim=-1)
+    )

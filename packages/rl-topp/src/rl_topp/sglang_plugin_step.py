@@ -1,11 +1,14 @@
-"""The kept sets of one decode step on their way from the device to the host. Layer: engine; imports torch, not SGLang.
+"""The kept sets of one decode step on their way from the device to the host.
 
-A step travels in one int32 array `packed`, a row per row of the batch: `[count | bits of the log-prob | first 64 ids]`, so there is one copy per step and it
-is small: 67 KB for 256 rows. A set that is larger is read from the device when its row is read, with one more copy for all such rows of the step.
+A step travels in one int32 array `packed`, a row per row of the batch: `[count | bits of the
+log-prob | first 64 ids]`, so there is one copy per step and it is small: 67 KB for 256 rows. A set
+that is larger is read from the device when its row is read, with one more copy for all such rows of
+the step.
 
 Shape legend: B rows of the batch, C columns of `packed`, K ids of the prefix, W words of 32 ids.
 
-Invariants: nothing here waits for the device until a row is read, and SGLang reads rows only after the step's copy is done.
+Invariants: nothing here waits for the device until a row is read, and SGLang reads rows only after
+the step's copy is done.
 """
 
 from __future__ import annotations
@@ -18,13 +21,27 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["COUNT", "HEAD_SIZE", "IDS", "LOG_PROB", "NUM_COLUMNS", "WHOLE_VOCABULARY", "WIDE", "DrawnStep", "StepRows", "empty_step"]
+__all__ = [
+    "COUNT",
+    "HEAD_SIZE",
+    "IDS",
+    "LOG_PROB",
+    "NUM_COLUMNS",
+    "WHOLE_VOCABULARY",
+    "WIDE",
+    "DrawnStep",
+    "StepRows",
+    "empty_step",
+]
 
 COUNT, LOG_PROB, IDS = 0, 1, 2
 """Columns of `packed`: the set's size, its log-prob's bits, its first id."""
 
 HEAD_SIZE = 64
-"""Ids of a set that travel with the step. Sets of language models at top_p 0.95 have 5 ids in the mean."""
+"""Ids of a set that travel with the step.
+
+Sets of language models at top_p 0.95 have 5 ids in the mean.
+"""
 
 NUM_COLUMNS = IDS + HEAD_SIZE
 
@@ -52,7 +69,8 @@ class DrawnStep:
 class StepRows:
     """What was recorded for the rows of one step; read with `row(i)`.
 
-    Example: for a batch of two, the second without a filter, `row(0)` is `([17, 4], -0.47)` and `row(1)` is `(None, -3.1)`.
+    Example: for a batch of two, the second without a filter, `row(0)` is `([17, 4], -0.47)` and
+    `row(1)` is `(None, -3.1)`.
     """
 
     __slots__ = ("_host", "_larger", "_log_probs", "_packed", "_prefix", "_recorded", "_wide")
@@ -89,7 +107,10 @@ class StepRows:
         self._log_probs = host[:, LOG_PROB].copy().view(np.float32).tolist()
         counts = np.where(self._recorded, host[:, COUNT], 0)
         is_wide = (counts > 0) & (host[:, IDS] == WIDE)
-        for rows, source in ((np.flatnonzero(~is_wide & (counts > HEAD_SIZE)), self._prefix), (np.flatnonzero(is_wide), self._wide)):
+        for rows, source in (
+            (np.flatnonzero(~is_wide & (counts > HEAD_SIZE)), self._prefix),
+            (np.flatnonzero(is_wide), self._wide),
+        ):
             if rows.size and source is not None:
                 values = source[torch.from_numpy(rows).to(source.device)].cpu().numpy()
                 found = (
@@ -97,7 +118,9 @@ class StepRows:
                     if source is self._prefix
                     else _ids_of_words(values)
                 )
-                self._larger |= {int(row): ids.tolist() for row, ids in zip(rows, found, strict=True)}
+                self._larger |= {
+                    int(row): ids.tolist() for row, ids in zip(rows, found, strict=True)
+                }
         return host
 
 
@@ -107,7 +130,9 @@ def _ids_of_words(words_RW: npt.NDArray[np.int32]) -> list[npt.NDArray[np.int64]
     return [np.flatnonzero(row) for row in bits]
 
 
-def empty_step(num_rows: int, prefix_size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def empty_step(
+    num_rows: int, prefix_size: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return `ids_B`, `packed_BC` and `prefix_BK` to be filled."""
     return (
         torch.zeros(num_rows, dtype=torch.int32, device=device),

@@ -1,17 +1,22 @@
-# Kernel arguments are device pointers and scalars, for which Python has no types; the launcher is typed.
+# Kernel arguments are device pointers and scalars, for which Python has no types; the launcher is
+# typed.
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
-"""Kept sets and sampling on CUDA without a full sort and without waiting for the device. Layer: engine; imports Triton, not SGLang.
+"""Kept sets and sampling on CUDA without a full sort and without waiting for the device.
 
-Three steps. `torch.topk` gives each row's first 1,024 ids in order. `_draw_from_prefix` applies the rule of `sglang_plugin_kept` to them and draws; a row whose
-set may go on behind the prefix, or that has no filter, is marked. `_draw_from_row` handles the marked rows and leaves the others at once: it finds the smallest
-kept probability by bisection on the bits of float32 (ordered like the numbers), keeps what is above it and, of the ids that are equal to it, the first ones
-by id that still fit, and draws by the running sum.
+Three steps. `torch.topk` gives each row's first 1,024 ids in order. `_draw_from_prefix` applies the
+rule of `sglang_plugin_kept` to them and draws; a row whose set may go on behind the prefix, or that
+has no filter, is marked. `_draw_from_row` handles the marked rows and leaves the others at once: it
+finds the smallest kept probability by bisection on the bits of float32 (ordered like the numbers),
+keeps what is above it and, of the ids that are equal to it, the first ones by id that still fit,
+and draws by the running sum.
 
-Where the bisection ends: with n(x) ids and mass m(x) above x, the first id of probability v is kept iff n(v) < top_k and m(v) <= top_p. That holds from
-some smallest v upwards; of the ids equal to it, r = min(top_k - n, floor((top_p - m) / v) + 1) are kept.
+Where the bisection ends: with n(x) ids and mass m(x) above x, the first id of probability v is kept
+iff n(v) < top_k and m(v) <= top_p. That holds from some smallest v upwards; of the ids equal to it,
+r = min(top_k - n, floor((top_p - m) / v) + 1) are kept.
 
-Invariants: a row's result depends on that row alone; the draw uses one uniform number per row, so tensor-parallel ranks with equal random states agree.
+Invariants: a row's result depends on that row alone; the draw uses one uniform number per row, so
+tensor-parallel ranks with equal random states agree.
 """
 
 from __future__ import annotations
@@ -22,7 +27,16 @@ import triton.language as tl
 from torch import Tensor
 
 from rl_topp.sglang_plugin_kept import PREFIX_SIZE, Filters
-from rl_topp.sglang_plugin_step import COUNT, HEAD_SIZE, IDS, LOG_PROB, NUM_COLUMNS, WHOLE_VOCABULARY, WIDE, DrawnStep
+from rl_topp.sglang_plugin_step import (
+    COUNT,
+    HEAD_SIZE,
+    IDS,
+    LOG_PROB,
+    NUM_COLUMNS,
+    WHOLE_VOCABULARY,
+    WIDE,
+    DrawnStep,
+)
 
 __all__ = ["draw_step_on_device"]
 
@@ -44,7 +58,8 @@ def draw_step_on_device(
     prefix_size: int = PREFIX_SIZE,
     block: int = _BLOCK,
 ) -> DrawnStep:
-    """Sample each row from its kept set, or from the whole vocabulary where it has no filter; enqueues work and returns.
+    """Sample each row from its kept set, or from the whole vocabulary where it has no filter;
+    enqueues work and returns.
 
     Args:
         probs_BV: float32 [B, V] on the device, rows sum to 1 and are contiguous; not changed.
@@ -60,7 +75,9 @@ def draw_step_on_device(
     ids_B = torch.empty(num_rows, dtype=torch.int32, device=probs_BV.device)
     packed_BC = torch.empty(num_rows, NUM_COLUMNS, dtype=torch.int32, device=probs_BV.device)
     num_words = triton.cdiv(vocab_size, 32)
-    wide_BW = torch.empty(num_rows if vocab_size > width else 0, num_words, dtype=torch.int32, device=probs_BV.device)
+    wide_BW = torch.empty(
+        num_rows if vocab_size > width else 0, num_words, dtype=torch.int32, device=probs_BV.device
+    )
     min_ps = filters.top_ps if filters.min_ps is None else filters.min_ps
     shared = {"V": vocab_size, "COLUMNS": NUM_COLUMNS, "HAS_MIN_P": filters.min_ps is not None}
     _draw_from_prefix[(num_rows,)](
@@ -130,7 +147,8 @@ def _draw_from_prefix(
     is_whole = False if ALL_FILTERED else tl.load(is_filtered + row) == 0
     mass = tl.sum(tl.where(keep, probs, 0.0), 0)
     target = tl.load(uniforms + row) * mass
-    # The set is a prefix, so the rank drawn is the number of its running sums that the target has reached.
+    # The set is a prefix, so the rank drawn is the number of its running sums that the target has
+    # reached.
     rank = tl.maximum(tl.minimum(tl.sum((keep & (sums <= target)).to(tl.int32), 0), count - 1), 0)
     chosen = tl.sum(tl.where(lane == rank, probs, 0.0), 0)
     tl.store(out_ids + row, tl.load(sorted_ids + row * K + rank).to(tl.int32))
@@ -172,7 +190,9 @@ def _find_boundary(row_probs, top_k, top_p, V: tl.constexpr, BLOCK: tl.constexpr
     largest = 0.0
     for start in range(0, V, BLOCK):
         place = start + tl.arange(0, BLOCK)
-        largest = tl.maximum(largest, tl.max(tl.load(row_probs + place, mask=place < V, other=0.0), 0))
+        largest = tl.maximum(
+            largest, tl.max(tl.load(row_probs + place, mask=place < V, other=0.0), 0)
+        )
     bits = 0
     high = tl.cast(largest, tl.int32, bitcast=True)
     while bits < high:
@@ -189,7 +209,16 @@ def _find_boundary(row_probs, top_k, top_p, V: tl.constexpr, BLOCK: tl.constexpr
 
 
 @triton.jit
-def _sum_kept(row_probs, words, bits, num_ties, least, V: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr):
+def _sum_kept(
+    row_probs,
+    words,
+    bits,
+    num_ties,
+    least,
+    V: tl.constexpr,
+    WORDS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Count and mass of the kept ids; their bits go to `words`."""
     ties, count, mass = 0, 0, 0.0
     for start in range(0, V, BLOCK):
@@ -245,14 +274,23 @@ def _draw_from_row(
         row_probs = probs_of_all + row * stride
         bits, num_ties, least = 0, 0, 0.0
         if state == _OPEN:
-            bits, num_ties, largest = _find_boundary(row_probs, tl.load(top_ks + row), tl.load(top_ps + row), V, BLOCK)
+            bits, num_ties, largest = _find_boundary(
+                row_probs, tl.load(top_ks + row), tl.load(top_ps + row), V, BLOCK
+            )
             if HAS_MIN_P:
                 least = tl.load(min_ps + row) * largest
-            count, mass = _sum_kept(row_probs, wide + row * WORDS, bits, num_ties, least, V, WORDS, BLOCK)
+            count, mass = _sum_kept(
+                row_probs, wide + row * WORDS, bits, num_ties, least, V, WORDS, BLOCK
+            )
             tl.store(packed + row * COLUMNS + _COUNT, count)
             tl.store(packed + row * COLUMNS + _IDS, _WIDE)
         else:
             count, mass = _sum_kept(row_probs, wide, bits, num_ties, least, V, 0, BLOCK)
-        drawn = _draw_kept(row_probs, tl.load(uniforms + row) * mass, bits, num_ties, least, V, BLOCK)
+        drawn = _draw_kept(
+            row_probs, tl.load(uniforms + row) * mass, bits, num_ties, least, V, BLOCK
+        )
         tl.store(out_ids + row, drawn)
-        tl.store(packed + row * COLUMNS + _LOG_PROB, tl.cast(tl.log(tl.load(row_probs + drawn) / mass), tl.int32, bitcast=True))
+        tl.store(
+            packed + row * COLUMNS + _LOG_PROB,
+            tl.cast(tl.log(tl.load(row_probs + drawn) / mass), tl.int32, bitcast=True),
+        )

@@ -1,6 +1,6 @@
 """What kept sets looked like in a batch: sizes, bytes, kept mass, and what replay changes.
 
-Layer: numpy, above the record. Invariant: only trained tokens count (loss mask 1), so tool tokens and padding move no figure.
+Invariant: only trained tokens count (loss mask 1), so tool tokens and padding move no figure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptSetStats:
-    """Figures over the trained tokens of a dump. A figure without data, or one that is not finite, is None, which differs from 0."""
+    """Figures over the trained tokens of a dump.
+
+    A figure without data, or one that is not finite, is None, which differs from 0.
+    """
 
     num_tokens: int
     """Trained tokens."""
@@ -104,7 +107,11 @@ def kept_set_stats(
         median_size=float(np.median(sizes)) if sizes.size else None,
         p99_size=float(np.percentile(sizes, 99)) if sizes.size else None,
         singleton_fraction=float((sizes == 1).mean()) if sizes.size else None,
-        wire_bytes_per_token=float((4 * set_sizes[trained].sum() + 5 * num_tokens) * 4 / 3 / num_tokens) if num_tokens else None,
+        wire_bytes_per_token=(
+            float((4 * set_sizes[trained].sum() + 5 * num_tokens) * 4 / 3 / num_tokens)
+            if num_tokens
+            else None
+        ),
         mean_kept_mass=_mean(_exp(without)),
         mean_log_ratio_without_replay=_mean(without),
         max_log_ratio_without_replay=float(np.abs(without).max()) if without.size else None,
@@ -114,7 +121,9 @@ def kept_set_stats(
 
 
 def _exp(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    with np.errstate(over="ignore"):  # log-probs that are none give an infinite mass, which is no figure
+    with np.errstate(
+        over="ignore"
+    ):  # log-probs that are none give an infinite mass, which is no figure
         return np.exp(values)
 
 
@@ -123,7 +132,9 @@ def _mean(values: npt.NDArray[np.float64]) -> float | None:
     return mean if math.isfinite(mean) else None
 
 
-def _difference(left: Floats | None, right: Floats | None, trained: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+def _difference(
+    left: Floats | None, right: Floats | None, trained: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.float64]:
     if left is None or right is None:
         return np.zeros(0)
     difference = left.astype(np.float64) - right.astype(np.float64)

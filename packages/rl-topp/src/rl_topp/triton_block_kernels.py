@@ -1,9 +1,11 @@
-# Kernel arguments are device pointers and scalars, for which Python has no types; what each launcher takes is typed below.
+# Kernel arguments are device pointers and scalars, for which Python has no types; what each
+# launcher takes is typed below.
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
-"""CUDA kernels over blocks of logits: one pass for the statistics of forward, one for the gradient of backward.
+"""CUDA kernels over blocks of logits: one pass for the statistics of forward, one for the gradient
+of backward.
 
-Layer: Triton; `lm_head.blocked` launches them between matrix products. Invariants: a block of logits is read once per pass and never copied; sums run in
+Invariants: a block of logits is read once per pass and never copied; sums run in
 the logits' dtype (float32 or float64), in a fixed order.
 """
 
@@ -23,7 +25,9 @@ _BLOCK = 1024
 
 
 @triton.jit(do_not_specialize=["num_full", "first_id"])
-def _merge_statistics_kernel(z, places, targets, statistics, num_full, first_id, width, BLOCK: tl.constexpr):
+def _merge_statistics_kernel(
+    z, places, targets, statistics, num_full, first_id, width, BLOCK: tl.constexpr
+):
     full = tl.program_id(0)
     source = z + tl.load(places + full).to(tl.int64) * width
     out = statistics + full
@@ -39,7 +43,9 @@ def _merge_statistics_kernel(z, places, targets, statistics, num_full, first_id,
         scale = tl.where(mass > 0, tl.exp(shift), 0.0)
         distance = value - base
         part = tl.exp(distance)
-        spread = (spread + shift * mass) * scale + tl.sum(tl.where(part > 0, part * distance, 0.0), axis=0)
+        spread = (spread + shift * mass) * scale + tl.sum(
+            tl.where(part > 0, part * distance, 0.0), axis=0
+        )
         mass = mass * scale + tl.sum(part, axis=0)
         peak = higher
     tl.store(out, peak)
@@ -73,16 +79,22 @@ def _gradient_kernel(
     if full < 0:
         tl.store(out + place, tl.zeros((BLOCK,), out.dtype.element_ty), mask=inside)
     else:
-        log_p = tl.load(z + place, mask=inside, other=float("-inf")) - tl.load(log_normaliser + full)
+        log_p = tl.load(z + place, mask=inside, other=float("-inf")) - tl.load(
+            log_normaliser + full
+        )
         p = tl.exp(log_p)
         is_target = column == tl.load(targets + full).to(tl.int64) - first_id
         value = tl.load(upstream + full) * (tl.where(is_target, 1.0, 0.0) - p)
         if WITH_ENTROPY:
-            value -= tl.load(upstream_entropy + full) * tl.where(p > 0, p * (log_p + tl.load(entropy + full)), 0.0)
+            value -= tl.load(upstream_entropy + full) * tl.where(
+                p > 0, p * (log_p + tl.load(entropy + full)), 0.0
+            )
         tl.store(out + place, value.to(out.dtype.element_ty), mask=inside)
 
 
-def merge_block_statistics(z_DB: Tensor, places_F: Tensor, targets_F: Tensor, statistics_4F: Tensor, *, first_id: int) -> None:
+def merge_block_statistics(
+    z_DB: Tensor, places_F: Tensor, targets_F: Tensor, statistics_4F: Tensor, *, first_id: int
+) -> None:
     """Merge one block into running statistics (see `torch.scores`), in place.
 
     Args:
@@ -93,13 +105,23 @@ def merge_block_statistics(z_DB: Tensor, places_F: Tensor, targets_F: Tensor, st
         first_id: the block's first id.
     """
     num_full = places_F.numel()
-    _merge_statistics_kernel[(num_full,)](z_DB, places_F, targets_F, statistics_4F, num_full, first_id, z_DB.shape[1], BLOCK=_BLOCK)
+    _merge_statistics_kernel[(num_full,)](
+        z_DB, places_F, targets_F, statistics_4F, num_full, first_id, z_DB.shape[1], BLOCK=_BLOCK
+    )
 
 
 def block_gradient(
-    z_DB: Tensor, places_F: Tensor, targets_F: Tensor, full: Upstream, *, first_id: int, temperature: float, dtype: torch.dtype
+    z_DB: Tensor,
+    places_F: Tensor,
+    targets_F: Tensor,
+    full: Upstream,
+    *,
+    first_id: int,
+    temperature: float,
+    dtype: torch.dtype,
 ) -> Tensor:
-    """Return dL/d(logit) of one block, [D, B] in `dtype`; 0 in rows that do not need the whole vocabulary.
+    """Return dL/d(logit) of one block, [D, B] in `dtype`; 0 in rows that do not need the whole
+    vocabulary.
 
     Args:
         z_DB: logits / temperature, contiguous.

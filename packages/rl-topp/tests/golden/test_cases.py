@@ -10,7 +10,10 @@ import pytest
 
 from rl_topp import NucleusError, NucleusSet, from_sglang_meta, reference
 
-CASES: dict[str, dict[str, Any]] = {case["name"]: case for case in json.loads((Path(__file__).parent / "cases.json").read_text())["cases"]}
+CASES: dict[str, dict[str, Any]] = {
+    case["name"]: case
+    for case in json.loads((Path(__file__).parent / "cases.json").read_text())["cases"]
+}
 RUN_HERE = {
     "entropy_on_a_set_with_minus_infinity",
     "log_ratio_is_the_kept_mass",
@@ -49,12 +52,17 @@ def test_events_accumulate(name: str) -> None:
 
 
 def test_tool_tokens_between_and_after_generations_keep_their_place() -> None:
-    nucleus = _play([{"generate": [[1, 2]]}, {"tool_tokens": 2}, {"generate": [[3]]}, {"tool_tokens": 1}])
+    nucleus = _play(
+        [{"generate": [[1, 2]]}, {"tool_tokens": 2}, {"generate": [[3]]}, {"tool_tokens": 1}]
+    )
     assert nucleus.status.tolist() == [0, 2, 2, 0, 2]
     assert [ids.tolist() for ids in nucleus] == [[1, 2], [], [], [3], []]
 
 
-@pytest.mark.parametrize("name", ["offsets_must_start_at_zero", "offsets_must_end_at_the_number_of_ids", "one_offset_too_few"])
+@pytest.mark.parametrize(
+    "name",
+    ["offsets_must_start_at_zero", "offsets_must_end_at_the_number_of_ids", "one_offset_too_few"],
+)
 def test_bad_offsets_say_what_was_found_and_expected(name: str) -> None:
     case = CASES[name]
     num_tokens = case.get("expected_num_tokens", len(case["offsets"]) - 1)
@@ -62,7 +70,12 @@ def test_bad_offsets_say_what_was_found_and_expected(name: str) -> None:
     with pytest.raises(NucleusError) as caught:
         from_sglang_meta(meta, expected_num_tokens=num_tokens, vocab_size=10)
     with pytest.raises(NucleusError) as direct:
-        NucleusSet(ids=case["ids"], offsets=case["offsets"], status=np.zeros(num_tokens, np.uint8), vocab_size=10)
+        NucleusSet(
+            ids=case["ids"],
+            offsets=case["offsets"],
+            status=np.zeros(num_tokens, np.uint8),
+            vocab_size=10,
+        )
     for word in case["expect"]["error_mentions"]:
         assert word in str(caught.value)
         assert word in str(direct.value)
@@ -86,15 +99,21 @@ def test_kept_set_log_prob(name: str) -> None:
     assert scores.log_probs[0] == pytest.approx(expect["kept_log_prob"], abs=1e-7)
     if "difference" in expect:
         assert scores.full_log_probs[0] == pytest.approx(expect["full_log_prob"], abs=1e-7)
-        assert scores.log_probs[0] - scores.full_log_probs[0] == pytest.approx(expect["difference"], abs=1e-7)
+        assert scores.log_probs[0] - scores.full_log_probs[0] == pytest.approx(
+            expect["difference"], abs=1e-7
+        )
 
 
 def test_entropy_of_a_set_with_minus_infinity_in_the_reference() -> None:
     case = CASES["entropy_on_a_set_with_minus_infinity"]
     logits = np.array([[float(value) for value in case["logits"]]])
     rows = NucleusSet.from_lists([[0, 1, 2]], vocab_size=3)
-    assert reference.nucleus_scores(logits, [1], rows).entropy[0] == pytest.approx(case["expect"]["entropy"], abs=1e-5)
-    gradient = reference.score_gradient(logits, [1], reference.keep_mask(rows, [1]), of_entropy=True)
+    assert reference.nucleus_scores(logits, [1], rows).entropy[0] == pytest.approx(
+        case["expect"]["entropy"], abs=1e-5
+    )
+    gradient = reference.score_gradient(
+        logits, [1], reference.keep_mask(rows, [1]), of_entropy=True
+    )
     assert np.isfinite(gradient).all()
 
 
@@ -105,7 +124,11 @@ def test_entropy_of_a_set_with_minus_infinity_on_tensors(unfiltered: bool) -> No
 
     case = CASES["entropy_on_a_set_with_minus_infinity"]
     logits = torch.tensor([[float(value) for value in case["logits"]]], requires_grad=True)
-    rows = NucleusSet.unfiltered(1, vocab_size=3) if unfiltered else NucleusSet.from_lists([[0, 1, 2]], vocab_size=3)
+    rows = (
+        NucleusSet.unfiltered(1, vocab_size=3)
+        if unfiltered
+        else NucleusSet.from_lists([[0, 1, 2]], vocab_size=3)
+    )
     scores = nucleus_log_probs(logits, torch.tensor([1]), rows, entropy=True)
     assert scores.entropy is not None
     assert scores.entropy.item() == pytest.approx(case["expect"]["entropy"], abs=1e-5)
@@ -120,5 +143,7 @@ def test_the_ratio_off_by_the_kept_mass_on_a_large_vocabulary() -> None:
     rows = reference.nucleus_of_logits(logits, top_p=0.9)
     scores = reference.nucleus_scores(logits, [int(rows[0][0])], rows)
     mass = reference.softmax(logits)[0, rows[0]].sum()
-    assert scores.full_log_probs[0] - scores.log_probs[0] == pytest.approx(math.log(mass), abs=1e-12)
+    assert scores.full_log_probs[0] - scores.log_probs[0] == pytest.approx(
+        math.log(mass), abs=1e-12
+    )
     assert 0.9 <= mass < 0.9 + reference.softmax(logits).max()

@@ -20,7 +20,10 @@ SCHEMA = json.loads((files("rl_topp") / "schemas" / contract.SCHEMA_FILE).read_t
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     content = json.loads(path.read_text())
-    arrays = {name: np.array(values, contract.ARRAY_DTYPES[name]) for name, values in content["arrays"].items()}
+    arrays = {
+        name: np.array(values, contract.ARRAY_DTYPES[name])
+        for name, values in content["arrays"].items()
+    }
     return content["document"], arrays
 
 
@@ -30,7 +33,10 @@ def test_golden_file_is_read_and_written_back_unchanged(path: Path) -> None:
     jsonschema.validate(document, SCHEMA)
     nucleus = NucleusSet.from_document(document, arrays)
     written, written_arrays = nucleus.to_document()
-    assert written == {**document, "producer": {**document["producer"], "version": version("rl-topp")}}
+    assert written == {
+        **document,
+        "producer": {**document["producer"], "version": version("rl-topp")},
+    }
     for name, array in arrays.items():
         assert written_arrays[name].dtype == array.dtype
         assert np.array_equal(written_arrays[name], array)
@@ -40,11 +46,18 @@ def test_schema_and_typed_dict_name_the_same_keys() -> None:
     hints = get_type_hints(contract.NucleusSetDocument)
     assert set(SCHEMA["properties"]) == set(hints) == set(SCHEMA["required"])
     arrays = SCHEMA["properties"]["arrays"]["properties"]
-    assert set(arrays) == set(get_type_hints(contract.NucleusSetArrays)) == set(contract.ARRAY_DTYPES)
+    assert (
+        set(arrays) == set(get_type_hints(contract.NucleusSetArrays)) == set(contract.ARRAY_DTYPES)
+    )
     for name, dtype in contract.ARRAY_DTYPES.items():
         definition = SCHEMA["$defs"][arrays[name]["$ref"].rsplit("/", 1)[1]]
         assert definition["properties"]["dtype"]["const"] == dtype
-    assert SCHEMA["$id"] == SCHEMA["properties"]["contract"]["const"] == contract.CONTRACT == get_args(hints["contract"])[0]
+    assert (
+        SCHEMA["$id"]
+        == SCHEMA["properties"]["contract"]["const"]
+        == contract.CONTRACT
+        == get_args(hints["contract"])[0]
+    )
 
 
 def test_another_contract_is_refused_by_both_names() -> None:
@@ -78,17 +91,27 @@ def test_missing_pieces_are_listed_together() -> None:
         ("offsets", [2], "object, got list"),
     ],
 )
-def test_arrays_other_than_the_document_declares_are_refused(name: str, description: Any, words: str) -> None:
+def test_arrays_other_than_the_document_declares_are_refused(
+    name: str, description: Any, words: str
+) -> None:
     document, arrays = _read(FILES[0])
     with pytest.raises(NucleusError, match=words):
-        NucleusSet.from_document({**document, "arrays": {**document["arrays"], name: description}}, arrays)
+        NucleusSet.from_document(
+            {**document, "arrays": {**document["arrays"], name: description}}, arrays
+        )
 
 
 def test_offsets_that_wrap_around_are_refused() -> None:
     document, _ = _read(FILES[0])
-    wrapped = {"ids": np.array([1, 2, 3]), "offsets": np.array([0, 2**63 - 1, -2, 3]), "status": np.zeros(3, np.uint8)}
+    wrapped = {
+        "ids": np.array([1, 2, 3]),
+        "offsets": np.array([0, 2**63 - 1, -2, 3]),
+        "status": np.zeros(3, np.uint8),
+    }
     with pytest.raises(NucleusError, match="to -2"):
-        NucleusSet.from_document({name: value for name, value in document.items() if name != "arrays"}, wrapped)
+        NucleusSet.from_document(
+            {name: value for name, value in document.items() if name != "arrays"}, wrapped
+        )
 
 
 def test_something_else_than_an_object_is_refused() -> None:

@@ -1,6 +1,7 @@
 """Cutting a packed micro-batch over context-parallel ranks changes no score: zigzag and contiguous.
 
-The index arrays are what a geometry package hands over; they are worked out here from the layouts' definitions.
+The index arrays are what a geometry package hands over; they are worked out here from the layouts'
+definitions.
 """
 
 import numpy as np
@@ -18,13 +19,23 @@ VOCAB_SIZE = 7
 
 
 def zigzag_positions(total: int, size: int, rank: int) -> np.ndarray:
-    """Token positions on `rank`, in local order; positions from `total` on are padding. Chunk c = ceil(L / 2C)."""
+    """Token positions on `rank`, in local order; positions from `total` on are padding.
+
+    Chunk c = ceil(L / 2C).
+    """
     chunk = -(-total // (2 * size))
     second = 2 * size - 1 - rank
-    return np.concatenate([np.arange(rank * chunk, (rank + 1) * chunk), np.arange(second * chunk, (second + 1) * chunk)])
+    return np.concatenate(
+        [
+            np.arange(rank * chunk, (rank + 1) * chunk),
+            np.arange(second * chunk, (second + 1) * chunk),
+        ]
+    )
 
 
-def contiguous_positions(start: int, total: int, stream: int, size: int, rank: int) -> tuple[np.ndarray, np.ndarray]:
+def contiguous_positions(
+    start: int, total: int, stream: int, size: int, rank: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Positions of one sequence on `rank`, and their local rows, when the packed stream is cut into equal parts."""
     part = -(-stream // size)
     position = np.arange(total)
@@ -34,7 +45,9 @@ def contiguous_positions(start: int, total: int, stream: int, size: int, rank: i
 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[list[tuple[int, int]], int, int]:
-    lengths = draw(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 9)), min_size=1, max_size=4))
+    lengths = draw(
+        st.lists(st.tuples(st.integers(1, 6), st.integers(0, 9)), min_size=1, max_size=4)
+    )
     return lengths, draw(st.sampled_from([1, 2, 4])), draw(st.integers(0, 2**32 - 1))
 
 
@@ -63,14 +76,19 @@ def _rank_indices(
 @settings(max_examples=60)
 @pytest.mark.parametrize("layout", ["zigzag", "contiguous"])
 @given(batch=batches())
-def test_scores_do_not_depend_on_the_context_parallel_cut(layout: str, batch: tuple[list[tuple[int, int]], int, int]) -> None:
+def test_scores_do_not_depend_on_the_context_parallel_cut(
+    layout: str, batch: tuple[list[tuple[int, int]], int, int]
+) -> None:
     lengths, size, seed = batch
     rng = np.random.default_rng(seed)
     stream = sum(prompt + response for prompt, response in lengths)
     logits = rng.normal(size=(stream, VOCAB_SIZE))
     sets, targets = [], []
     for _, response in lengths:
-        kept = [rng.choice(VOCAB_SIZE, rng.integers(1, VOCAB_SIZE), replace=False) for _ in range(response)]
+        kept = [
+            rng.choice(VOCAB_SIZE, rng.integers(1, VOCAB_SIZE), replace=False)
+            for _ in range(response)
+        ]
         sets.append(NucleusSet.from_lists(kept, vocab_size=VOCAB_SIZE))
         targets.append(np.array([rng.choice(ids) for ids in kept], np.int64))
     found = [np.full(response, np.nan) for _, response in lengths]
@@ -82,7 +100,9 @@ def test_scores_do_not_depend_on_the_context_parallel_cut(layout: str, batch: tu
             local[row] = logits[places[sample]]
             wanted[row] = targets[sample][indices[sample]]
         scores = nucleus_log_probs(
-            torch.tensor(local), torch.tensor(wanted), align_rows(sets, indices, rows, num_rows=num_rows)
+            torch.tensor(local),
+            torch.tensor(wanted),
+            align_rows(sets, indices, rows, num_rows=num_rows),
         ).log_probs.numpy()
         assert (np.delete(scores, np.concatenate(rows).astype(np.int64)) == 0.0).all()
         for sample, row in enumerate(rows):
@@ -90,6 +110,10 @@ def test_scores_do_not_depend_on_the_context_parallel_cut(layout: str, batch: tu
             found[sample][indices[sample]] = scores[row]
     start = 0
     for sample, (prompt, response) in enumerate(lengths):
-        whole = reference.nucleus_scores(logits[start + prompt - 1 : start + prompt - 1 + response], targets[sample], sets[sample])
+        whole = reference.nucleus_scores(
+            logits[start + prompt - 1 : start + prompt - 1 + response],
+            targets[sample],
+            sets[sample],
+        )
         np.testing.assert_allclose(found[sample], whole.log_probs, atol=1e-12)
         start += prompt + response

@@ -16,7 +16,10 @@ def nucleus_sets(draw: st.DrawFn, max_tokens: int = 8) -> NucleusSet:
     status = draw(st.lists(st.integers(0, 3), max_size=max_tokens))
     smallest = {0: 1, 3: 0}
     rows = [
-        draw(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=smallest[kind], unique=True)) if kind in smallest else [] for kind in status
+        draw(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=smallest[kind], unique=True))
+        if kind in smallest
+        else []
+        for kind in status
     ]
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)])
     return NucleusSet(
@@ -57,7 +60,9 @@ def test_taking_twice_is_taking_the_composition(nucleus: NucleusSet, data: st.Da
 @given(nucleus_sets())
 def test_the_wire_loses_nothing(nucleus: NucleusSet) -> None:
     text = json.loads(json.dumps(to_wire(nucleus)))
-    assert from_sglang_meta(text, expected_num_tokens=len(nucleus), vocab_size=VOCAB_SIZE) == nucleus
+    assert (
+        from_sglang_meta(text, expected_num_tokens=len(nucleus), vocab_size=VOCAB_SIZE) == nucleus
+    )
 
 
 @given(nucleus_sets())
@@ -70,11 +75,20 @@ def test_the_document_loses_nothing(nucleus: NucleusSet) -> None:
 def test_sorting_keeps_each_token_s_ids(nucleus: NucleusSet) -> None:
     ordered = nucleus.sorted()
     assert [sorted(ids.tolist()) for ids in nucleus] == [ids.tolist() for ids in ordered]
-    assert NucleusSet(ids=ordered.ids, offsets=ordered.offsets, status=ordered.status, vocab_size=VOCAB_SIZE) == ordered
+    assert (
+        NucleusSet(
+            ids=ordered.ids, offsets=ordered.offsets, status=ordered.status, vocab_size=VOCAB_SIZE
+        )
+        == ordered
+    )
 
 
-@given(st.lists(nucleus_sets(max_tokens=5), min_size=1, max_size=4), st.randoms(use_true_random=False))
-def test_aligning_puts_every_token_where_it_was_asked(sets: list[NucleusSet], random: object) -> None:
+@given(
+    st.lists(nucleus_sets(max_tokens=5), min_size=1, max_size=4), st.randoms(use_true_random=False)
+)
+def test_aligning_puts_every_token_where_it_was_asked(
+    sets: list[NucleusSet], random: object
+) -> None:
     total = sum(len(piece) for piece in sets)
     places = list(range(total + 3))
     random.shuffle(places)  # type: ignore[attr-defined]

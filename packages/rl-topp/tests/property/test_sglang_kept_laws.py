@@ -26,7 +26,12 @@ def batches(draw: st.DrawFn) -> Batch:
     """Probabilities that are multiples of 2**-12, so that float32 sums are exact and no id lies on a boundary by rounding."""
     num_rows, vocab_size = draw(st.integers(1, 5)), draw(st.integers(1, 40))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    rows = [rng.multinomial(4096, rng.dirichlet(np.full(vocab_size, draw(st.sampled_from([0.05, 0.5, 5.0]))))) for _ in range(num_rows)]
+    rows = [
+        rng.multinomial(
+            4096, rng.dirichlet(np.full(vocab_size, draw(st.sampled_from([0.05, 0.5, 5.0]))))
+        )
+        for _ in range(num_rows)
+    ]
     probs = np.stack(rows) / 4096
     top_k = [draw(st.sampled_from([1, 2, 7, 40, 1 << 30])) for _ in range(num_rows)]
     top_p = [draw(st.sampled_from([0.1, 0.5, 0.7, 0.9, 1.0])) for _ in range(num_rows)]
@@ -36,14 +41,20 @@ def batches(draw: st.DrawFn) -> Batch:
 
 def filters(top_k: list[int], top_p: list[float], min_p: list[float]) -> Any:
     return Filters(
-        top_ks=torch.tensor(top_k, dtype=torch.int32), top_ps=torch.tensor(top_p), min_ps=torch.tensor(min_p) if any(min_p) else None
+        top_ks=torch.tensor(top_k, dtype=torch.int32),
+        top_ps=torch.tensor(top_p),
+        min_ps=torch.tensor(min_p) if any(min_p) else None,
     )
 
 
-def expected_sets(probs: Array, top_k: list[int], top_p: list[float], min_p: list[float]) -> Iterator[tuple[Array, Array]]:
+def expected_sets(
+    probs: Array, top_k: list[int], top_p: list[float], min_p: list[float]
+) -> Iterator[tuple[Array, Array]]:
     """The reference's sets without ids of probability 0, which no sampler picks."""
     for row, k, p, m in zip(probs, top_k, top_p, min_p, strict=True):
-        kept = nucleus(row, top_k=min(k, row.size), top_p=float(np.float32(p)), min_p=float(np.float32(m)))
+        kept = nucleus(
+            row, top_k=min(k, row.size), top_p=float(np.float32(p)), min_p=float(np.float32(m))
+        )
         yield row, kept[row[kept] > 0]
 
 
@@ -60,14 +71,24 @@ def drawn(
 ) -> list[tuple[int, Any, float]]:
     probs, top_k, top_p, min_p = batch
     is_filtered = [True] * len(probs) if is_filtered is None else is_filtered
-    step = draw_step(torch.tensor(probs, dtype=torch.float32), filters(top_k, top_p, min_p), is_filtered, draw, prefix_size=prefix_size)
+    step = draw_step(
+        torch.tensor(probs, dtype=torch.float32),
+        filters(top_k, top_p, min_p),
+        is_filtered,
+        draw,
+        prefix_size=prefix_size,
+    )
     rows = StepRows(step, [True] * len(probs))
     return [(int(step.ids_B[b]), *rows.row(b)) for b in range(len(probs))]
 
 
 @given(batches(), st.sampled_from([1, 2, 5, 1024]))
-def test_sets_equal_the_float64_reference_whatever_the_prefix(batch: Batch, prefix_size: int) -> None:
-    for (row, expected), (_, ids, _) in zip(expected_sets(*batch), drawn(batch, prefix_size=prefix_size), strict=True):
+def test_sets_equal_the_float64_reference_whatever_the_prefix(
+    batch: Batch, prefix_size: int
+) -> None:
+    for (row, expected), (_, ids, _) in zip(
+        expected_sets(*batch), drawn(batch, prefix_size=prefix_size), strict=True
+    ):
         assert len(set(ids)) == len(ids)
         # Ids of equal probability may stand for one another: sorts break ties as they like.
         assert sorted(row[ids]) == sorted(row[expected])
@@ -75,15 +96,21 @@ def test_sets_equal_the_float64_reference_whatever_the_prefix(batch: Batch, pref
 
 @given(batches())
 def test_a_sampled_id_is_in_its_set_and_its_log_prob_is_renormalised(batch: Batch) -> None:
-    for (row, expected), (sampled, ids, log_prob) in zip(expected_sets(*batch), drawn(batch, prefix_size=3), strict=True):
+    for (row, expected), (sampled, ids, log_prob) in zip(
+        expected_sets(*batch), drawn(batch, prefix_size=3), strict=True
+    ):
         assert sampled in ids
         assert log_prob == pytest.approx(np.log(row[sampled] / row[expected].sum()), abs=1e-5)
 
 
 @given(batches(), st.data())
-def test_rows_without_a_filter_have_no_set_and_the_full_log_prob(batch: Batch, data: st.DataObject) -> None:
+def test_rows_without_a_filter_have_no_set_and_the_full_log_prob(
+    batch: Batch, data: st.DataObject
+) -> None:
     is_filtered = data.draw(st.lists(st.booleans(), min_size=len(batch[0]), max_size=len(batch[0])))
-    for filtered, row, (sampled, ids, log_prob) in zip(is_filtered, batch[0], drawn(batch, is_filtered=is_filtered), strict=True):
+    for filtered, row, (sampled, ids, log_prob) in zip(
+        is_filtered, batch[0], drawn(batch, is_filtered=is_filtered), strict=True
+    ):
         if filtered:
             assert sampled in ids
         else:
@@ -93,6 +120,8 @@ def test_rows_without_a_filter_have_no_set_and_the_full_log_prob(batch: Batch, d
 
 def test_worked_example() -> None:
     batch = np.array([[0.2, 0.5, 0.3]]), [1 << 30], [0.5], [0.0]
-    ((sampled, ids, log_prob),) = drawn(batch, draw=lambda weights, rows: torch.zeros(1, 1, dtype=torch.int64))
+    ((sampled, ids, log_prob),) = drawn(
+        batch, draw=lambda weights, rows: torch.zeros(1, 1, dtype=torch.int64)
+    )
     assert (sampled, ids) == (1, [1, 2])
     assert log_prob == pytest.approx(-0.47, abs=1e-3)

@@ -17,7 +17,9 @@ found = importlib.util.find_spec("sglang")
 assert found is not None and found.origin is not None
 models = Path(found.origin).parent / "srt" / "models"
 os.environ["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(
-    module.name for module in pkgutil.iter_modules([str(models)]) if module.name not in ("qwen3", "registry", "utils", "transformers")
+    module.name
+    for module in pkgutil.iter_modules([str(models)])
+    if module.name not in ("qwen3", "registry", "utils", "transformers")
 )
 
 

@@ -13,20 +13,39 @@ from rl_topp.sglang_plugin_step import StepRows
 from rl_topp.sglang_plugin_triton import draw_step_on_device
 
 
-def check(rng: np.random.Generator, vocab_size: int, prefix_size: int, block: int, *, exact_ties: bool, whole: bool) -> None:
+def check(
+    rng: np.random.Generator,
+    vocab_size: int,
+    prefix_size: int,
+    block: int,
+    *,
+    exact_ties: bool,
+    whole: bool,
+) -> None:
     """A batch with every kind of filter, against the reference; `exact_ties` makes probabilities multiples of 2**-12, so that ties are many and sums exact."""
     num_rows = 6
     concentration = rng.choice([0.02, 0.5, 5.0])
-    probs = np.stack([rng.multinomial(4096, rng.dirichlet(np.full(vocab_size, concentration))) / 4096 for _ in range(num_rows)])
+    probs = np.stack(
+        [
+            rng.multinomial(4096, rng.dirichlet(np.full(vocab_size, concentration))) / 4096
+            for _ in range(num_rows)
+        ]
+    )
     if not exact_ties:
-        probs = np.stack([rng.dirichlet(np.full(vocab_size, concentration)) for _ in range(num_rows)])
+        probs = np.stack(
+            [rng.dirichlet(np.full(vocab_size, concentration)) for _ in range(num_rows)]
+        )
     probs = probs.astype(np.float32)
     top_k = rng.choice([1, 2, 7, vocab_size, 1 << 30], num_rows)
     top_p = rng.choice([0.1, 0.5, 0.9, 1.0], num_rows).astype(np.float32)
     min_p = rng.choice([0.0, 0.03, 0.3], num_rows).astype(np.float32)
     uniform = rng.random(num_rows).astype(np.float32)
     is_filtered = rng.random(num_rows) < 0.7 if whole else None
-    filters = Filters(top_ks=torch.tensor(top_k, dtype=torch.int32), top_ps=torch.tensor(top_p), min_ps=torch.tensor(min_p))
+    filters = Filters(
+        top_ks=torch.tensor(top_k, dtype=torch.int32),
+        top_ps=torch.tensor(top_p),
+        min_ps=torch.tensor(min_p),
+    )
     step = draw_step_on_device(
         torch.tensor(probs),
         filters,
@@ -45,7 +64,9 @@ def check(rng: np.random.Generator, vocab_size: int, prefix_size: int, block: in
         else:
             assert recorded is not None
             ids = recorded
-            expected = nucleus(row, top_k=min(top_k[b], vocab_size), top_p=float(top_p[b]), min_p=float(min_p[b]))
+            expected = nucleus(
+                row, top_k=min(top_k[b], vocab_size), top_p=float(top_p[b]), min_p=float(min_p[b])
+            )
             expected = expected[row[expected] > 0]
             assert len(set(ids)) == len(ids)
             assert sorted(row[ids]) == sorted(row[expected]), (b, ids, expected)
@@ -60,7 +81,11 @@ def check_distribution() -> None:
     for prefix_size in (4, 1):
         step = draw_step_on_device(
             probs.expand(count, -1).contiguous(),
-            Filters(top_ks=torch.full((count,), 1 << 30, dtype=torch.int32), top_ps=torch.full((count,), 0.8), min_ps=None),
+            Filters(
+                top_ks=torch.full((count,), 1 << 30, dtype=torch.int32),
+                top_ps=torch.full((count,), 0.8),
+                min_ps=None,
+            ),
             (torch.arange(count) + 0.5) / count,
             None,
             prefix_size=prefix_size,
@@ -72,7 +97,13 @@ def check_distribution() -> None:
 
 def main() -> None:
     rng = np.random.default_rng(0)
-    for vocab_size, prefix_size, block in ((5, 8, 32), (40, 40, 32), (40, 3, 32), (100, 16, 64), (70, 1, 32)):
+    for vocab_size, prefix_size, block in (
+        (5, 8, 32),
+        (40, 40, 32),
+        (40, 3, 32),
+        (100, 16, 64),
+        (70, 1, 32),
+    ):
         for exact_ties in (True, False):
             for whole in (True, False):
                 check(rng, vocab_size, prefix_size, block, exact_ties=exact_ties, whole=whole)

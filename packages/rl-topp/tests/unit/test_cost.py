@@ -7,13 +7,27 @@ pytest.importorskip("torch")
 from rl_topp.lm_head.cost import COSTS, DeviceCost, choose_blocked
 
 
-def _choose(sizes: list[int], *, device_type: str = "cuda", anyway: bool = False, num_local_ids: int = 100_000) -> list[bool]:
-    chosen = choose_blocked(np.array(sizes), num_local_ids=num_local_ids, width=1024, device_type=device_type, blocks_run_anyway=anyway)
+def _choose(
+    sizes: list[int],
+    *,
+    device_type: str = "cuda",
+    anyway: bool = False,
+    num_local_ids: int = 100_000,
+) -> list[bool]:
+    chosen = choose_blocked(
+        np.array(sizes),
+        num_local_ids=num_local_ids,
+        width=1024,
+        device_type=device_type,
+        blocks_run_anyway=anyway,
+    )
     return [bool(choice) for choice in chosen]
 
 
 @pytest.mark.parametrize("device_type", COSTS)
-def test_small_sets_are_scored_one_by_one_and_whole_vocabularies_in_blocks(device_type: str) -> None:
+def test_small_sets_are_scored_one_by_one_and_whole_vocabularies_in_blocks(
+    device_type: str,
+) -> None:
     assert _choose([1] * 1000, device_type=device_type) == [False] * 1000
     assert _choose([100_000] * 1000, device_type=device_type) == [True] * 1000
 
@@ -29,9 +43,15 @@ def test_a_few_large_sets_do_not_pay_for_reading_the_weight() -> None:
 
 
 def test_the_break_even_size_worked_out_by_hand() -> None:
-    cost = DeviceCost(entry_seconds=2.0, product_seconds=0.5, pass_seconds=0.0, block_entry_seconds=10.0)
-    assert cost.even_size(num_local_ids=100, width=10) == 50.0  # 100 * 0.5 * 10 per row, 2 * 10 - 10 per entry
-    assert cost.even_size(num_local_ids=100, width=5) == float("inf")  # an entry costs no less in a block
+    cost = DeviceCost(
+        entry_seconds=2.0, product_seconds=0.5, pass_seconds=0.0, block_entry_seconds=10.0
+    )
+    assert (
+        cost.even_size(num_local_ids=100, width=10) == 50.0
+    )  # 100 * 0.5 * 10 per row, 2 * 10 - 10 per entry
+    assert cost.even_size(num_local_ids=100, width=5) == float(
+        "inf"
+    )  # an entry costs no less in a block
 
 
 def test_no_rows_choose_nothing() -> None:

@@ -24,15 +24,29 @@ class _Case:
     def __init__(self, rows: NucleusSet, dtype: Any = torch.float64, seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.rows = rows
-        self.hidden = torch.randn(len(rows), WIDTH, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
-        self.weight = torch.randn(PADDED, WIDTH, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+        self.hidden = (
+            torch.randn(len(rows), WIDTH, generator=generator, dtype=torch.float64)
+            .to(dtype)
+            .requires_grad_()
+        )
+        self.weight = (
+            torch.randn(PADDED, WIDTH, generator=generator, dtype=torch.float64)
+            .to(dtype)
+            .requires_grad_()
+        )
         self.targets = torch.randint(0, rows.vocab_size, (len(rows),), generator=generator)
 
     def logits(self) -> Any:
-        return (self.hidden.double() @ self.weight.double().t()).detach().numpy()[:, : self.rows.vocab_size]
+        return (
+            (self.hidden.double() @ self.weight.double().t())
+            .detach()
+            .numpy()[:, : self.rows.vocab_size]
+        )
 
     def scores(self, **options: Any) -> Any:
-        return nucleus_lm_head_log_probs(self.hidden, self.weight, self.targets, self.rows, **options)
+        return nucleus_lm_head_log_probs(
+            self.hidden, self.weight, self.targets, self.rows, **options
+        )
 
 
 @pytest.fixture
@@ -40,17 +54,29 @@ def case(random_rows: Callable[..., NucleusSet]) -> _Case:
     return _Case(random_rows(np.random.default_rng(0), NUM_ROWS, VOCAB_SIZE))
 
 
-@pytest.mark.parametrize(("wanted", "on_truncated"), [(("log_probs",), "mask"), (("log_probs", "entropy"), "full"), (ALL, "mask")])
+@pytest.mark.parametrize(
+    ("wanted", "on_truncated"),
+    [(("log_probs",), "mask"), (("log_probs", "entropy"), "full"), (ALL, "mask")],
+)
 @pytest.mark.parametrize("method", METHODS)
-def test_values_and_gradients_are_exact_in_float64(method: Method, on_truncated: OnTruncated, wanted: tuple[str, ...], case: _Case) -> None:
-    options: dict[str, Any] = {"method": method, "on_truncated": on_truncated, "temperature": 0.7, "block_bytes": 300}
+def test_values_and_gradients_are_exact_in_float64(
+    method: Method, on_truncated: OnTruncated, wanted: tuple[str, ...], case: _Case
+) -> None:
+    options: dict[str, Any] = {
+        "method": method,
+        "on_truncated": on_truncated,
+        "temperature": 0.7,
+        "block_bytes": 300,
+    }
     options |= dict.fromkeys(set(wanted) - {"log_probs"}, True)
 
     def scores(hidden: Any, weight: Any) -> tuple[Any, ...]:
         found = nucleus_lm_head_log_probs(hidden, weight, case.targets, case.rows, **options)
         return tuple(getattr(found, name) for name in wanted)
 
-    expected = reference.nucleus_scores(case.logits(), case.targets.numpy(), case.rows, temperature=0.7, on_truncated=on_truncated)
+    expected = reference.nucleus_scores(
+        case.logits(), case.targets.numpy(), case.rows, temperature=0.7, on_truncated=on_truncated
+    )
     for name, score in zip(wanted, scores(case.hidden, case.weight), strict=True):
         np.testing.assert_allclose(score.detach().numpy(), getattr(expected, name), atol=1e-12)
     assert torch.autograd.gradcheck(scores, (case.hidden, case.weight))
@@ -68,7 +94,10 @@ def test_narrow_inputs_agree_with_the_reference(
     upstream = torch.randn(200, generator=torch.Generator().manual_seed(1))
     torch.autograd.backward((scores.log_probs * upstream).sum())
     support = reference.keep_mask(case.rows, case.targets.numpy())
-    gradient = torch.tensor(reference.score_gradient(case.logits(), case.targets.numpy(), support)) * upstream[:, None]
+    gradient = (
+        torch.tensor(reference.score_gradient(case.logits(), case.targets.numpy(), support))
+        * upstream[:, None]
+    )
     for found, wanted in (
         (case.hidden.grad, gradient @ case.weight.detach().double()[:VOCAB_SIZE]),
         (case.weight.grad[:VOCAB_SIZE], gradient.t() @ case.hidden.detach().double()),
@@ -78,7 +107,9 @@ def test_narrow_inputs_agree_with_the_reference(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_rows_without_a_score_get_exactly_no_gradient_and_padding_neither(method: Method, case: _Case) -> None:
+def test_rows_without_a_score_get_exactly_no_gradient_and_padding_neither(
+    method: Method, case: _Case
+) -> None:
     torch.autograd.backward(case.scores(method=method).log_probs.sum())
     silent = ~case.rows.scored_mask()
     assert silent.any()
@@ -91,7 +122,9 @@ def test_all_methods_agree_with_the_scores_from_logits(case: _Case) -> None:
     expected = nucleus_log_probs(case.hidden @ case.weight.t(), case.targets, case.rows, **options)
     for method in METHODS:
         for name in ALL:
-            torch.testing.assert_close(getattr(case.scores(method=method, **options), name), getattr(expected, name))
+            torch.testing.assert_close(
+                getattr(case.scores(method=method, **options), name), getattr(expected, name)
+            )
 
 
 def test_results_repeat_bit_for_bit(random_rows: Callable[..., NucleusSet]) -> None:
@@ -106,13 +139,20 @@ def test_results_repeat_bit_for_bit(random_rows: Callable[..., NucleusSet]) -> N
 
 def test_rows_without_any_filter_ignore_the_method(case: _Case) -> None:
     rows = NucleusSet.unfiltered(NUM_ROWS, vocab_size=VOCAB_SIZE)
-    scores = [nucleus_lm_head_log_probs(case.hidden, case.weight, case.targets, rows, method=method).log_probs for method in METHODS]
+    scores = [
+        nucleus_lm_head_log_probs(
+            case.hidden, case.weight, case.targets, rows, method=method
+        ).log_probs
+        for method in METHODS
+    ]
     assert torch.equal(scores[0], scores[1])
     assert torch.equal(scores[0], scores[2])
 
 
 def test_a_call_without_rows_or_without_gradients(case: _Case) -> None:
-    empty = nucleus_lm_head_log_probs(case.hidden[:0], case.weight, case.targets[:0], NucleusSet.empty(vocab_size=VOCAB_SIZE))
+    empty = nucleus_lm_head_log_probs(
+        case.hidden[:0], case.weight, case.targets[:0], NucleusSet.empty(vocab_size=VOCAB_SIZE)
+    )
     torch.autograd.backward(empty.log_probs.sum())
     assert (case.weight.grad == 0).all()
     with torch.no_grad():
@@ -127,18 +167,30 @@ def test_a_call_without_rows_or_without_gradients(case: _Case) -> None:
 def test_a_diverged_model_never_looks_like_a_row_without_a_score(method: Method) -> None:
     hidden = torch.tensor([[1.0, float("nan")], [1.0, 1.0]])
     rows = NucleusSet.from_lists([[0, 1], [0, 1]], vocab_size=3)
-    scores = nucleus_lm_head_log_probs(hidden, torch.ones(3, 2), torch.tensor([0, 1]), rows, method=method)
+    scores = nucleus_lm_head_log_probs(
+        hidden, torch.ones(3, 2), torch.tensor([0, 1]), rows, method=method
+    )
     assert scores.log_probs[0].isnan()
     assert scores.log_probs[1].isfinite()
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("with_full", [False, True])
-def test_an_overflowed_model_scores_nan_and_not_probability_one(method: Method, with_full: bool) -> None:
+def test_an_overflowed_model_scores_nan_and_not_probability_one(
+    method: Method, with_full: bool
+) -> None:
     hidden = torch.tensor([[3e38], [1.0], [3e38], [3e38]], requires_grad=True)
-    rows = NucleusSet.from_lists([[0, 1], [0, 1], None], vocab_size=3).append(NucleusSet.not_sampled(1, vocab_size=3))
+    rows = NucleusSet.from_lists([[0, 1], [0, 1], None], vocab_size=3).append(
+        NucleusSet.not_sampled(1, vocab_size=3)
+    )
     scores = nucleus_lm_head_log_probs(
-        hidden, torch.full((3, 1), -10.0), torch.tensor([0, 1, 2, 0]), rows, method=method, entropy=True, full_log_probs=with_full
+        hidden,
+        torch.full((3, 1), -10.0),
+        torch.tensor([0, 1, 2, 0]),
+        rows,
+        method=method,
+        entropy=True,
+        full_log_probs=with_full,
     )
     for score in (scores.log_probs, scores.entropy, scores.full_log_probs):
         if score is not None:
@@ -158,8 +210,12 @@ def test_narrow_gradients_of_both_scores_together_keep_the_promise(method: Metho
     rows = NucleusSet.from_lists(list(kept.numpy()), vocab_size=50)
 
     def gradients(dtype: Any) -> tuple[Any, Any]:
-        left, right = (operand.to(dtype, copy=True).requires_grad_() for operand in (hidden, weight))
-        scores = nucleus_lm_head_log_probs(left, right, kept[:, 0], rows, method=method, full_log_probs=True)
+        left, right = (
+            operand.to(dtype, copy=True).requires_grad_() for operand in (hidden, weight)
+        )
+        scores = nucleus_lm_head_log_probs(
+            left, right, kept[:, 0], rows, method=method, full_log_probs=True
+        )
         assert scores.full_log_probs is not None
         torch.autograd.backward((scores.log_probs - scores.full_log_probs).sum())
         return left.grad, right.grad
@@ -185,14 +241,20 @@ class _LargestTensor(TorchDispatchMode):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("status", [0, 1])
-def test_no_tensor_of_rows_times_vocabulary_exists(status: int, method: Method, random_rows: Callable[..., NucleusSet]) -> None:
+def test_no_tensor_of_rows_times_vocabulary_exists(
+    status: int, method: Method, random_rows: Callable[..., NucleusSet]
+) -> None:
     num_rows, vocab_size, width = 256, 4096, 8
-    rows = random_rows(np.random.default_rng(0), num_rows, vocab_size, statuses=(status,), largest=9)
+    rows = random_rows(
+        np.random.default_rng(0), num_rows, vocab_size, statuses=(status,), largest=9
+    )
     hidden = torch.randn(num_rows, width, requires_grad=True)
     weight = torch.randn(vocab_size, width, requires_grad=True)
     targets = torch.randint(0, vocab_size, (num_rows,))
     with _LargestTensor() as largest:
-        torch.autograd.backward(nucleus_lm_head_log_probs(hidden, weight, targets, rows, method=method).log_probs.sum())
+        torch.autograd.backward(
+            nucleus_lm_head_log_probs(hidden, weight, targets, rows, method=method).log_probs.sum()
+        )
     assert largest.numel <= num_rows * vocab_size // 4
     if status == 0 and method == "sparse":
         assert largest.numel <= max(vocab_size * width, num_rows * 10 * width)
@@ -218,9 +280,13 @@ def test_main_grad_receives_the_gradient_on_top_of_what_it_holds(
     weight = _megatron_weight(case.weight, tied=tied)
     for repeat in (1, 2):
         torch.autograd.backward(
-            nucleus_lm_head_log_probs(case.hidden.detach(), weight, case.targets, case.rows, method=method).log_probs.sum()
+            nucleus_lm_head_log_probs(
+                case.hidden.detach(), weight, case.targets, case.rows, method=method
+            ).log_probs.sum()
         )
-        torch.testing.assert_close(weight.main_grad, 0.25 + repeat * case.weight.grad, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            weight.main_grad, 0.25 + repeat * case.weight.grad, atol=1e-5, rtol=1e-5
+        )
         assert weight.grad_added_to_main_grad
         assert weight.grad.shape == weight.shape
         if tied:
@@ -231,11 +297,17 @@ def test_main_grad_receives_the_gradient_on_top_of_what_it_holds(
 def test_main_grad_can_be_declined_and_needs_megatron_s_flag(case: _Case) -> None:
     weight = _megatron_weight(case.weight.float(), tied=False)
     hidden = case.hidden.detach().float()
-    torch.autograd.backward(nucleus_lm_head_log_probs(hidden, weight, case.targets, case.rows, use_main_grad=False).log_probs.sum())
+    torch.autograd.backward(
+        nucleus_lm_head_log_probs(
+            hidden, weight, case.targets, case.rows, use_main_grad=False
+        ).log_probs.sum()
+    )
     assert (weight.main_grad == 0.25).all()
     assert weight.grad.abs().sum() > 0
     del weight.grad_added_to_main_grad
-    torch.autograd.backward(nucleus_lm_head_log_probs(hidden, weight, case.targets, case.rows).log_probs.sum())
+    torch.autograd.backward(
+        nucleus_lm_head_log_probs(hidden, weight, case.targets, case.rows).log_probs.sum()
+    )
     assert (weight.main_grad == 0.25).all()
 
 
@@ -243,7 +315,13 @@ def test_main_grad_can_be_declined_and_needs_megatron_s_flag(case: _Case) -> Non
     ("change", "words"),
     [
         ({"hidden": torch.zeros(3, 2)}, "do not fit"),
-        ({"hidden": torch.zeros(3, 4, dtype=torch.float16), "weight": torch.zeros(6, 4, dtype=torch.float16)}, "float16"),
+        (
+            {
+                "hidden": torch.zeros(3, 4, dtype=torch.float16),
+                "weight": torch.zeros(6, 4, dtype=torch.float16),
+            },
+            "float16",
+        ),
         ({"weight": torch.zeros(6, 4, dtype=torch.float64)}, "share one of"),
         ({"weight": torch.zeros(6, 4, device="meta")}, "expected one device"),
         ({"method": "dense"}, "'dense'"),

@@ -20,7 +20,9 @@ def _nucleus(*, ids: Any, offsets: Any, status: Any, vocab_size: int) -> Nucleus
 
 @pytest.fixture
 def mixed() -> NucleusSet:
-    return _nucleus(ids=[5, 9, 7, 1, 2, 3], offsets=[0, 2, 2, 3, 3, 6], status=[0, 2, 0, 1, 3], vocab_size=10)
+    return _nucleus(
+        ids=[5, 9, 7, 1, 2, 3], offsets=[0, 2, 2, 3, 3, 6], status=[0, 2, 0, 1, 3], vocab_size=10
+    )
 
 
 @pytest.mark.parametrize(
@@ -48,7 +50,9 @@ def mixed() -> NucleusSet:
         ([1], [0, True], [0.0], ["status", "integers"]),
     ],
 )
-def test_a_malformed_set_is_refused_by_token(ids: list[int], offsets: list[int], status: list[int], words: list[str]) -> None:
+def test_a_malformed_set_is_refused_by_token(
+    ids: list[int], offsets: list[int], status: list[int], words: list[str]
+) -> None:
     with pytest.raises(NucleusError) as caught:
         _nucleus(ids=ids, offsets=offsets, status=status, vocab_size=10)
     for word in words:
@@ -112,10 +116,14 @@ def test_threads_that_append_to_one_set_get_a_set_each() -> None:
     sys.setswitchinterval(1e-6)
     try:
         for _ in range(150):
-            base = NucleusSet.empty(vocab_size=100).append(NucleusSet.from_lists([[50, 51]] * 10, vocab_size=100))
+            base = NucleusSet.empty(vocab_size=100).append(
+                NucleusSet.from_lists([[50, 51]] * 10, vocab_size=100)
+            )
             together = threading.Barrier(len(pieces))
 
-            def branch(piece: NucleusSet, base: NucleusSet = base, together: threading.Barrier = together) -> NucleusSet:
+            def branch(
+                piece: NucleusSet, base: NucleusSet = base, together: threading.Barrier = together
+            ) -> NucleusSet:
                 together.wait(timeout=30)
                 return base.append(piece)
 
@@ -136,7 +144,9 @@ def test_a_set_whose_chain_another_thread_is_growing_is_copied() -> None:
 
 
 @pytest.mark.parametrize("failing", [1, 2, 3])
-def test_an_append_that_runs_out_of_memory_changes_nothing(failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_append_that_runs_out_of_memory_changes_nothing(
+    failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, two = (NucleusSet.from_lists([[k, k + 1]], vocab_size=10) for k in (1, 5))
     chain = one.append(one)
     calls = iter(range(1, 4))

@@ -37,7 +37,9 @@ def test_ties_go_to_the_lowest_id() -> None:
     assert reference.nucleus([0.1, 0.3, 0.3, 0.3], top_p=0.5).tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("parameters", [{"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.1}, {"min_p": -0.1}, {"min_p": 1.1}])
+@pytest.mark.parametrize(
+    "parameters", [{"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.1}, {"min_p": -0.1}, {"min_p": 1.1}]
+)
 def test_parameters_outside_their_range_are_refused(parameters: dict[str, float]) -> None:
     with pytest.raises(NucleusError, match=next(iter(parameters))):
         reference.nucleus([1.0], **parameters)  # type: ignore[arg-type]
@@ -68,7 +70,9 @@ def test_probabilities_that_are_none_are_refused(probs: Any, words: str) -> None
 
 def test_an_unknown_rule_for_truncated_sets_is_refused() -> None:
     with pytest.raises(NucleusError, match="'Full'"):
-        reference.keep_mask(NucleusSet.unfiltered(1, vocab_size=2), [0], on_truncated=cast(Any, "Full"))
+        reference.keep_mask(
+            NucleusSet.unfiltered(1, vocab_size=2), [0], on_truncated=cast(Any, "Full")
+        )
 
 
 def test_scores_by_status() -> None:
@@ -77,7 +81,9 @@ def test_scores_by_status() -> None:
     rows = _nucleus(ids=[0, 1, 0], offsets=[0, 2, 2, 2, 3], status=[0, 1, 2, 3], vocab_size=3)
     masked = reference.nucleus_scores(logits, [1, 1, 1, 1], rows)
     assert masked.log_probs == pytest.approx([math.log(0.375), math.log(0.3), 0.0, 0.0])
-    assert masked.full_log_probs == pytest.approx([math.log(0.3), math.log(0.3), 0.0, math.log(0.3)])
+    assert masked.full_log_probs == pytest.approx(
+        [math.log(0.3), math.log(0.3), 0.0, math.log(0.3)]
+    )
     assert masked.entropy[0] == pytest.approx(-(0.625 * math.log(0.625) + 0.375 * math.log(0.375)))
     full = reference.nucleus_scores(logits, [1, 1, 1, 1], rows, on_truncated="full")
     assert full.log_probs[3] == pytest.approx(math.log(0.3))
@@ -101,7 +107,9 @@ def test_the_gradient_is_the_slope(of_entropy: bool) -> None:
     logits, targets = rng.normal(size=(3, 6)), [1, 0, 5]
     rows = _nucleus(ids=[1, 4, 2], offsets=[0, 3, 3, 3], status=[0, 1, 2], vocab_size=6)
     support = reference.keep_mask(rows, targets)
-    gradient = reference.score_gradient(logits, targets, support, temperature=0.7, of_entropy=of_entropy)
+    gradient = reference.score_gradient(
+        logits, targets, support, temperature=0.7, of_entropy=of_entropy
+    )
 
     def value(moved: np.ndarray) -> float:
         scores = reference.nucleus_scores(moved, targets, rows, temperature=0.7)
@@ -110,4 +118,6 @@ def test_the_gradient_is_the_slope(of_entropy: bool) -> None:
     for place in np.ndindex(*logits.shape):
         step = np.zeros_like(logits)
         step[place] = 1e-6
-        assert gradient[place] == pytest.approx((value(logits + step) - value(logits - step)) / 2e-6, abs=1e-8)
+        assert gradient[place] == pytest.approx(
+            (value(logits + step) - value(logits - step)) / 2e-6, abs=1e-8
+        )

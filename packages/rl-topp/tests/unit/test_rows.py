@@ -43,14 +43,21 @@ def test_zigzag_halves_come_back_in_any_order() -> None:
         ([[0]], [[1]], "2 sets, 1 response_indices"),
     ],
 )
-def test_indices_that_do_not_fit_name_the_sample(indices: list[list[int]], rows: list[list[int]], words: str) -> None:
+def test_indices_that_do_not_fit_name_the_sample(
+    indices: list[list[int]], rows: list[list[int]], words: str
+) -> None:
     with pytest.raises(NucleusError, match=words):
         align_rows([FIRST, SECOND], indices, rows, num_rows=5)
 
 
 def test_large_inputs_keep_every_set() -> None:
     rng = np.random.default_rng(1)
-    sets = [NucleusSet.from_lists([rng.choice(50, rng.integers(1, 9), replace=False) for _ in range(40)], vocab_size=50) for _ in range(5)]
+    sets = [
+        NucleusSet.from_lists(
+            [rng.choice(50, rng.integers(1, 9), replace=False) for _ in range(40)], vocab_size=50
+        )
+        for _ in range(5)
+    ]
     places = rng.permutation(300)[:200].reshape(5, 40)
     rows = align_rows(sets, [np.arange(40)] * 5, list(places), num_rows=300)
     for sample, nucleus in enumerate(sets):

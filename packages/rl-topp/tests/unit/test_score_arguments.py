@@ -21,12 +21,17 @@ LONG = {"full_log_probs": True, "entropy": True, "full_entropy": True}
 
 def _operands() -> tuple[Any, Any]:
     generator = torch.Generator().manual_seed(3)
-    return tuple(torch.randn(count, WIDTH, generator=generator).requires_grad_() for count in (NUM_ROWS, VOCAB_SIZE))
+    return tuple(
+        torch.randn(count, WIDTH, generator=generator).requires_grad_()
+        for count in (NUM_ROWS, VOCAB_SIZE)
+    )
 
 
 def _from_logits(targets: Any = TARGETS, rows: Any = ROWS, **options: Any) -> Any:
     hidden, weight = _operands()
-    return nucleus_log_probs((hidden @ weight.t()).detach().requires_grad_(), targets, rows, **options)
+    return nucleus_log_probs(
+        (hidden @ weight.t()).detach().requires_grad_(), targets, rows, **options
+    )
 
 
 def _from_hidden(targets: Any = TARGETS, rows: Any = ROWS, **options: Any) -> Any:
@@ -51,7 +56,9 @@ both = pytest.mark.parametrize("score", [_from_logits, _from_hidden])
     ],
 )
 @both
-def test_targets_are_one_integer_per_row_on_the_same_device(score: Callable[..., Any], targets: Any, words: str) -> None:
+def test_targets_are_one_integer_per_row_on_the_same_device(
+    score: Callable[..., Any], targets: Any, words: str
+) -> None:
     with pytest.raises(NucleusError, match=words):
         score(targets)
 
@@ -62,7 +69,10 @@ def test_the_width_of_the_targets_changes_nothing(score: Callable[..., Any], dty
     assert torch.equal(score(TARGETS.to(dtype)).log_probs, score().log_probs)
 
 
-@pytest.mark.parametrize("temperature", [0, -1.0, float("inf"), float("nan"), None, "1", True, torch.tensor(2.0), torch.ones(6)])
+@pytest.mark.parametrize(
+    "temperature",
+    [0, -1.0, float("inf"), float("nan"), None, "1", True, torch.tensor(2.0), torch.ones(6)],
+)
 @both
 def test_a_temperature_is_a_positive_number(score: Callable[..., Any], temperature: Any) -> None:
     with pytest.raises(NucleusError, match="temperature"):
@@ -71,7 +81,9 @@ def test_a_temperature_is_a_positive_number(score: Callable[..., Any], temperatu
 
 @pytest.mark.parametrize("vocab_start", [-1, 1, 100, 0.0, None])
 @both
-def test_without_a_group_the_shard_is_the_vocabulary(score: Callable[..., Any], vocab_start: Any) -> None:
+def test_without_a_group_the_shard_is_the_vocabulary(
+    score: Callable[..., Any], vocab_start: Any
+) -> None:
     with pytest.raises(NucleusError, match=r"vocab_start|tp_group"):
         score(vocab_start=vocab_start)
     with pytest.raises(NucleusError, match=r"\[0, 5\) of a vocabulary of 6.*tp_group"):
@@ -85,7 +97,13 @@ def test_lists_are_no_kept_sets(score: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "logits", [torch.zeros(6, 5, dtype=torch.int64), torch.zeros(1, 6, 5), torch.zeros(6, 5, device="meta"), np.zeros((6, 5))]
+    "logits",
+    [
+        torch.zeros(6, 5, dtype=torch.int64),
+        torch.zeros(1, 6, 5),
+        torch.zeros(6, 5, device="meta"),
+        np.zeros((6, 5)),
+    ],
 )
 def test_logits_are_a_matrix_of_floating_point_numbers(logits: Any) -> None:
     with pytest.raises(NucleusError, match="logits"):
@@ -103,7 +121,9 @@ def test_a_mask_needs_targets_and_a_shard_that_exists() -> None:
 @pytest.mark.parametrize("options", [{}, LONG, {"method": "blocked"}, {"method": "sparse"}])
 @pytest.mark.parametrize("backward_too", [False, True])
 @both
-def test_autocast_changes_nothing(score: Callable[..., Any], backward_too: bool, options: dict[str, Any]) -> None:
+def test_autocast_changes_nothing(
+    score: Callable[..., Any], backward_too: bool, options: dict[str, Any]
+) -> None:
     if score is _from_logits:
         options = {name: value for name, value in options.items() if name != "method"}
     hidden, weight = _operands()

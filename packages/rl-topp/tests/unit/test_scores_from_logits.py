@@ -19,11 +19,17 @@ NUM_ROWS, VOCAB_SIZE = 30, 17
 @pytest.fixture
 def case(random_rows: Callable[..., NucleusSet]) -> tuple[np.ndarray, np.ndarray, NucleusSet]:
     rng = np.random.default_rng(0)
-    return 3.0 * rng.normal(size=(NUM_ROWS, VOCAB_SIZE)), rng.integers(0, VOCAB_SIZE, NUM_ROWS), random_rows(rng, NUM_ROWS, VOCAB_SIZE)
+    return (
+        3.0 * rng.normal(size=(NUM_ROWS, VOCAB_SIZE)),
+        rng.integers(0, VOCAB_SIZE, NUM_ROWS),
+        random_rows(rng, NUM_ROWS, VOCAB_SIZE),
+    )
 
 
 def _all_scores(logits: Any, targets: Any, rows: NucleusSet, **options: Any) -> tuple[Any, ...]:
-    scores = nucleus_log_probs(logits, targets, rows, full_log_probs=True, entropy=True, full_entropy=True, **options)
+    scores = nucleus_log_probs(
+        logits, targets, rows, full_log_probs=True, entropy=True, full_entropy=True, **options
+    )
     return tuple(getattr(scores, name) for name in ALL)
 
 
@@ -39,7 +45,11 @@ def test_values_and_gradients_match_the_reference(on_truncated: Any, case: Any) 
     assert torch.autograd.gradcheck(lambda x: _all_scores(x, wanted, rows, **options), (logits,))
     torch.autograd.backward(nucleus_log_probs(logits, wanted, rows, **options).log_probs.sum())
     support = reference.keep_mask(rows, targets, on_truncated=on_truncated)
-    np.testing.assert_allclose(logits.grad.numpy(), reference.score_gradient(values, targets, support, temperature=0.7), atol=1e-12)
+    np.testing.assert_allclose(
+        logits.grad.numpy(),
+        reference.score_gradient(values, targets, support, temperature=0.7),
+        atol=1e-12,
+    )
 
 
 def test_the_gradient_is_zero_outside_the_sets_and_for_rows_without_a_score(case: Any) -> None:
@@ -89,19 +99,26 @@ def test_padding_columns_count_nowhere() -> None:
 def test_without_a_filter_it_is_the_plain_log_softmax(case: Any) -> None:
     values, targets, _ = case
     logits, wanted = torch.tensor(values, dtype=torch.float32), torch.tensor(targets)
-    scores = nucleus_log_probs(logits, wanted, NucleusSet.unfiltered(NUM_ROWS, vocab_size=VOCAB_SIZE))
+    scores = nucleus_log_probs(
+        logits, wanted, NucleusSet.unfiltered(NUM_ROWS, vocab_size=VOCAB_SIZE)
+    )
     expected = torch.log_softmax(logits, dim=1).gather(1, wanted[:, None])[:, 0]
     torch.testing.assert_close(scores.log_probs, expected, atol=1e-6, rtol=0)
 
 
 def test_a_target_outside_the_vocabulary_cannot_pass_unseen() -> None:
     rows = NucleusSet.from_lists([[0, 1], None], vocab_size=3)
-    assert nucleus_log_probs(torch.zeros(2, 3), torch.tensor([7, 7]), rows).log_probs.tolist() == [-np.inf, -np.inf]
+    assert nucleus_log_probs(torch.zeros(2, 3), torch.tensor([7, 7]), rows).log_probs.tolist() == [
+        -np.inf,
+        -np.inf,
+    ]
 
 
 def test_no_rows_at_all() -> None:
     logits = torch.zeros(0, 4, requires_grad=True)
-    scores = nucleus_log_probs(logits, torch.zeros(0, dtype=torch.long), NucleusSet.empty(vocab_size=4))
+    scores = nucleus_log_probs(
+        logits, torch.zeros(0, dtype=torch.long), NucleusSet.empty(vocab_size=4)
+    )
     torch.autograd.backward(scores.log_probs.sum())
     assert logits.grad.shape == (0, 4)
 
@@ -112,7 +129,9 @@ def test_the_mask_is_the_reference_s_shard(on_truncated: Any, case: Any) -> None
     expected = reference.keep_mask(rows, targets, on_truncated=on_truncated)
     mask = build_keep_mask(torch.tensor(targets), rows, on_truncated=on_truncated)
     np.testing.assert_array_equal(mask.numpy(), expected)
-    shard = build_keep_mask(torch.tensor(targets), rows, on_truncated=on_truncated, vocab_start=12, num_local_ids=8)
+    shard = build_keep_mask(
+        torch.tensor(targets), rows, on_truncated=on_truncated, vocab_start=12, num_local_ids=8
+    )
     np.testing.assert_array_equal(shard.numpy(), np.pad(expected[:, 12:], ((0, 0), (0, 3))))
 
 
@@ -139,8 +158,12 @@ def test_inputs_that_do_not_fit_are_refused(change: dict[str, Any], words: str) 
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("rows", [NucleusSet.from_lists([[0, 1]], vocab_size=3), NucleusSet.unfiltered(1, vocab_size=3)])
-def test_a_diverged_model_never_looks_like_a_row_without_a_score(rows: NucleusSet, bad: float) -> None:
+@pytest.mark.parametrize(
+    "rows", [NucleusSet.from_lists([[0, 1]], vocab_size=3), NucleusSet.unfiltered(1, vocab_size=3)]
+)
+def test_a_diverged_model_never_looks_like_a_row_without_a_score(
+    rows: NucleusSet, bad: float
+) -> None:
     scores = nucleus_log_probs(torch.tensor([[0.5, bad, 0.0]]), torch.tensor([0]), rows)
     assert not np.isfinite(scores.log_probs.item())
 
@@ -148,7 +171,9 @@ def test_a_diverged_model_never_looks_like_a_row_without_a_score(rows: NucleusSe
 @pytest.mark.parametrize("kept", [[0, 1], [0], None])
 def test_a_support_of_nothing_but_minus_infinity_scores_nan(kept: list[int] | None) -> None:
     """As in a softmax: such a row has no probability, while 0 would say probability 1."""
-    rows = NucleusSet.from_lists([kept, [1, 2]], vocab_size=3).append(NucleusSet.not_sampled(1, vocab_size=3))
+    rows = NucleusSet.from_lists([kept, [1, 2]], vocab_size=3).append(
+        NucleusSet.not_sampled(1, vocab_size=3)
+    )
     support = [0, 1, 2] if kept is None else kept
     values = torch.zeros(3, 3)
     values[0, support] = -torch.inf
@@ -167,7 +192,11 @@ def test_a_support_of_nothing_but_minus_infinity_scores_nan(kept: list[int] | No
 def test_a_vocabulary_of_minus_infinity_scores_nan_in_full_as_well() -> None:
     rows = NucleusSet.from_lists([[0], [0]], vocab_size=2)
     scores = nucleus_log_probs(
-        torch.tensor([[-np.inf, -np.inf], [0.0, 0.0]]), torch.tensor([0, 0]), rows, full_log_probs=True, full_entropy=True
+        torch.tensor([[-np.inf, -np.inf], [0.0, 0.0]]),
+        torch.tensor([0, 0]),
+        rows,
+        full_log_probs=True,
+        full_entropy=True,
     )
     for score in (scores.full_log_probs, scores.full_entropy):
         assert score is not None
@@ -184,7 +213,14 @@ def test_what_two_scores_add_to_one_element_is_rounded_once(with_entropy: bool) 
     rows = NucleusSet.from_lists(list(kept.numpy()), vocab_size=vocab_size)
 
     def gradient(logits: Any) -> Any:
-        scores = nucleus_log_probs(logits, kept[:, 0], rows, full_log_probs=True, entropy=with_entropy, full_entropy=with_entropy)
+        scores = nucleus_log_probs(
+            logits,
+            kept[:, 0],
+            rows,
+            full_log_probs=True,
+            entropy=with_entropy,
+            full_entropy=with_entropy,
+        )
         assert scores.full_log_probs is not None
         loss = (scores.log_probs - scores.full_log_probs).sum()
         if scores.entropy is not None and scores.full_entropy is not None:
@@ -192,5 +228,8 @@ def test_what_two_scores_add_to_one_element_is_rounded_once(with_entropy: bool) 
         torch.autograd.backward(loss)
         return logits.grad
 
-    found, exact = (gradient(narrow.to(dtype, copy=True).requires_grad_()) for dtype in (torch.bfloat16, torch.float64))
+    found, exact = (
+        gradient(narrow.to(dtype, copy=True).requires_grad_())
+        for dtype in (torch.bfloat16, torch.float64)
+    )
     torch.testing.assert_close(found.double(), exact, rtol=2.0**-8, atol=1e-6)

@@ -12,6 +12,8 @@ PROGRAM = Path(__file__).parents[1] / "stubs" / "sglang_kernels_in_interpreter.p
 def test_the_kernels_agree_with_the_reference() -> None:
     pytest.importorskip("triton")
     pytest.importorskip("torch")
-    result = subprocess.run([sys.executable, str(PROGRAM)], capture_output=True, text=True, timeout=400, check=False)
+    result = subprocess.run(
+        [sys.executable, str(PROGRAM)], capture_output=True, text=True, timeout=400, check=False
+    )
     assert result.returncode == 0, result.stderr[-4000:]
     assert result.stdout.strip() == "ok"

@@ -17,37 +17,60 @@ steps = pytest.importorskip("rl_topp.sglang_plugin_step")
 
 
 def test_importing_the_plugin_loads_neither_torch_nor_sglang() -> None:
-    code = "import sys, rl_topp.sglang_plugin; print([name for name in ('torch', 'sglang', 'numpy.random') if name in sys.modules][:2])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    code = (
+        "import sys, rl_topp.sglang_plugin; print([name for name in ('torch', 'sglang',"
+        " 'numpy.random') if name in sys.modules][:2])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
     assert "torch" not in found
     assert "sglang" not in found
 
 
 @pytest.mark.parametrize("version", ["0.5.14", "0.5.16", None])
-def test_an_unknown_sglang_is_refused_and_the_tested_versions_are_named(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
+def test_an_unknown_sglang_is_refused_and_the_tested_versions_are_named(
+    monkeypatch: pytest.MonkeyPatch, version: str | None
+) -> None:
     monkeypatch.setattr(sglang_plugin, "installed_version", lambda: version)
     with pytest.raises(
-        sglang_plugin.UnsupportedSGLangError, match=r"tested with sglang 0\.5\.15\.post1, but (0\.5\.1[46]|none) is installed"
+        sglang_plugin.UnsupportedSGLangError,
+        match=r"tested with sglang 0\.5\.15\.post1, but (0\.5\.1[46]|none) is installed",
     ):
         sglang_plugin.register()
 
 
 def test_every_changed_signature_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sglang_plugin, "installed_version", lambda: sglang_plugin.TESTED_VERSIONS[0])
+    monkeypatch.setattr(
+        sglang_plugin, "installed_version", lambda: sglang_plugin.TESTED_VERSIONS[0]
+    )
     monkeypatch.setattr(
         sglang_plugin,
         "HOOKED",
-        {"json.dumps": ("x", ("obj",)), "json.no_such": ("x", ()), "no_such_module.f": ("x", ()), "textwrap.dedent": ("x", ("text",))},
+        {
+            "json.dumps": ("x", ("obj",)),
+            "json.no_such": ("x", ()),
+            "no_such_module.f": ("x", ()),
+            "textwrap.dedent": ("x", ("text",)),
+        },
     )
     problems = sglang_plugin.signature_problems()
-    assert [problem.split()[0] for problem in problems] == ["json.dumps", "json.no_such", "no_such_module.f"]
+    assert [problem.split()[0] for problem in problems] == [
+        "json.dumps",
+        "json.no_such",
+        "no_such_module.f",
+    ]
     assert "expected ('obj',)" in problems[0]
 
 
 def test_functions_that_are_not_wrapped_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sglang_plugin, "installed_version", lambda: sglang_plugin.TESTED_VERSIONS[0])
+    monkeypatch.setattr(
+        sglang_plugin, "installed_version", lambda: sglang_plugin.TESTED_VERSIONS[0]
+    )
     monkeypatch.setattr(sglang_plugin, "HOOKED", {"textwrap.dedent": ("x", ("text",))})
-    with pytest.raises(sglang_plugin.UnsupportedSGLangError, match=r"textwrap\.dedent is not hooked"):
+    with pytest.raises(
+        sglang_plugin.UnsupportedSGLangError, match=r"textwrap\.dedent is not hooked"
+    ):
         sglang_plugin.require_installed()
 
 
@@ -60,7 +83,9 @@ def test_a_distribution_without_the_entry_point_is_reported_and_exits_1(
     assert "install rl-topp as a distribution" in capsys.readouterr().out
 
 
-def packed_step(*rows: tuple[int, float, Sequence[int]], prefix: Any = None, wide: Any = None) -> Any:
+def packed_step(
+    *rows: tuple[int, float, Sequence[int]], prefix: Any = None, wide: Any = None
+) -> Any:
     """A step of (count, log-prob, head ids) rows."""
     packed = torch.zeros(len(rows), steps.NUM_COLUMNS, dtype=torch.int32)
     for row, (count, log_prob, ids) in enumerate(rows):
@@ -68,11 +93,16 @@ def packed_step(*rows: tuple[int, float, Sequence[int]], prefix: Any = None, wid
         packed[row, steps.LOG_PROB] = torch.tensor(log_prob).view(torch.int32)
         packed[row, steps.IDS : steps.IDS + len(ids)] = torch.tensor(ids, dtype=torch.int32)
     prefix = torch.zeros(len(rows), 100, dtype=torch.int64) if prefix is None else prefix
-    return steps.DrawnStep(ids_B=torch.zeros(len(rows)), packed_BC=packed, prefix_BK=prefix, wide_BW=wide)
+    return steps.DrawnStep(
+        ids_B=torch.zeros(len(rows)), packed_BC=packed, prefix_BK=prefix, wide_BW=wide
+    )
 
 
 def test_a_step_comes_back_as_it_was_packed_after_one_copy() -> None:
-    step = steps.StepRows(packed_step((2, -0.5, [17, 4]), (steps.WHOLE_VOCABULARY, -3.0, []), (3, -1.25, [9, 8, 7])), [True] * 3)
+    step = steps.StepRows(
+        packed_step((2, -0.5, [17, 4]), (steps.WHOLE_VOCABULARY, -3.0, []), (3, -1.25, [9, 8, 7])),
+        [True] * 3,
+    )
     copies = []
 
     def copy(array: Any) -> Any:
@@ -91,24 +121,42 @@ def test_sets_larger_than_the_head_come_from_the_device() -> None:
     prefix = torch.arange(400).view(4, 100)
     wide = torch.zeros(4, 2, dtype=torch.int32)
     wide[2, 0], wide[2, 1] = 2 - 2**31, 1
-    rows = packed_step((1, 0.0, [5]), (70, -1.0, list(range(100, 164))), (3, -2.0, [steps.WIDE]), (99, -3.0, []), prefix=prefix, wide=wide)
+    rows = packed_step(
+        (1, 0.0, [5]),
+        (70, -1.0, list(range(100, 164))),
+        (3, -2.0, [steps.WIDE]),
+        (99, -3.0, []),
+        prefix=prefix,
+        wide=wide,
+    )
     step = steps.StepRows(rows, [True, True, True, False])
     assert step.row(0) == ([5], 0.0)
     assert step.row(1) == (list(range(100, 170)), -1.0)
     assert step.row(2) == ([1, 31, 32], -2.0)
 
 
-# Bookkeeping of rows: what SGLang's batches do to the flags ------------------------------------------------------------------------------
+# Bookkeeping of rows: what SGLang's batches do to the flags
+# ------------------------------------------------------------------------------
 
 
-def request(*, asks: bool = False, top_p: float = 1.0, top_k: int = 1 << 30, min_p: float = 0.0) -> Any:
-    params = SimpleNamespace(custom_params={"return_top_p_token_ids": True} if asks else None, top_p=top_p, top_k=top_k, min_p=min_p)
+def request(
+    *, asks: bool = False, top_p: float = 1.0, top_k: int = 1 << 30, min_p: float = 0.0
+) -> Any:
+    params = SimpleNamespace(
+        custom_params={"return_top_p_token_ids": True} if asks else None,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+    )
     return SimpleNamespace(sampling_params=params, customized_info=None)
 
 
 def info_of(*requests: Any) -> Any:
     return hooks.flag_rows(
-        lambda cls, batch, vocab_size: SimpleNamespace(num_rows=len(batch.reqs)), object, SimpleNamespace(reqs=list(requests)), 100
+        lambda cls, batch, vocab_size: SimpleNamespace(num_rows=len(batch.reqs)),
+        object,
+        SimpleNamespace(reqs=list(requests)),
+        100,
     )
 
 
@@ -177,7 +225,9 @@ def test_an_all_greedy_batch_records_the_sampled_ids() -> None:
 def test_rows_without_flags_end_in_an_error_that_says_so() -> None:
     info = info_of(request(asks=True))
     with pytest.raises(RuntimeError, match="1 row flags for a batch of 3 rows"):
-        hooks.sample_and_record(lambda *_: None, None, SimpleNamespace(next_token_logits=torch.zeros(3, 5)), info)
+        hooks.sample_and_record(
+            lambda *_: None, None, SimpleNamespace(next_token_logits=torch.zeros(3, 5)), info
+        )
 
 
 def test_only_the_requests_that_ask_collect() -> None:
@@ -191,7 +241,8 @@ def test_only_the_requests_that_ask_collect() -> None:
     assert other.customized_info is None
 
 
-# Sampling a batch ------------------------------------------------------------------------------------------------------------------------
+# Sampling a batch
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 def sampling_info(*requests: Any) -> Any:
@@ -207,7 +258,12 @@ def sampling_info(*requests: Any) -> Any:
 
 def test_a_mixed_batch_keeps_each_row_to_itself() -> None:
     probs = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.6, 0.1, 0.3], [0.2, 0.3, 0.5]])
-    info = sampling_info(request(asks=True, top_p=0.55), request(asks=True), request(top_k=2), request(asks=True, top_k=1))
+    info = sampling_info(
+        request(asks=True, top_p=0.55),
+        request(asks=True),
+        request(top_k=2),
+        request(asks=True, top_k=1),
+    )
     before = probs.clone()
     ids = hooks.sample_from_kept_set(None, None, probs, info, torch.arange(4), False)
     assert ids.dtype == torch.int32
@@ -224,19 +280,38 @@ def test_a_mixed_batch_keeps_each_row_to_itself() -> None:
 def test_a_batch_without_filters_is_sampled_by_sglang_itself() -> None:
     probs = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]])
     info = sampling_info(request(asks=True), request())
-    ids = hooks.sample_from_kept_set(lambda *_: torch.tensor([1, 2], dtype=torch.int32), None, probs, info, None, True)
+    ids = hooks.sample_from_kept_set(
+        lambda *_: torch.tensor([1, 2], dtype=torch.int32), None, probs, info, None, True
+    )
     assert ids.tolist() == [1, 2]
-    assert steps.StepRows(info.rl_topp_step, info.rl_topp_flags.record).row(0) == (None, pytest.approx(np.log(0.3), abs=1e-6))
+    assert steps.StepRows(info.rl_topp_step, info.rl_topp_flags.record).row(0) == (
+        None,
+        pytest.approx(np.log(0.3), abs=1e-6),
+    )
 
 
 def test_what_bypasses_the_sampler_is_refused_by_name() -> None:
     args = SimpleNamespace(
-        speculative_algorithm="EAGLE", disaggregation_mode="prefill", pp_size=2, rl_on_policy_target=None, sampling_backend="pytorch"
+        speculative_algorithm="EAGLE",
+        disaggregation_mode="prefill",
+        pp_size=2,
+        rl_on_policy_target=None,
+        sampling_backend="pytorch",
     )
     asks = SimpleNamespace(sampling_params={"custom_params": {"return_top_p_token_ids": True}})
     manager = SimpleNamespace(server_args=args)
-    with pytest.raises(ValueError, match=r"speculative decoding \(EAGLE\), prefill-decode disaggregation, pipeline parallelism;"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"speculative decoding \(EAGLE\), prefill-decode disaggregation, pipeline parallelism;"
+        ),
+    ):
         hooks.refuse_unsupported(lambda *_: "validated", manager, asks, [1])
-    assert hooks.refuse_unsupported(lambda *_: "validated", manager, SimpleNamespace(sampling_params={}), [1]) == "validated"
+    assert (
+        hooks.refuse_unsupported(
+            lambda *_: "validated", manager, SimpleNamespace(sampling_params={}), [1]
+        )
+        == "validated"
+    )
     args.speculative_algorithm, args.disaggregation_mode, args.pp_size = None, "null", 1
     assert hooks.refuse_unsupported(lambda *_: "validated", manager, asks, [1]) == "validated"

@@ -1,6 +1,8 @@
-"""The plugin in a real SGLang server on the CPU: every returned set against the model's own logits in float64.
+"""The plugin in a real SGLang server on the CPU: every returned set against the model's own logits
+in float64.
 
-The server is stock: it finds the plugin through its installed entry point. The module runs once with the overlap scheduler and once without.
+The server is stock: it finds the plugin through its installed entry point. The module runs once
+with the overlap scheduler and once without.
 """
 
 import contextlib
@@ -81,10 +83,20 @@ class Server:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        command = [sys.executable, LAUNCHER, "--model-path", folder, "--skip-tokenizer-init", "--port", self.port, *arguments]
+        command = [
+            sys.executable,
+            LAUNCHER,
+            "--model-path",
+            folder,
+            "--skip-tokenizer-init",
+            "--port",
+            self.port,
+            *arguments,
+        ]
         command += shlex.split(
-            "--device cpu --attention-backend torch_native --sampling-backend pytorch --dtype float32 --max-total-tokens 32768 "
-            "--mem-fraction-static 0.1 --disable-cuda-graph --skip-server-warmup --sleep-on-idle --random-seed 7"
+            "--device cpu --attention-backend torch_native --sampling-backend pytorch --dtype"
+            " float32 --max-total-tokens 32768 --mem-fraction-static 0.1 --disable-cuda-graph"
+            " --skip-server-warmup --sleep-on-idle --random-seed 7"
         )
         self.log = log
         self.overlaps = "--disable-overlap-schedule" not in arguments
@@ -95,7 +107,13 @@ class Server:
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "SGLANG_GRPC_PORT": "1", "TMPDIR": str(log.parent), **environment},
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                    "SGLANG_GRPC_PORT": "1",
+                    "TMPDIR": str(log.parent),
+                    **environment,
+                },
             )
 
     def wait(self) -> bytes:
@@ -103,7 +121,9 @@ class Server:
         while True:
             with contextlib.suppress(OSError):
                 return self.call("model_info")
-            assert self.process.poll() is None and time.monotonic() < deadline, self.log.read_text()[-3000:]
+            assert self.process.poll() is None and time.monotonic() < deadline, (
+                self.log.read_text()[-3000:]
+            )
             time.sleep(0.2)
 
     def call(self, path: str, body: Params | None = None) -> bytes:
@@ -115,8 +135,15 @@ class Server:
         with urllib.request.urlopen(request, timeout=120) as reply:
             return bytes(reply.read())
 
-    def generate(self, prompts: Sequence[Any], params: Params | list[dict[str, Any]], **more: Any) -> Any:
-        return json.loads(self.call("generate", {"input_ids": prompts, "sampling_params": params, "return_logprob": True, **more}))
+    def generate(
+        self, prompts: Sequence[Any], params: Params | list[dict[str, Any]], **more: Any
+    ) -> Any:
+        return json.loads(
+            self.call(
+                "generate",
+                {"input_ids": prompts, "sampling_params": params, "return_logprob": True, **more},
+            )
+        )
 
     def stop(self) -> None:
         left_behind: set[str] = set()
@@ -132,7 +159,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def running(folder: Path, tmp_path_factory: pytest.TempPathFactory, *arguments: str, **environment: str) -> Iterator[Server]:
+def running(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, *arguments: str, **environment: str
+) -> Iterator[Server]:
     server = Server(folder, tmp_path_factory.mktemp("server") / "log", *arguments, **environment)
     try:
         server.wait()
@@ -141,13 +170,18 @@ def running(folder: Path, tmp_path_factory: pytest.TempPathFactory, *arguments: 
         server.stop()
 
 
-@pytest.fixture(scope="module", params=[(), ("--disable-overlap-schedule",)], ids=["overlap", "synchronous"])
-def server(request: pytest.FixtureRequest, model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+@pytest.fixture(
+    scope="module", params=[(), ("--disable-overlap-schedule",)], ids=["overlap", "synchronous"]
+)
+def server(
+    request: pytest.FixtureRequest, model_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     with running(model_folder, tmp_path_factory, *request.param) as server:
         yield server
 
 
-# The float64 reconstruction --------------------------------------------------------------------------------------------------------------
+# The float64 reconstruction
+# --------------------------------------------------------------------------------------------------------------
 
 
 def logits_of(model: Any, prompt: Sequence[int], tokens: Sequence[int]) -> Array:
@@ -159,15 +193,24 @@ def logits_of(model: Any, prompt: Sequence[int], tokens: Sequence[int]) -> Array
 
 def expected_set(probs: Array, params: Params) -> set[int] | None:
     """The reference's set, or None where an id is too near to a boundary to tell."""
-    top_k, top_p, min_p = params.get("top_k", -1), params.get("top_p", 1.0), params.get("min_p", 0.0)
+    top_k, top_p, min_p = (
+        params.get("top_k", -1),
+        params.get("top_p", 1.0),
+        params.get("min_p", 0.0),
+    )
     ranked = np.sort(probs)[::-1]
     mass_before = np.cumsum(ranked) - ranked
-    gaps = [np.abs(mass_before - top_p).min() if top_p < 1 else 1.0, np.abs(ranked[1:] - min_p * ranked[0]).min() if min_p else 1.0]
+    gaps = [
+        np.abs(mass_before - top_p).min() if top_p < 1 else 1.0,
+        np.abs(ranked[1:] - min_p * ranked[0]).min() if min_p else 1.0,
+    ]
     if 0 < top_k < probs.size:
         gaps.append(ranked[top_k - 1] - ranked[top_k])
     if min(gaps) < MARGIN:
         return None
-    return set(nucleus(probs, top_k=top_k if top_k > 0 else None, top_p=top_p, min_p=min_p).tolist())
+    return set(
+        nucleus(probs, top_k=top_k if top_k > 0 else None, top_p=top_p, min_p=min_p).tolist()
+    )
 
 
 def check_answer(
@@ -187,7 +230,9 @@ def check_answer(
     kept = from_sglang_meta(meta, expected_num_tokens=len(tokens), vocab_size=VOCAB_SIZE)
     kept_log_probs = kept_log_probs_from_sglang_meta(meta, expected_num_tokens=len(tokens))
     assert kept_log_probs is not None
-    has_filter = cuts.get("top_p", 1.0) < 1 or cuts.get("top_k", -1) > 0 or cuts.get("min_p", 0.0) > 0
+    has_filter = (
+        cuts.get("top_p", 1.0) < 1 or cuts.get("top_k", -1) > 0 or cuts.get("min_p", 0.0) > 0
+    )
     compared = 0
     for t, token in enumerate(tokens):
         ids = kept.ids[kept.offsets[t] : kept.offsets[t + 1]]
@@ -195,8 +240,12 @@ def check_answer(
             assert kept.status[t] == 1
             ids = np.arange(VOCAB_SIZE, dtype=np.int32)
         assert token in ids
-        assert kept_log_probs[t] == pytest.approx(np.log(probs[t, token] / probs[t, ids].sum()), abs=1e-4)
-        assert meta["output_token_logprobs"][t][0] == pytest.approx(np.log(probs[t, token]), abs=1e-4)
+        assert kept_log_probs[t] == pytest.approx(
+            np.log(probs[t, token] / probs[t, ids].sum()), abs=1e-4
+        )
+        assert meta["output_token_logprobs"][t][0] == pytest.approx(
+            np.log(probs[t, token]), abs=1e-4
+        )
         expected = expected_set(probs[t], cuts) if has_filter else set(range(VOCAB_SIZE))
         if expected is not None:
             assert set(ids.tolist()) == expected, (params, t)
@@ -225,7 +274,10 @@ def test_sets_equal_the_reconstruction(server: Server, model: Any, name: str) ->
     params = {**FILTERS[name], "max_new_tokens": 12, "ignore_eos": True, "custom_params": OPT_IN}
     prompts = prompts_of(6, 1)
     answers = server.generate(prompts, params)
-    compared = sum(check_answer(model, prompt, params, answer) for prompt, answer in zip(prompts, answers, strict=True))
+    compared = sum(
+        check_answer(model, prompt, params, answer)
+        for prompt, answer in zip(prompts, answers, strict=True)
+    )
     assert compared > 0.95 * 6 * 12, "nearly every set is far from a boundary"
 
 
@@ -254,9 +306,21 @@ def test_greedy_tokens_do_not_depend_on_who_asks(server: Server, model: Any) -> 
     prompts = prompts_of(4, 3)
     greedy = {"temperature": 0, "max_new_tokens": 10, "ignore_eos": True}
     plain = [answer["output_ids"] for answer in server.generate(prompts, greedy)]
-    asked = [answer["output_ids"] for answer in server.generate(prompts, {**greedy, "custom_params": OPT_IN})]
-    sampled = {"temperature": 1.0, "top_p": 0.8, "max_new_tokens": 10, "ignore_eos": True, "custom_params": OPT_IN}
-    mixed = [answer["output_ids"] for answer in server.generate(prompts * 2, [greedy] * 4 + [sampled] * 4)][:4]
+    asked = [
+        answer["output_ids"]
+        for answer in server.generate(prompts, {**greedy, "custom_params": OPT_IN})
+    ]
+    sampled = {
+        "temperature": 1.0,
+        "top_p": 0.8,
+        "max_new_tokens": 10,
+        "ignore_eos": True,
+        "custom_params": OPT_IN,
+    }
+    mixed = [
+        answer["output_ids"]
+        for answer in server.generate(prompts * 2, [greedy] * 4 + [sampled] * 4)
+    ][:4]
     assert plain == asked == mixed
     for prompt, tokens in zip(prompts, plain, strict=True):
         assert logits_of(model, prompt, tokens).argmax(-1).tolist() == tokens
@@ -290,7 +354,13 @@ def test_penalties_and_bias_come_before_the_sets(server: Server, model: Any) -> 
 
 def test_every_chunk_of_a_stream_is_complete(server: Server, model: Any) -> None:
     prompt = prompts_of(1, 5)[0]
-    params = {"temperature": 1.0, "top_p": 0.9, "max_new_tokens": 8, "ignore_eos": True, "custom_params": OPT_IN}
+    params = {
+        "temperature": 1.0,
+        "top_p": 0.9,
+        "max_new_tokens": 8,
+        "ignore_eos": True,
+        "custom_params": OPT_IN,
+    }
     body = {"input_ids": prompt, "sampling_params": params, "return_logprob": True, "stream": True}
     lines = server.call("generate", body).decode().splitlines()
     chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
@@ -300,12 +370,27 @@ def test_every_chunk_of_a_stream_is_complete(server: Server, model: Any) -> None
     assert len(chunks[-1]["output_ids"]) == 8
 
 
-def test_an_aborted_answer_keeps_what_it_has_and_can_be_continued(server: Server, model: Any) -> None:
+def test_an_aborted_answer_keeps_what_it_has_and_can_be_continued(
+    server: Server, model: Any
+) -> None:
     prompt = prompts_of(1, 6)[0]
-    params = {"temperature": 1.0, "top_p": 0.9, "max_new_tokens": 400, "ignore_eos": True, "custom_params": OPT_IN}
-    body = {"input_ids": [prompt] * 4, "sampling_params": params, "return_logprob": True, "stream": True}
+    params = {
+        "temperature": 1.0,
+        "top_p": 0.9,
+        "max_new_tokens": 400,
+        "ignore_eos": True,
+        "custom_params": OPT_IN,
+    }
+    body = {
+        "input_ids": [prompt] * 4,
+        "sampling_params": params,
+        "return_logprob": True,
+        "stream": True,
+    }
     request = urllib.request.Request(
-        f"http://127.0.0.1:{server.port}/generate", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
+        f"http://127.0.0.1:{server.port}/generate",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
     )
     last = {}
     with urllib.request.urlopen(request, timeout=120) as reply:
@@ -347,7 +432,9 @@ def test_samples_follow_the_renormalised_set(server: Server, model: Any) -> None
     assert stats.chisquare(bins[0][bins[1] > 0], bins[1][bins[1] > 0]).pvalue > 1e-6
 
 
-def test_batches_in_which_nobody_asks_give_stock_tokens(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_batches_in_which_nobody_asks_give_stock_tokens(
+    model_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Two servers with one random start, the second without the plugin, asked the same in the same order."""
     prompts = prompts_of(6, 9)
     plain: list[dict[str, Any]] = [
@@ -359,20 +446,28 @@ def test_batches_in_which_nobody_asks_give_stock_tokens(model_folder: Path, tmp_
     for plugins in ("rl_topp", "none"):
         with running(model_folder, tmp_path_factory, SGLANG_PLUGINS=plugins) as server:
             answers = [server.generate(prompt, params) for prompt in prompts for params in plain]
-            greedy = server.generate(prompts, {"temperature": 0, "max_new_tokens": 6, "custom_params": OPT_IN})
+            greedy = server.generate(
+                prompts, {"temperature": 0, "max_new_tokens": 6, "custom_params": OPT_IN}
+            )
         tokens[plugins] = [answer["output_ids"] for answer in [*answers, *greedy]]
         assert ("rl_topp_kept_ids" in greedy[0]["meta_info"]) is (plugins == "rl_topp")
     assert tokens["rl_topp"] == tokens["none"]
 
 
 def test_an_unknown_flag_changes_nothing(server: Server) -> None:
-    answer = server.generate([5, 6], {"top_p": 0.9, "max_new_tokens": 2, "custom_params": {"something_else": True}})
+    answer = server.generate(
+        [5, 6], {"top_p": 0.9, "max_new_tokens": 2, "custom_params": {"something_else": True}}
+    )
     assert "rl_topp_kept_ids" not in answer["meta_info"]
 
 
 def test_the_check_command_says_that_all_is_well() -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "rl_topp", "sglang-check"], capture_output=True, text=True, timeout=START_SECONDS, check=False
+        [sys.executable, "-m", "rl_topp", "sglang-check"],
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+        check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert "all 9 hooked functions are as tested" in result.stdout

@@ -30,7 +30,9 @@ COLUMNS: dict[str, list[Any]] = {
 def _dump(path: Path, columns: dict[str, Any], contract: str | None = "train-dump.v2") -> Path:
     table = pa.table(columns)
     if contract is not None:
-        table = table.replace_schema_metadata({"rl_dump": json.dumps({"contract": contract, "minor": 0})})
+        table = table.replace_schema_metadata(
+            {"rl_dump": json.dumps({"contract": contract, "minor": 0})}
+        )
     pq.write_table(table, path)
     return path
 
@@ -60,7 +62,11 @@ def test_figures_of_a_dump(tmp_path: Path) -> None:
 
 
 def test_a_table_for_people(tmp_path: Path) -> None:
-    columns = {name: values for name, values in COLUMNS.items() if name not in ("rollout_full_log_probs", "log_probs")}
+    columns = {
+        name: values
+        for name, values in COLUMNS.items()
+        if name not in ("rollout_full_log_probs", "log_probs")
+    }
     result = _run("stats", str(_dump(tmp_path / "d.parquet", columns, "rollout-dump.v1")))
     assert result.exit_code == 0, result.output
     assert "kept ids, mean" in result.stdout
@@ -78,7 +84,9 @@ def test_a_table_for_people(tmp_path: Path) -> None:
         ({**COLUMNS, "log_probs": [0.0, 0.0, 0.0]}, "train-dump.v2", "list per sample"),
     ],
 )
-def test_a_dump_that_does_not_fit_is_one_line_and_exit_2(columns: dict[str, Any], contract: str | None, words: str, tmp_path: Path) -> None:
+def test_a_dump_that_does_not_fit_is_one_line_and_exit_2(
+    columns: dict[str, Any], contract: str | None, words: str, tmp_path: Path
+) -> None:
     result = _run("stats", str(_dump(tmp_path / "d.parquet", columns, contract)))
     assert result.exit_code == 2
     assert words in result.stderr
@@ -86,21 +94,51 @@ def test_a_dump_that_does_not_fit_is_one_line_and_exit_2(columns: dict[str, Any]
     assert "Traceback" not in result.output
 
 
-INT, UINT8, FLOAT, TEXT = (pa.list_(kind) for kind in (pa.int64(), pa.uint8(), pa.float32(), pa.string()))
+INT, UINT8, FLOAT, TEXT = (
+    pa.list_(kind) for kind in (pa.int64(), pa.uint8(), pa.float32(), pa.string())
+)
 
 
 @pytest.mark.parametrize(
     ("name", "column", "words"),
     [
-        ("nucleus_offsets", pa.array([[0, 5, 3, 3], None, [0, 2]], INT), "sample 0 has 3 in nucleus_offsets"),
-        ("nucleus_offsets", pa.array([[7, 8, 10, 10], None, [0, 2]], INT), "sample 0 has 7 in nucleus_offsets"),
-        ("nucleus_offsets", pa.array([[0, 1, 3, 3], None, [0, -2]], INT), "sample 1 has -2 in nucleus_offsets"),
+        (
+            "nucleus_offsets",
+            pa.array([[0, 5, 3, 3], None, [0, 2]], INT),
+            "sample 0 has 3 in nucleus_offsets",
+        ),
+        (
+            "nucleus_offsets",
+            pa.array([[7, 8, 10, 10], None, [0, 2]], INT),
+            "sample 0 has 7 in nucleus_offsets",
+        ),
+        (
+            "nucleus_offsets",
+            pa.array([[0, 1, 3, 3], None, [0, -2]], INT),
+            "sample 1 has -2 in nucleus_offsets",
+        ),
         ("nucleus_offsets", pa.array([[0, None, 3, 3], None, [0, 2]], INT), "1 null entries"),
         ("nucleus_offsets", pa.array([None, None, [0, 2]], INT), "sample 0 has 0 nucleus_offsets"),
-        ("nucleus_offsets", pa.array([[0, 1, 1, 1], None, [0, 2]], INT), "sample 0 has 0 in nucleus_status"),
-        ("nucleus_offsets", pa.array([[0, 1, 3, 4], None, [0, 2]], INT), "sample 0 has 2 in nucleus_status"),
-        ("nucleus_status", pa.array([[0, 9, 2], None, [0]], UINT8), "sample 0 has 9 in nucleus_status"),
-        ("nucleus_status", pa.array([[0, 0, 2], None, [256]], INT), "sample 1 has 256 in nucleus_status"),
+        (
+            "nucleus_offsets",
+            pa.array([[0, 1, 1, 1], None, [0, 2]], INT),
+            "sample 0 has 0 in nucleus_status",
+        ),
+        (
+            "nucleus_offsets",
+            pa.array([[0, 1, 3, 4], None, [0, 2]], INT),
+            "sample 0 has 2 in nucleus_status",
+        ),
+        (
+            "nucleus_status",
+            pa.array([[0, 9, 2], None, [0]], UINT8),
+            "sample 0 has 9 in nucleus_status",
+        ),
+        (
+            "nucleus_status",
+            pa.array([[0, 0, 2], None, [256]], INT),
+            "sample 1 has 256 in nucleus_status",
+        ),
         ("nucleus_status", pa.array([[0, None, 2], None, [0]], UINT8), "1 null entries"),
         ("nucleus_status", pa.array([["a", "b", "c"], None, ["d"]], TEXT), "of integers"),
         ("nucleus_status", pa.array([[[0], [0], [2]], None, [[0]]], pa.list_(INT)), "of integers"),
@@ -111,7 +149,9 @@ INT, UINT8, FLOAT, TEXT = (pa.list_(kind) for kind in (pa.int64(), pa.uint8(), p
         ("log_probs", pa.array([[None, -0.5, 0.0], [-1.0], [-0.2]], FLOAT), "1 null entries"),
     ],
 )
-def test_a_column_that_cannot_be_what_it_is_called_gives_no_figure(name: str, column: Any, words: str, tmp_path: Path) -> None:
+def test_a_column_that_cannot_be_what_it_is_called_gives_no_figure(
+    name: str, column: Any, words: str, tmp_path: Path
+) -> None:
     result = _run("stats", str(_dump(tmp_path / "d.parquet", {**COLUMNS, name: column})), "--json")
     assert result.exit_code == 2
     assert result.stdout == ""
@@ -122,7 +162,9 @@ def test_a_column_that_cannot_be_what_it_is_called_gives_no_figure(name: str, co
 def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     table = pa.table(COLUMNS).append_column("loss_masks", pa.array(COLUMNS["loss_masks"]))
     path = tmp_path / "d.parquet"
-    pq.write_table(table.replace_schema_metadata({"rl_dump": json.dumps({"contract": "train-dump.v2"})}), path)
+    pq.write_table(
+        table.replace_schema_metadata({"rl_dump": json.dumps({"contract": "train-dump.v2"})}), path
+    )
     result = _run("stats", str(path))
     assert result.exit_code == 2
     assert "more than one column loss_masks" in result.stderr
@@ -130,7 +172,9 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
 
 def test_a_footer_with_a_name_that_is_no_text_is_one_line_and_exit_2(tmp_path: Path) -> None:
     path = _dump(tmp_path / "d.parquet", COLUMNS)
-    path.write_bytes(path.read_bytes().replace(b"rollout_full_log_probs", b"\xff\xferollout_log_probs_\xff"))
+    path.write_bytes(
+        path.read_bytes().replace(b"rollout_full_log_probs", b"\xff\xferollout_log_probs_\xff")
+    )
     result = _run("stats", str(path))
     assert result.exit_code == 2
     assert "cannot be read as Parquet" in result.stderr
@@ -161,7 +205,9 @@ def test_log_probs_that_are_none_leave_json_json(tmp_path: Path) -> None:
     assert json.loads(result.stdout, parse_constant=refuse)["mean_kept_mass"] is None
 
 
-def test_brackets_are_text_in_help_titles_and_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_brackets_are_text_in_help_titles_and_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "rl-topp[parquet]" in _run("stats", "--help").stdout
     folder = tmp_path / "[red]x"
     folder.mkdir()
@@ -176,13 +222,25 @@ def test_a_field_that_some_samples_lack_counts_where_it_is(tmp_path: Path) -> No
     columns = {**COLUMNS, "rollout_full_log_probs": [[-0.1, -0.7, 0.0], [-1.5], None]}
     result = _run("stats", str(_dump(tmp_path / "d.parquet", columns)), "--json")
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["mean_kept_mass"] == pytest.approx((math.exp(-0.1) + math.exp(-0.2)) / 2, abs=1e-6)
+    assert json.loads(result.stdout)["mean_kept_mass"] == pytest.approx(
+        (math.exp(-0.1) + math.exp(-0.2)) / 2, abs=1e-6
+    )
 
 
 def test_a_dump_without_samples_has_no_data(tmp_path: Path) -> None:
-    table = pa.table({name: pa.array([], pa.list_(pa.float32() if "log" in name else pa.int64())) for name in COLUMNS})
+    table = pa.table(
+        {
+            name: pa.array([], pa.list_(pa.float32() if "log" in name else pa.int64()))
+            for name in COLUMNS
+        }
+    )
     path = tmp_path / "d.parquet"
-    pq.write_table(table.replace_schema_metadata({"rl_dump": json.dumps({"contract": "train-dump.v2", "minor": 0})}), path)
+    pq.write_table(
+        table.replace_schema_metadata(
+            {"rl_dump": json.dumps({"contract": "train-dump.v2", "minor": 0})}
+        ),
+        path,
+    )
     result = _run("stats", str(path), "--json")
     assert result.exit_code == 0, result.output
     figures = json.loads(result.stdout)
@@ -198,7 +256,9 @@ def test_a_header_that_is_no_object_is_one_line_and_exit_2(header: bytes, tmp_pa
     assert "Traceback" not in result.output
 
 
-def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delitem(sys.modules, "rl_topp.parquet", raising=False)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     result = _run("stats", str(tmp_path / "d.parquet"))
@@ -216,6 +276,8 @@ def test_a_file_that_is_no_parquet_is_one_line_and_exit_2(content: bytes, tmp_pa
 
 
 def test_nothing_trained_is_no_data_not_zero() -> None:
-    figures = kept_set_stats(set_sizes=np.array([3]), status=np.zeros(1, np.uint8), loss_masks=np.zeros(1, np.int32))
+    figures = kept_set_stats(
+        set_sizes=np.array([3]), status=np.zeros(1, np.uint8), loss_masks=np.zeros(1, np.int32)
+    )
     assert figures.num_tokens == 0
     assert figures.mean_size is figures.wire_bytes_per_token is figures.mean_kept_mass is None

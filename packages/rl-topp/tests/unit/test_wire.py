@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl_topp import NucleusError, NucleusSet, from_sglang_meta, kept_log_probs_from_sglang_meta, to_wire
+from rl_topp import (
+    NucleusError,
+    NucleusSet,
+    from_sglang_meta,
+    kept_log_probs_from_sglang_meta,
+    to_wire,
+)
 from rl_topp.wire import wire_bytes_per_token
 
 
@@ -56,7 +62,13 @@ def _read(meta: Any, num_tokens: int = 3) -> NucleusSet:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("names", [("top_p_token_ids", "top_p_token_offsets"), ("top_p_kept_token_ids", "top_p_kept_token_offsets")])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("top_p_token_ids", "top_p_token_offsets"),
+        ("top_p_kept_token_ids", "top_p_kept_token_offsets"),
+    ],
+)
 def test_flat_forms_are_read_alike(names: tuple[str, str], form: str) -> None:
     assert _read({names[0]: FORMS[form](IDS), names[1]: FORMS[form](OFFSETS)}) == WANTED
 
@@ -81,7 +93,9 @@ def test_a_native_reply_as_recorded() -> None:
 
 @pytest.mark.parametrize("wrap", [dict, lambda parts: SimpleNamespace(**parts)])
 def test_vllm_s_mask_as_mapping_or_object(wrap: Any) -> None:
-    assert _read({"sampling_mask": wrap({"token_ids": IDS, "offsets": np.array(OFFSETS)})}) == WANTED
+    assert (
+        _read({"sampling_mask": wrap({"token_ids": IDS, "offsets": np.array(OFFSETS)})}) == WANTED
+    )
     with pytest.raises(NucleusError, match=r"sampling_mask\.offsets is missing"):
         _read({"sampling_mask": wrap({"token_ids": IDS})})
 
@@ -100,7 +114,9 @@ def test_to_wire_is_json_and_comes_back() -> None:
 
 
 def test_bytes_per_token_are_the_text_s() -> None:
-    wire = to_wire(_nucleus(ids=[5, 9, 7, 1], offsets=[0, 2, 3, 4], status=[0, 0, 0], vocab_size=10))
+    wire = to_wire(
+        _nucleus(ids=[5, 9, 7, 1], offsets=[0, 2, 3, 4], status=[0, 0, 0], vocab_size=10)
+    )
     assert wire_bytes_per_token(wire, num_tokens=3) == pytest.approx((24 + 24 + 4) / 3)
     with pytest.raises(NucleusError, match="at least one token"):
         wire_bytes_per_token(wire, num_tokens=0)
@@ -116,10 +132,16 @@ def test_bytes_per_token_are_the_text_s() -> None:
         ({"rl_topp_kept_ids": IDS}, ["rl_topp_kept_offsets is missing"]),
         ({"rl_topp_kept_ids": IDS, "rl_topp_kept_offsets": OFFSETS}, ["rl_topp_kept_status"]),
         ({"rl_topp_kept_offsets": OFFSETS}, ["rl_topp_kept_ids is missing"]),
-        ({"top_p_token_ids": IDS, "top_p_token_offsets": OFFSETS, "sampling_mask": [[1]] * 3}, ["top_p_token_ids and sampling_mask"]),
+        (
+            {"top_p_token_ids": IDS, "top_p_token_offsets": OFFSETS, "sampling_mask": [[1]] * 3},
+            ["top_p_token_ids and sampling_mask"],
+        ),
         ({"top_p_token_ids": IDS, "top_p_token_offsets": []}, ["offsets are empty"]),
         ({"top_p_token_ids": IDS, "top_p_token_offsets": [0, 2, 1, 3]}, ["token 1", "from 2 to 1"]),
-        ({"top_p_token_ids": "not base64!", "top_p_token_offsets": OFFSETS}, ["top_p_token_ids", "base64"]),
+        (
+            {"top_p_token_ids": "not base64!", "top_p_token_offsets": OFFSETS},
+            ["top_p_token_ids", "base64"],
+        ),
         ({"top_p_token_ids": b"\0\0\0", "top_p_token_offsets": OFFSETS}, ["3 bytes", "4"]),
         ({"top_p_token_ids": [5, 9, 10], "top_p_token_offsets": OFFSETS}, ["token 2", "id 10"]),
         ({"top_p_token_ids": [5.0, 9.0, 1.0], "top_p_token_offsets": OFFSETS}, ["integers"]),
@@ -131,7 +153,10 @@ def test_bytes_per_token_are_the_text_s() -> None:
         ({"sampling_mask": {}}, ["token_ids and offsets", "dict without them"]),
         ({"sampling_mask": "AAAA"}, ["token_ids and offsets", "str without them"]),
         ({"sampling_mask": {"token_ids": None, "offsets": None}}, ["both missing"]),
-        ({"top_p_token_ids": IDS, "top_p_token_offsets": [0, 2**63 - 1, -2, 3]}, ["token 1", "to -2"]),
+        (
+            {"top_p_token_ids": IDS, "top_p_token_offsets": [0, 2**63 - 1, -2, 3]},
+            ["token 1", "to -2"],
+        ),
         (None, ["mapping", "NoneType"]),
     ],
 )
@@ -147,16 +172,21 @@ def test_a_reply_without_tokens_needs_no_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "vocab_size", "words"), [(-1, 10, "expected_num_tokens"), (1, None, "vocab_size"), (1, "10", "vocab_size")]
+    ("num_tokens", "vocab_size", "words"),
+    [(-1, 10, "expected_num_tokens"), (1, None, "vocab_size"), (1, "10", "vocab_size")],
 )
 def test_sizes_that_are_none_are_refused(num_tokens: int, vocab_size: Any, words: str) -> None:
     with pytest.raises(NucleusError, match=words):
-        from_sglang_meta({"rl_topp_kept_ids": [[1]]}, expected_num_tokens=num_tokens, vocab_size=vocab_size)
+        from_sglang_meta(
+            {"rl_topp_kept_ids": [[1]]}, expected_num_tokens=num_tokens, vocab_size=vocab_size
+        )
 
 
 def test_kept_log_probs_are_one_finite_number_per_token() -> None:
     assert kept_log_probs_from_sglang_meta({}, expected_num_tokens=2) is None
-    read = kept_log_probs_from_sglang_meta({"rl_topp_kept_log_probs": [-1.5, 0.0]}, expected_num_tokens=2)
+    read = kept_log_probs_from_sglang_meta(
+        {"rl_topp_kept_log_probs": [-1.5, 0.0]}, expected_num_tokens=2
+    )
     assert read is not None
     assert read.dtype == np.float32
     refused: list[tuple[Any, str]] = [
@@ -171,4 +201,6 @@ def test_kept_log_probs_are_one_finite_number_per_token() -> None:
     ]
     for values, words in refused:
         with pytest.raises(NucleusError, match=words):
-            kept_log_probs_from_sglang_meta({"rl_topp_kept_log_probs": values}, expected_num_tokens=2)
+            kept_log_probs_from_sglang_meta(
+                {"rl_topp_kept_log_probs": values}, expected_num_tokens=2
+            )

@@ -1,9 +1,11 @@
-"""Decide which layout a torch archive has - ours, or slime's without our header - and bring it under the contract's names.
+"""Decide which layout a torch archive has - ours, or slime's without our header - and bring it
+under the contract's names.
 
-Layer: algorithms. A `.pt` file without our header is read as slime's: train dumps (`format_version` 2) and rollout dumps (`samples` of
-`Sample.to_dict()`).
+A `.pt` file without our header is read as slime's: train dumps (`format_version` 2) and rollout
+dumps (`samples` of `Sample.to_dict()`).
 
-Invariant, matched by a test in `tests/golden/test_archives.py`: fields that neither layout names are kept as they are.
+Invariant, matched by a test in `tests/golden/test_archives.py`: fields that neither layout names
+are kept as they are.
 """
 
 from __future__ import annotations
@@ -68,13 +70,15 @@ def recognise(root: Any, where: str) -> ArchiveContent:
     """
     if not isinstance(root, dict) or not isinstance(root.get("samples"), list):
         keys = sorted(map(str, root))[:6] if isinstance(root, dict) else type(root).__name__
-        msg = f"{where}: a torch archive, but not a dump: it holds {keys}, a dump holds 'samples'"
-        raise DumpError(msg)
+        raise DumpError(
+            f"{where}: a torch archive, but not a dump: it holds {keys}, a dump holds 'samples'"
+        )
     samples = root["samples"]
     for row, sample in enumerate(samples):
         if not isinstance(sample, dict) or not all(isinstance(name, str) for name in sample):
-            msg = f"{where}: sample {row} is a {type(sample).__name__}, not a mapping of field names"
-            raise DumpError(msg)
+            raise DumpError(
+                f"{where}: sample {row} is a {type(sample).__name__}, not a mapping of field names"
+            )
     if "contract" in root:
         return _own(root, samples, where)
     if "format_version" in root or "dp_shards" in root:
@@ -92,36 +96,49 @@ def _own(root: dict[str, Any], samples: list[dict[str, Any]], where: str) -> Arc
         "checksums": {},
     }
     header = header_of(noted, where=where)
-    aligned = {name for name, document in header["fields"].items() if document.get("response_aligned")}
+    aligned = {
+        name for name, document in header["fields"].items() if document.get("response_aligned")
+    }
     return ArchiveContent(header=header, samples=samples, response_fields=frozenset(aligned))
 
 
 def _slime_train(root: dict[str, Any], samples: list[dict[str, Any]], where: str) -> ArchiveContent:
     if root.get("format_version") != 2:
-        msg = f"{where}: a train dump of format_version {root.get('format_version')!r}; without a contract id, 2 can be read"
-        raise DumpError(msg)
+        raise DumpError(
+            f"{where}: a train dump of format_version {root.get('format_version')!r}; without a"
+            " contract id, 2 can be read"
+        )
     renamed = [_renamed(sample, TRAIN_NAMES) for sample in samples]
     header = _foreign_header(root, TRAIN_DUMP, renamed, where)
     shards = root.get("dp_shards") or []
     rewards = root.get("raw_reward")
     if not isinstance(shards, list) or not isinstance(rewards, (list, type(None))):
-        msg = f"{where}: dp_shards or raw_reward is not a list"
-        raise DumpError(msg)
+        raise DumpError(f"{where}: dp_shards or raw_reward is not a list")
     # Torch's users keep positions in tensors as well; here they are arrays.
     shards = [
-        {key: value.array if isinstance(value, Tensor) else value for key, value in shard.items()} if isinstance(shard, dict) else shard
+        (
+            {
+                key: value.array if isinstance(value, Tensor) else value
+                for key, value in shard.items()
+            }
+            if isinstance(shard, dict)
+            else shard
+        )
         for shard in shards
     ]
     inside = content_problem({"dp_shards": shards, "raw_reward": rewards})
     if inside is not None:
-        msg = f"{where}: {inside} is of the wrong type"
-        raise DumpError(msg)
+        raise DumpError(f"{where}: {inside} is of the wrong type")
     header["dp_shards"] = shards
     header["raw_reward"] = rewards
-    return ArchiveContent(header=header, samples=renamed, response_fields=frozenset(RESPONSE_FIELDS))
+    return ArchiveContent(
+        header=header, samples=renamed, response_fields=frozenset(RESPONSE_FIELDS)
+    )
 
 
-def _slime_rollout(root: dict[str, Any], samples: list[dict[str, Any]], where: str) -> ArchiveContent:
+def _slime_rollout(
+    root: dict[str, Any], samples: list[dict[str, Any]], where: str
+) -> ArchiveContent:
     names = dict(ROLLOUT_NAMES)
     if not all(isinstance(sample.get("reward"), (int, float, type(None))) for sample in samples):
         # A reward may be a mapping of several; the contract's raw_reward is a number.
@@ -137,14 +154,21 @@ def _slime_rollout(root: dict[str, Any], samples: list[dict[str, Any]], where: s
             found.setdefault("finish_reason", _FINISH_REASONS.get(status, status))
         renamed.append(found)
     header = _foreign_header(root, ROLLOUT_DUMP, renamed, where)
-    return ArchiveContent(header=header, samples=renamed, response_fields=frozenset(RESPONSE_FIELDS))
+    return ArchiveContent(
+        header=header, samples=renamed, response_fields=frozenset(RESPONSE_FIELDS)
+    )
 
 
-def _foreign_header(root: Mapping[str, Any], contract: str, samples: list[dict[str, Any]], where: str) -> DumpHeader:
+def _foreign_header(
+    root: Mapping[str, Any], contract: str, samples: list[dict[str, Any]], where: str
+) -> DumpHeader:
     batch_id, rank = root.get("rollout_id"), root.get("rank", 0)
-    if isinstance(batch_id, bool) or not isinstance(batch_id, (int, str)) or not isinstance(rank, int):
-        msg = f"{where}: rollout_id {batch_id!r} or rank {rank!r} is not a number"
-        raise DumpError(msg)
+    if (
+        isinstance(batch_id, bool)
+        or not isinstance(batch_id, (int, str))
+        or not isinstance(rank, int)
+    ):
+        raise DumpError(f"{where}: rollout_id {batch_id!r} or rank {rank!r} is not a number")
     known = {"samples", "rollout_id", "rank", "dp_shards", "raw_reward", "format_version"}
     header = {
         "contract": contract,
@@ -168,4 +192,7 @@ def _foreign_header(root: Mapping[str, Any], contract: str, samples: list[dict[s
 
 def _renamed(sample: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """Use the contract's names; a field that already has the contract's name keeps it, and its namesake stays as it is."""
-    return {(names[name] if name in names and names[name] not in sample else name): value for name, value in sample.items()}
+    return {
+        (names[name] if name in names and names[name] not in sample else name): value
+        for name, value in sample.items()
+    }

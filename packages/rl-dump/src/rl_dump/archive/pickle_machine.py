@@ -1,14 +1,17 @@
 """Decide what a pickle may do here: build plain values, call nothing, and stay within its own size.
 
-Layer: algorithms (standard library only). Python's own unpickler is not used: it reserves memory for whatever index a file names, and
-hashing a deeply nested tuple key ends the process. This machine knows the opcodes that plain data needs and no others.
+Python's own unpickler is not used: it reserves memory for whatever index a file names, and
+hashing a deeply nested tuple key ends the process. This machine knows the opcodes that plain data
+needs and no others.
 
-Invariants, each matched by a test in `tests/unit/test_pickle_machine.py` and `tests/property/test_pickle_laws.py`:
+Invariants, each matched by a test in `tests/unit/test_pickle_machine.py` and
+`tests/property/test_pickle_laws.py`:
 
 - for plain data, `run_pickle(pickle.dumps(value, protocol))` equals `value`, for protocols 2 to 5;
 - a global that is not in `Globals` is refused by its name; nothing of it is imported;
 - memory grows with the bytes read, never with a number found in them;
-- reading a sequence of tensors by the pattern `_TENSOR` gives what reading it opcode by opcode gives.
+- reading a sequence of tensors by the pattern `_TENSOR` gives what reading it opcode by opcode
+  gives.
 """
 
 from __future__ import annotations
@@ -20,28 +23,44 @@ from typing import Any
 
 import numpy as np
 
-from rl_dump.archive.pickle_stack import HANDLERS, Globals, KnownGlobal, PersistentLoad, PickleStack, Stop
+from rl_dump.archive.pickle_stack import (
+    HANDLERS,
+    Globals,
+    KnownGlobal,
+    PersistentLoad,
+    PickleStack,
+    Stop,
+)
 from rl_dump.errors import DumpError
 
 __all__ = ["Rebuild", "run_pickle"]
 
 _GET, _PUT, _INT = rb"(?:h.|j....)", rb"(?:q.|r....)", rb"(?:K.|M..|J...[\0-\x7f])"
-# One contiguous tensor of one dimension, as torch writes it: 22 opcodes, 40,000 times in a batch. Groups: start (rebuild, "storage", class),
-# storage key (literal and its memo number, or memo number), device, length, offset, size, start of the hooks, memo number of the tensor.
+# One contiguous tensor of one dimension, as torch writes it: 22 opcodes, 40,000 times in a batch.
+# Groups: start (rebuild, "storage", class), storage key (literal and its memo number, or memo
+# number), device, length, offset, size, start of the hooks, memo number of the tensor.
 _TENSOR = re.compile(
     b"(%(get)s\\(\\(%(get)s%(get)s)(?:X(.)\\0\\0\\0([0-9]+)(%(put)s)|(%(get)s))(%(get)s)(%(int)s)t%(put)sQ"
-    b"(%(int)s)(%(int)s)\x85%(put)sK\x01\x85%(put)s\x89(%(get)s)\\)R%(put)st%(put)sR(%(put)s)" % {b"get": _GET, b"put": _PUT, b"int": _INT},
+    b"(%(int)s)(%(int)s)\x85%(put)sK\x01\x85%(put)s\x89(%(get)s)\\)R%(put)st%(put)sR(%(put)s)"
+    % {b"get": _GET, b"put": _PUT, b"int": _INT},
     re.DOTALL,
 )
 _GETS = re.compile(rb"h(.)|j(....)", re.DOTALL)
 _U4, _F8 = struct.Struct("<I"), struct.Struct(">d")
 
-# Lists of numbers are most of a rollout dump: runs of one opcode are decoded at once. Each: pattern, record, position of the number.
+# Lists of numbers are most of a rollout dump: runs of one opcode are decoded at once. Each:
+# pattern, record, position of the number.
 _RUNS = {
-    ord("G"): (re.compile(rb"(?:G.{8}){2,}", re.DOTALL), np.dtype([("op", "u1"), ("value", ">f8")])),
+    ord("G"): (
+        re.compile(rb"(?:G.{8}){2,}", re.DOTALL),
+        np.dtype([("op", "u1"), ("value", ">f8")]),
+    ),
     ord("K"): (re.compile(rb"(?:K.){2,}", re.DOTALL), np.dtype([("op", "u1"), ("value", "u1")])),
     ord("M"): (re.compile(rb"(?:M..){2,}", re.DOTALL), np.dtype([("op", "u1"), ("value", "<u2")])),
-    ord("J"): (re.compile(rb"(?:J....){2,}", re.DOTALL), np.dtype([("op", "u1"), ("value", "<i4")])),
+    ord("J"): (
+        re.compile(rb"(?:J....){2,}", re.DOTALL),
+        np.dtype([("op", "u1"), ("value", "<i4")]),
+    ),
 }
 
 
@@ -49,13 +68,17 @@ class Rebuild:
     """Mark the global that rebuilds a tensor, so that a whole tensor can be read at once.
 
     Args:
-        function: called with storage, offset, shape, strides and more, as torch's `_rebuild_tensor_v2` is.
-        contiguous: called with storage, offset and size, for a tensor of one dimension without gaps.
+        function: called with storage, offset, shape, strides and more, as torch's
+            `_rebuild_tensor_v2` is.
+        contiguous: called with storage, offset and size, for a tensor of one dimension without
+            gaps.
     """
 
     __slots__ = ("contiguous", "function")
 
-    def __init__(self, function: Callable[..., Any], contiguous: Callable[[Any, int, int], Any]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], contiguous: Callable[[Any, int, int], Any]
+    ) -> None:
         self.function = function
         self.contiguous = contiguous
 
@@ -64,7 +87,14 @@ class Rebuild:
         return self.function(*arguments)
 
 
-def run_pickle(data: bytes, *, known: Globals, persistent_load: PersistentLoad, where: str, patterns: bool = True) -> Any:
+def run_pickle(
+    data: bytes,
+    *,
+    known: Globals,
+    persistent_load: PersistentLoad,
+    where: str,
+    patterns: bool = True,
+) -> Any:
     """Return the value a pickle describes.
 
     Args:
@@ -72,10 +102,12 @@ def run_pickle(data: bytes, *, known: Globals, persistent_load: PersistentLoad, 
         known: the globals it may name.
         persistent_load: called with each persistent id.
         where: what to name in errors, usually the file.
-        patterns: read whole tensors at once where the pickle has torch's own pattern; the result is the same without, later.
+        patterns: read whole tensors at once where the pickle has torch's own pattern; the result is
+            the same without, later.
 
     Raises:
-        DumpError: the pickle is damaged, names a global that is not known (by module and name), or uses an opcode plain data does not need.
+        DumpError: the pickle is damaged, names a global that is not known (by module and name), or
+            uses an opcode plain data does not need.
     """
     machine = _Machine(data, known, persistent_load, where, patterns=patterns)
     try:
@@ -83,10 +115,23 @@ def run_pickle(data: bytes, *, known: Globals, persistent_load: PersistentLoad, 
     except DumpError:
         raise
     except _Elided:
-        return run_pickle(data, known=known, persistent_load=persistent_load, where=where, patterns=False)
-    except (IndexError, KeyError, ValueError, TypeError, OverflowError, struct.error, RecursionError, MemoryError, AttributeError) as error:
-        msg = f"{where}: the pickle is damaged at byte {machine.position} ({type(error).__name__})"
-        raise DumpError(msg) from error
+        return run_pickle(
+            data, known=known, persistent_load=persistent_load, where=where, patterns=False
+        )
+    except (
+        IndexError,
+        KeyError,
+        ValueError,
+        TypeError,
+        OverflowError,
+        struct.error,
+        RecursionError,
+        MemoryError,
+        AttributeError,
+    ) as error:
+        raise DumpError(
+            f"{where}: the pickle is damaged at byte {machine.position} ({type(error).__name__})"
+        ) from error
 
 
 class _Elided(Exception):  # noqa: N818 - a change of plan, not an error
@@ -96,7 +141,15 @@ class _Elided(Exception):  # noqa: N818 - a change of plan, not an error
 class _Machine(PickleStack):
     """Run one pickle; runs of numbers and whole tensors are read at once."""
 
-    def __init__(self, data: bytes, known: Globals, persistent_load: PersistentLoad, where: str, *, patterns: bool) -> None:
+    def __init__(
+        self,
+        data: bytes,
+        known: Globals,
+        persistent_load: PersistentLoad,
+        where: str,
+        *,
+        patterns: bool,
+    ) -> None:
         super().__init__(data, known, persistent_load, where)
         self._patterns = patterns
         self._elided = False
@@ -130,8 +183,7 @@ class _Machine(PickleStack):
         except Stop:
             value = self._pop()
         if isinstance(value, KnownGlobal):
-            msg = f"{self._where}: holds {value.name} instead of data"
-            raise DumpError(msg)
+            raise DumpError(f"{self._where}: holds {value.name} instead of data")
         return value
 
     def _put(self, number: int, value: Any) -> None:
@@ -141,14 +193,23 @@ class _Machine(PickleStack):
         self._memo[number] = value
 
     def _get(self, opcode: int, at: int) -> None:
-        number, width = (self._data[at + 1], 2) if opcode == 0x68 else (_U4.unpack_from(self._data, at + 1)[0], 5)
+        number, width = (
+            (self._data[at + 1], 2)
+            if opcode == 0x68
+            else (_U4.unpack_from(self._data, at + 1)[0], 5)
+        )
         try:
             value = self._memo[number]
         except KeyError:
             if self._elided:
                 raise _Elided from None
             raise
-        if value.__class__ is KnownGlobal and value.target.__class__ is Rebuild and self._patterns and self._tensor(value, at):
+        if (
+            value.__class__ is KnownGlobal
+            and value.target.__class__ is Rebuild
+            and self._patterns
+            and self._tensor(value, at)
+        ):
             return
         self._stack.append(value)
         self.position = at + width
@@ -158,7 +219,9 @@ class _Machine(PickleStack):
         match = _TENSOR.match(self._data, at)
         if match is None:
             return False
-        start, key_size, key, key_put, key_get, device, length, offset, size, hooks, put = match.groups()
+        start, key_size, key, key_put, key_get, device, length, offset, size, hooks, put = (
+            match.groups()
+        )
         known = start + hooks
         if known in self._starts:
             kind = self._starts[known]
@@ -172,11 +235,22 @@ class _Machine(PickleStack):
         else:
             name = key.decode("ascii")
             self._put(decode(key_put[1:], "little"), name)
-        token = ("storage", kind.target, name, self._memo.get(decode(device[1:], "little")), decode(length[1:], "little"))
+        token = (
+            "storage",
+            kind.target,
+            name,
+            self._memo.get(decode(device[1:], "little")),
+            decode(length[1:], "little"),
+        )
         storage = self._storages.get(token)
         if storage is None:
             storage = self._storages[token] = self._call(self._persistent_load, token)
-        tensor = self._call(rebuild.target.contiguous, storage, decode(offset[1:], "little"), decode(size[1:], "little"))
+        tensor = self._call(
+            rebuild.target.contiguous,
+            storage,
+            decode(offset[1:], "little"),
+            decode(size[1:], "little"),
+        )
         self._stack.append(tensor)
         self._put(decode(put[1:], "little"), tensor)
         self._elided = True
@@ -185,7 +259,12 @@ class _Machine(PickleStack):
 
     def _storage_class(self, known: bytes) -> KnownGlobal | None:
         """Return the storage class that the start of a tensor names, if it is a storage and its hooks an OrderedDict's global."""
-        numbers = [int.from_bytes(token, "little") for pair in _GETS.findall(known) for token in pair if token]
+        numbers = [
+            int.from_bytes(token, "little")
+            for pair in _GETS.findall(known)
+            for token in pair
+            if token
+        ]
         _, word, kind, ordered = (self._memo.get(number) for number in numbers)
         fits = (
             word == "storage"
@@ -206,4 +285,8 @@ class _Machine(PickleStack):
                 self.position = match.end()
                 return
         raw = self._take(width - 1)
-        self._stack.append(_F8.unpack(raw)[0] if opcode == 0x47 else int.from_bytes(raw, "little", signed=opcode == 0x4A))
+        self._stack.append(
+            _F8.unpack(raw)[0]
+            if opcode == 0x47
+            else int.from_bytes(raw, "little", signed=opcode == 0x4A)
+        )

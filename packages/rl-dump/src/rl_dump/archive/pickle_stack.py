@@ -1,6 +1,6 @@
 """Decide what each opcode of a pickle does, for the few opcodes that plain data needs.
 
-Layer: algorithms (standard library only). Nothing is imported and no class is made: a global is a name until `Globals` says what it
+Nothing is imported and no class is made: a global is a name until `Globals` says what it
 stands for, and a call is refused unless `Globals` gives it something to call.
 """
 
@@ -15,7 +15,10 @@ from rl_dump.errors import DumpError
 __all__ = ["HANDLERS", "Globals", "KnownGlobal", "PersistentLoad", "PickleStack", "Stop"]
 
 Globals: TypeAlias = Mapping[tuple[str, str], Any]
-"""What a global stands for, by module and name. A callable value may be called with the arguments the file gives it."""
+"""What a global stands for, by module and name.
+
+A callable value may be called with the arguments the file gives it.
+"""
 PersistentLoad: TypeAlias = Callable[[Any], Any]
 """Turns a persistent id, as torch writes for storages, into a value."""
 
@@ -48,7 +51,9 @@ class PickleStack:
         where: what to name in errors.
     """
 
-    def __init__(self, data: bytes, known: Globals, persistent_load: PersistentLoad, where: str) -> None:
+    def __init__(
+        self, data: bytes, known: Globals, persistent_load: PersistentLoad, where: str
+    ) -> None:
         self._data = data
         self._known = known
         self._persistent_load = persistent_load
@@ -61,14 +66,18 @@ class PickleStack:
 
     def refuse(self, opcode: int) -> None:
         """Refuse an opcode that is not in `HANDLERS`."""
-        msg = f"{self._where}: opcode 0x{opcode:02x} at byte {self.position - 1} is not one that plain data needs; refused"
-        raise DumpError(msg)
+        raise DumpError(
+            f"{self._where}: opcode 0x{opcode:02x} at byte {self.position - 1} is not one that"
+            " plain data needs; refused"
+        )
 
     def _take(self, count: int) -> bytes:
         start = self.position
         if count > len(self._data) - start:
-            msg = f"{self._where}: the pickle ends at byte {len(self._data)}, inside a value of {count} bytes"
-            raise DumpError(msg)
+            raise DumpError(
+                f"{self._where}: the pickle ends at byte {len(self._data)}, inside a value of"
+                f" {count} bytes"
+            )
         self.position = start + count
         return self._data[start : self.position]
 
@@ -96,8 +105,7 @@ class PickleStack:
         """Check the protocol."""
         version = self._take(1)[0]
         if not 2 <= version <= 5:
-            msg = f"{self._where}: pickle protocol {version}; 2 to 5 can be read"
-            raise DumpError(msg)
+            raise DumpError(f"{self._where}: pickle protocol {version}; 2 to 5 can be read")
 
     def frame(self) -> None:
         """Skip the length of a frame."""
@@ -130,8 +138,7 @@ class PickleStack:
 
     def _integer(self, size: int) -> None:
         if not 0 <= size <= _MAX_INTEGER_BYTES:
-            msg = f"{self._where}: an integer of {size} bytes; refused"
-            raise DumpError(msg)
+            raise DumpError(f"{self._where}: an integer of {size} bytes; refused")
         self._stack.append(int.from_bytes(self._take(size), "little", signed=True))
 
     def unicode1(self) -> None:
@@ -140,11 +147,15 @@ class PickleStack:
 
     def unicode4(self) -> None:
         """Push a text with a four-byte length."""
-        self._stack.append(self._take(_U4.unpack(self._take(4))[0]).decode("utf-8", "surrogatepass"))
+        self._stack.append(
+            self._take(_U4.unpack(self._take(4))[0]).decode("utf-8", "surrogatepass")
+        )
 
     def unicode8(self) -> None:
         """Push a text with an eight-byte length."""
-        self._stack.append(self._take(_U8.unpack(self._take(8))[0]).decode("utf-8", "surrogatepass"))
+        self._stack.append(
+            self._take(_U8.unpack(self._take(8))[0]).decode("utf-8", "surrogatepass")
+        )
 
     def bytes1(self) -> None:
         """Push up to 255 bytes."""
@@ -202,8 +213,9 @@ class PickleStack:
     def _list(self) -> list[Any]:
         target = self._stack[-1]
         if type(target) is not list:
-            msg = f"{self._where}: items for a {type(target).__name__}, not a list; refused"
-            raise DumpError(msg)
+            raise DumpError(
+                f"{self._where}: items for a {type(target).__name__}, not a list; refused"
+            )
         return target
 
     def setitem(self) -> None:
@@ -218,15 +230,15 @@ class PickleStack:
     def _update(self, items: list[Any]) -> None:
         target = self._stack[-1]
         if not isinstance(target, dict) or len(items) % 2:
-            msg = f"{self._where}: items for a {type(target).__name__}, not a dict; refused"
-            raise DumpError(msg)
+            raise DumpError(
+                f"{self._where}: items for a {type(target).__name__}, not a dict; refused"
+            )
         keys = items[::2]
         for key in keys if set(map(type, keys)) != {str} else ():
             # A nested tuple as a key would be hashed level by level on the C stack.
             flat = isinstance(key, tuple) and all(isinstance(part, _KEY_TYPES) for part in key)
             if not isinstance(key, _KEY_TYPES) and not flat:
-                msg = f"{self._where}: a {type(key).__name__} as a key; refused"
-                raise DumpError(msg)
+                raise DumpError(f"{self._where}: a {type(key).__name__} as a key; refused")
         target.update(zip(keys, items[1::2], strict=True))
 
     def memoize(self) -> None:
@@ -245,43 +257,55 @@ class PickleStack:
 
     def _resolve(self, module: object, name: object) -> KnownGlobal:
         if not isinstance(module, str) or not isinstance(name, str):
-            msg = f"{self._where}: a global without a name; refused"
-            raise DumpError(msg)
+            raise DumpError(f"{self._where}: a global without a name; refused")
         if (module, name) not in self._known:
             shown = f"{module}.{name}"[:200]
-            msg = f"{self._where}: holds an object of {shown}, which is not plain data; refused, and nothing was run"
-            raise DumpError(msg)
+            raise DumpError(
+                f"{self._where}: holds an object of {shown}, which is not plain data; refused, and"
+                " nothing was run"
+            )
         return KnownGlobal(f"{module}.{name}", self._known[module, name])
 
     def reduce(self) -> None:
         """Call a known global."""
         arguments, target = self._pop(), self._stack[-1]
-        if not isinstance(target, KnownGlobal) or not callable(target.target) or type(arguments) is not tuple:
-            msg = f"{self._where}: a call of {getattr(target, 'name', type(target).__name__)} that plain data does not need; refused"
-            raise DumpError(msg)
-        self._stack[-1] = self._call(target.target, *(part.target if isinstance(part, KnownGlobal) else part for part in arguments))
+        if (
+            not isinstance(target, KnownGlobal)
+            or not callable(target.target)
+            or type(arguments) is not tuple
+        ):
+            raise DumpError(
+                f"{self._where}: a call of {getattr(target, 'name', type(target).__name__)} that"
+                " plain data does not need; refused"
+            )
+        self._stack[-1] = self._call(
+            target.target,
+            *(part.target if isinstance(part, KnownGlobal) else part for part in arguments),
+        )
 
     def build(self) -> None:
         """Give the item below its state."""
         state, target = self._pop(), self._stack[-1]
         set_state = getattr(type(target), "set_pickled_state", None)
         if set_state is None:
-            msg = f"{self._where}: state for a {type(target).__name__}; refused"
-            raise DumpError(msg)
+            raise DumpError(f"{self._where}: state for a {type(target).__name__}; refused")
         self._call(set_state, target, state)
 
     def persistent_id(self) -> None:
         """Push what a persistent id stands for."""
         token = self._pop()
-        plain = tuple(part.target if isinstance(part, KnownGlobal) else part for part in token) if isinstance(token, tuple) else token
+        plain = (
+            tuple(part.target if isinstance(part, KnownGlobal) else part for part in token)
+            if isinstance(token, tuple)
+            else token
+        )
         self._stack.append(self._call(self._persistent_load, plain))
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return function(*arguments)
         except DumpError as error:
-            msg = f"{self._where}: {error}"
-            raise DumpError(msg) from error
+            raise DumpError(f"{self._where}: {error}") from error
 
 
 HANDLERS: dict[int, Callable[[PickleStack], None]] = {

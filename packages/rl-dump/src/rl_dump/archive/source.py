@@ -1,6 +1,5 @@
-"""Decide how a torch archive is read as a dump: without torch, tensors on demand, every byte checked.
-
-Layer: algorithms.
+"""Decide how a torch archive is read as a dump: without torch, tensors on demand, every byte
+checked.
 
 Invariants, each matched by a test in `tests/unit/test_torch_archive.py`:
 
@@ -20,7 +19,14 @@ import numpy as np
 
 from rl_dump.archive.layouts import ArchiveContent, recognise
 from rl_dump.archive.pickle_machine import run_pickle
-from rl_dump.archive.tensors import NumpyArray, StorageRef, TensorRef, archive_globals, storage_of, tensor_array
+from rl_dump.archive.tensors import (
+    NumpyArray,
+    StorageRef,
+    TensorRef,
+    archive_globals,
+    storage_of,
+    tensor_array,
+)
 from rl_dump.archive.tree import check_tree
 from rl_dump.archive.zip_index import ZipIndex
 from rl_dump.checks import structure_problems
@@ -51,7 +57,8 @@ class ArchiveSource:
 
     Args:
         path: the file.
-        check_sums: compare the checksum of everything read; False only for files written with torch's checksums turned off.
+        check_sums: compare the checksum of everything read; False only for files written with
+            torch's checksums turned off.
 
     Raises:
         DumpError: the file is missing, damaged or not a dump, or holds something other than data.
@@ -72,14 +79,18 @@ class ArchiveSource:
             raise
 
     def column(self, name: str, *, stored: bool) -> Column:
-        """Read one column of all samples; see `Dump.column`. An archive stores the logical dtype, so `stored` changes nothing."""
+        """Read one column of all samples; see `Dump.column`.
+
+        An archive stores the logical dtype, so `stored` changes nothing.
+        """
         del stored
         items = [sample.get(name) for sample in self._content.samples]
         try:
             column = self._column_of(name, items)
         except DumpError as error:
-            msg = f"{self._path}: field {name}: {str(error).removeprefix(f'{self._path}: ')}"
-            raise DumpError(msg) from error
+            raise DumpError(
+                f"{self._path}: field {name}: {str(error).removeprefix(f'{self._path}: ')}"
+            ) from error
         return self._as_noted(name, column)
 
     def sample(self, row: int) -> dict[str, Any]:
@@ -95,7 +106,9 @@ class ArchiveSource:
             if field.kind == "ragged":
                 found[name] = np.asarray(value, field.numpy_dtype)
             else:
-                found[name] = np.asarray(value, field.numpy_dtype).item() if field.kind == "scalar" else value
+                found[name] = (
+                    np.asarray(value, field.numpy_dtype).item() if field.kind == "scalar" else value
+                )
         return found
 
     def names(self) -> list[str]:
@@ -107,7 +120,11 @@ class ArchiveSource:
     def field(self, name: str) -> Field:
         """Return what a column is, as the header notes it or the samples show."""
         noted = self.header["fields"].get(name)
-        return self.column(name, stored=False).field if noted is None else field_of(name, noted, where=str(self._path))
+        return (
+            self.column(name, stored=False).field
+            if noted is None
+            else field_of(name, noted, where=str(self._path))
+        )
 
     def verify(self) -> list[Problem]:
         """Compare every checksum; list damaged entries, else what is inconsistent in the samples."""
@@ -119,7 +136,9 @@ class ArchiveSource:
                 problems.append(Problem(code="damaged", message=str(error)))
         if problems:
             return problems
-        return structure_problems(self.header, {name: self.column(name, stored=False) for name in self.names()})
+        return structure_problems(
+            self.header, {name: self.column(name, stored=False) for name in self.names()}
+        )
 
     def close(self) -> None:
         """Release the samples; the file stays mapped while arrays of it are in use."""
@@ -128,19 +147,25 @@ class ArchiveSource:
     def _find_folder(self) -> tuple[str, bool]:
         pickles = [name for name in self._zip.entries if PurePosixPath(name).name == "data.pkl"]
         if len(pickles) != 1:
-            msg = f"{self._path}: a zip file, but not one that torch.save wrote: it holds {len(pickles)} data.pkl"
-            raise DumpError(msg)
+            raise DumpError(
+                f"{self._path}: a zip file, but not one that torch.save wrote: it holds"
+                f" {len(pickles)} data.pkl"
+            )
         folder = pickles[0][: -len("data.pkl")]
         if f"{folder}constants.pkl" in self._zip.entries:
-            msg = f"{self._path}: a TorchScript program, not a dump"
-            raise DumpError(msg)
+            raise DumpError(f"{self._path}: a TorchScript program, not a dump")
         order = self._zip.entries.get(f"{folder}byteorder")
-        return folder, order is None or bytes(self._zip.read(order, check=self._check_sums)) == b"little"
+        return (
+            folder,
+            order is None or bytes(self._zip.read(order, check=self._check_sums)) == b"little",
+        )
 
     def _unpickled(self) -> ArchiveContent:
         entry = self._zip.entries[f"{self._folder}data.pkl"]
         data = bytes(self._zip.read(entry, check=self._check_sums))
-        root = run_pickle(data, known=archive_globals(), persistent_load=storage_of, where=str(self._path))
+        root = run_pickle(
+            data, known=archive_globals(), persistent_load=storage_of, where=str(self._path)
+        )
         check_tree(root, str(self._path))
         return recognise(self._plain_header(root), str(self._path))
 
@@ -148,7 +173,10 @@ class ArchiveSource:
         """Read the tensors and arrays beside the samples: the header is small."""
         if not isinstance(root, dict):
             return root
-        return {key: value if key == "samples" else self._resolved(value, nested=True) for key, value in root.items()}
+        return {
+            key: value if key == "samples" else self._resolved(value, nested=True)
+            for key, value in root.items()
+        }
 
     def _column_of(self, name: str, items: list[Any]) -> Column:
         kinds = {type(item) for item in items if item is not None}
@@ -158,7 +186,11 @@ class ArchiveSource:
         if kinds == {NumpyArray}:
             arrays = [None if item is None else item.array for item in items]
             column = column_of(name, arrays, strict=strict)
-            return replace(column, field=replace(column.field, form="array")) if column.field.kind == "ragged" else column
+            return (
+                replace(column, field=replace(column.field, form="array"))
+                if column.field.kind == "ragged"
+                else column
+            )
         return column_of(name, [self._resolved(item, nested=True) for item in items], strict=strict)
 
     def _tensor_column(self, name: str, items: list[TensorRef | None], *, strict: bool) -> Column:
@@ -166,21 +198,31 @@ class ArchiveSource:
         dims, dtypes = {len(item.shape) for item in present}, {item.dtype for item in present}
         trailing = {item.shape[1:] for item in present}
         if len(dims) > 1 or len(dtypes) > 1 or len(trailing) > 1:
-            return column_of(name, [self._resolved(item, nested=True) for item in items], strict=strict)
-        valid = None if len(present) == len(items) else np.array([item is not None for item in items])
+            return column_of(
+                name, [self._resolved(item, nested=True) for item in items], strict=strict
+            )
+        valid = (
+            None if len(present) == len(items) else np.array([item is not None for item in items])
+        )
         dtype = dtypes.pop()
         self._check_expansion(present)
         if dims == {0}:
             values = np.zeros(len(items), np.float32 if dtype == "bfloat16" else dtype)
-            values[slice(None) if valid is None else valid] = [self._array(item) for item in present]
+            values[slice(None) if valid is None else valid] = [
+                self._array(item) for item in present
+            ]
             column = scalar_column(name, values, valid, "tensor")
         else:
-            column = ragged_column(name, self._laid_out(items, dtype, trailing.pop()), "tensor", valid=valid)
+            column = ragged_column(
+                name, self._laid_out(items, dtype, trailing.pop()), "tensor", valid=valid
+            )
         if dtype == "bfloat16":
             return replace(column, field=replace(column.field, dtype=dtype))
         return contract_column(column, strict=strict)
 
-    def _laid_out(self, items: list[TensorRef | None], dtype: str, trailing: tuple[int, ...]) -> RaggedArray:
+    def _laid_out(
+        self, items: list[TensorRef | None], dtype: str, trailing: tuple[int, ...]
+    ) -> RaggedArray:
         numpy_dtype = np.dtype(np.float32 if dtype == "bfloat16" else dtype)
         offsets = np.zeros(len(items) + 1, np.int64)
         np.cumsum([0 if item is None else item.shape[0] for item in items], out=offsets[1:])
@@ -188,7 +230,9 @@ class ArchiveSource:
         if run is not None:
             return RaggedArray(self._array(run), offsets)
         values = np.empty((int(offsets[-1]), *trailing), numpy_dtype)
-        for item, start, stop in zip(items, offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+        for item, start, stop in zip(
+            items, offsets[:-1].tolist(), offsets[1:].tolist(), strict=True
+        ):
             if item is not None and stop > start:
                 values[start:stop] = self._array(item)
         return RaggedArray(values, offsets)
@@ -196,8 +240,9 @@ class ArchiveSource:
     def _check_expansion(self, tensors: list[TensorRef]) -> None:
         size = sum(tensor.extent for tensor in tensors) * 8
         if size > max(_EXPANSION * len(self._map), _EXPANSION_BYTES):
-            msg = f"its tensors expand a file of {len(self._map)} bytes to {size}; refused"
-            raise DumpError(msg)
+            raise DumpError(
+                f"its tensors expand a file of {len(self._map)} bytes to {size}; refused"
+            )
 
     def _array(self, tensor: TensorRef) -> NDArray[Any]:
         return tensor_array(tensor, self._storage, swapped=not self._little)
@@ -205,8 +250,7 @@ class ArchiveSource:
     def _storage(self, storage: StorageRef) -> NDArray[np.uint8]:
         entry = self._zip.entries.get(f"{self._folder}data/{storage.key}")
         if entry is None:
-            msg = f"storage {storage.key!r} is not in the archive"
-            raise DumpError(msg)
+            raise DumpError(f"storage {storage.key!r} is not in the archive")
         return np.frombuffer(self._zip.read(entry, check=self._check_sums), np.uint8)
 
     def _resolved(self, value: Any, *, nested: bool) -> Any:
@@ -219,18 +263,31 @@ class ArchiveSource:
         if isinstance(value, dict):
             return {key: self._resolved(item, nested=True) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
-            return type(value)(self._resolved(item, nested=True) for item in value) if _holds_more(value) else value
+            return (
+                type(value)(self._resolved(item, nested=True) for item in value)
+                if _holds_more(value)
+                else value
+            )
         return value
 
     def _as_noted(self, name: str, column: Column) -> Column:
         document = self.header["fields"].get(name)
         if document is None:
-            return replace(column, field=replace(column.field, response_aligned=name in self._content.response_fields))
+            return replace(
+                column,
+                field=replace(column.field, response_aligned=name in self._content.response_fields),
+            )
         noted = field_of(name, document, where=str(self._path))
         found = column.field
-        if (found.kind, found.dtype, found.trailing) != (noted.kind, noted.dtype, noted.trailing) and found.dtype != "json":
-            msg = f"{self._path}: field {name}: the header says {noted.kind} {noted.dtype}, the samples hold {found.kind} {found.dtype}"
-            raise DumpError(msg)
+        if (found.kind, found.dtype, found.trailing) != (
+            noted.kind,
+            noted.dtype,
+            noted.trailing,
+        ) and found.dtype != "json":
+            raise DumpError(
+                f"{self._path}: field {name}: the header says {noted.kind} {noted.dtype}, the"
+                f" samples hold {found.kind} {found.dtype}"
+            )
         return replace(column, field=noted)
 
 
@@ -278,7 +335,11 @@ def _one_run(items: list[TensorRef | None], trailing: tuple[int, ...]) -> Tensor
         if item.storage is not first.storage or item.offset != following or item.strides != strides:
             return None
         following += item.shape[0] * strides[0]
-    return replace(first, shape=((following - first.offset) // strides[0], *trailing)) if strides[0] else None
+    return (
+        replace(first, shape=((following - first.offset) // strides[0], *trailing))
+        if strides[0]
+        else None
+    )
 
 
 def _mapped(path: Path) -> mmap.mmap:
@@ -286,15 +347,14 @@ def _mapped(path: Path) -> mmap.mmap:
         with path.open("rb") as file:
             head = file.read(len(_LEGACY_MAGIC))
             if not head:
-                msg = f"{path}: empty file"
-                raise DumpError(msg)
+                raise DumpError(f"{path}: empty file")
             if head == _LEGACY_MAGIC:
-                msg = f"{path}: written in torch's legacy format (before 1.6, or without zip); load it with torch and save it again"
-                raise DumpError(msg)
+                raise DumpError(
+                    f"{path}: written in torch's legacy format (before 1.6, or without zip); load"
+                    " it with torch and save it again"
+                )
             if head[:4] != b"PK\x03\x04":
-                msg = f"{path}: not a torch archive (it starts with {head[:4]!r})"
-                raise DumpError(msg)
+                raise DumpError(f"{path}: not a torch archive (it starts with {head[:4]!r})")
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
-        msg = f"{path}: cannot be opened: {error.strerror or error}"
-        raise DumpError(msg) from error
+        raise DumpError(f"{path}: cannot be opened: {error.strerror or error}") from error

@@ -1,6 +1,8 @@
-"""Decide how a pickled tensor becomes a numpy array: a view of the mapped file, bounds checked, nothing of torch needed.
+"""Decide how a pickled tensor becomes a numpy array: a view of the mapped file, bounds checked,
+nothing of torch needed.
 
-Layer: algorithms. Torch writes a tensor as a storage (bytes of one zip entry) with offset, shape and strides; several tensors may share one.
+Torch writes a tensor as a storage (bytes of one zip entry) with offset, shape and strides; several
+tensors may share one.
 
 Invariants, each matched by a test in `tests/unit/test_torch_archive.py`:
 
@@ -25,7 +27,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["STORAGE_DTYPES", "NumpyArray", "StorageRef", "TensorRef", "archive_globals", "storage_of", "tensor_array"]
+__all__ = [
+    "STORAGE_DTYPES",
+    "NumpyArray",
+    "StorageRef",
+    "TensorRef",
+    "archive_globals",
+    "storage_of",
+    "tensor_array",
+]
 
 STORAGE_DTYPES = {
     "DoubleStorage": "float64",
@@ -123,8 +133,7 @@ class _NumpyDtype:
     def __init__(self, name: str) -> None:
         self.dtype = np.dtype(name)
         if self.dtype.kind not in "iufb":
-            msg = f"numpy dtype {name!r} is not a boolean, integer or float; refused"
-            raise DumpError(msg)
+            raise DumpError(f"numpy dtype {name!r} is not a boolean, integer or float; refused")
 
     def set_pickled_state(self, state: Any) -> None:
         """Set the byte order; every other part of the state is for dtypes that are refused."""
@@ -155,7 +164,9 @@ def archive_globals() -> Globals:
     for core in ("numpy.core", "numpy._core"):
         known[f"{core}.multiarray", "scalar"] = _numpy_scalar
         known[f"{core}.multiarray", "_reconstruct"] = lambda *_: NumpyArray()
-        known[f"{core}.numeric", "_frombuffer"] = lambda raw, dtype, shape, order: NumpyArray(_array_of(raw, dtype, shape, order))
+        known[f"{core}.numeric", "_frombuffer"] = lambda raw, dtype, shape, order: NumpyArray(
+            _array_of(raw, dtype, shape, order)
+        )
     return known
 
 
@@ -165,7 +176,12 @@ def storage_of(token: Any) -> StorageRef:
     Raises:
         DumpError: the id is something else.
     """
-    if not isinstance(token, tuple) or len(token) != 5 or token[0] != "storage" or not isinstance(token[1], _StorageType):
+    if (
+        not isinstance(token, tuple)
+        or len(token) != 5
+        or token[0] != "storage"
+        or not isinstance(token[1], _StorageType)
+    ):
         raise DumpError("a persistent id that is not a storage; refused")
     _, kind, key, _, length = token
     if not isinstance(key, str) or type(length) is not int or length < 0:
@@ -173,7 +189,9 @@ def storage_of(token: Any) -> StorageRef:
     return _storage(kind.dtype, key, length)
 
 
-def tensor_array(tensor: TensorRef, read_storage: Callable[[StorageRef], NDArray[Any]], *, swapped: bool = False) -> NDArray[Any]:
+def tensor_array(
+    tensor: TensorRef, read_storage: Callable[[StorageRef], NDArray[Any]], *, swapped: bool = False
+) -> NDArray[Any]:
     """Return a tensor's values, without copying where its layout allows it.
 
     Args:
@@ -191,19 +209,30 @@ def tensor_array(tensor: TensorRef, read_storage: Callable[[StorageRef], NDArray
     raw = read_storage(tensor.storage)
     elements = raw[: len(raw) // dtype.itemsize * dtype.itemsize].view(dtype)
     count = tensor.num_elements
-    reach = tensor.offset + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True))
+    reach = tensor.offset + sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True)
+    )
     if count and reach >= len(elements):
-        msg = f"a tensor of shape {tensor.shape} reaches element {reach} of a storage of {len(elements)}"
-        raise DumpError(msg)
+        raise DumpError(
+            f"a tensor of shape {tensor.shape} reaches element {reach} of a storage of"
+            f" {len(elements)}"
+        )
     if tensor.extent > max(len(elements), _MAX_EXPANDED):
-        msg = f"a tensor of shape {tensor.shape} expands a storage of {len(elements)} elements; refused"
-        raise DumpError(msg)
+        raise DumpError(
+            f"a tensor of shape {tensor.shape} expands a storage of {len(elements)} elements;"
+            " refused"
+        )
     if not count:
         array: NDArray[Any] = np.zeros(tensor.shape, dtype)
     else:
         # Where a dimension has one element, its stride leads nowhere and may be any number.
-        strides = [stride * dtype.itemsize if size > 1 else 0 for size, stride in zip(tensor.shape, tensor.strides, strict=True)]
-        array = np.lib.stride_tricks.as_strided(elements[tensor.offset :], tensor.shape, strides, writeable=False)
+        strides = [
+            stride * dtype.itemsize if size > 1 else 0
+            for size, stride in zip(tensor.shape, tensor.strides, strict=True)
+        ]
+        array = np.lib.stride_tricks.as_strided(
+            elements[tensor.offset :], tensor.shape, strides, writeable=False
+        )
     if swapped:
         array = array.byteswap()
     return _bfloat16_to_float32(array) if tensor.dtype == "bfloat16" else array
@@ -230,7 +259,9 @@ class _TorchDtype:
 
 
 def _rebuild_tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> TensorRef:
-    return _tensor(storage, storage.dtype if isinstance(storage, StorageRef) else None, offset, shape, strides)
+    return _tensor(
+        storage, storage.dtype if isinstance(storage, StorageRef) else None, offset, shape, strides
+    )
 
 
 def _contiguous(storage: Any, offset: int, size: int) -> TensorRef:
@@ -239,13 +270,29 @@ def _contiguous(storage: Any, offset: int, size: int) -> TensorRef:
     return TensorRef(storage, storage.dtype, offset, (size,), (1,))
 
 
-def _rebuild_typed(storage: Any, offset: Any, shape: Any, strides: Any, _grad: Any, _hooks: Any, dtype: Any, *_: Any) -> TensorRef:
-    return _tensor(storage, dtype.name if isinstance(dtype, _TorchDtype) else None, offset, shape, strides)
+def _rebuild_typed(
+    storage: Any,
+    offset: Any,
+    shape: Any,
+    strides: Any,
+    _grad: Any,
+    _hooks: Any,
+    dtype: Any,
+    *_: Any,
+) -> TensorRef:
+    return _tensor(
+        storage, dtype.name if isinstance(dtype, _TorchDtype) else None, offset, shape, strides
+    )
 
 
 def _tensor(storage: Any, dtype: str | None, offset: Any, shape: Any, strides: Any) -> TensorRef:
     sizes = (offset, *shape, *strides)
-    if not isinstance(storage, StorageRef) or dtype is None or len(shape) != len(strides) or len(shape) > 16:
+    if (
+        not isinstance(storage, StorageRef)
+        or dtype is None
+        or len(shape) != len(strides)
+        or len(shape) > 16
+    ):
         raise DumpError("a tensor without a storage, a dtype or a shape; refused")
     if not all(type(size) is int and 0 <= size < 1 << 62 for size in sizes):
         raise DumpError("a tensor with sizes that are not whole numbers; refused")
@@ -279,7 +326,12 @@ def _numpy_scalar(dtype: Any, raw: Any = b"") -> np.generic:
 
 
 def _array_of(raw: Any, dtype: Any, shape: Any, order: Any) -> NDArray[Any]:
-    if not isinstance(raw, bytes) or not isinstance(dtype, _NumpyDtype) or not isinstance(shape, tuple) or order not in ("C", "F"):
+    if (
+        not isinstance(raw, bytes)
+        or not isinstance(dtype, _NumpyDtype)
+        or not isinstance(shape, tuple)
+        or order not in ("C", "F")
+    ):
         raise DumpError("a numpy array that is not one of plain numbers; refused")
     flat = np.frombuffer(raw, dtype.dtype)
     native = flat.astype(dtype.dtype.newbyteorder("="), copy=False)

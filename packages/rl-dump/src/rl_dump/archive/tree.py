@@ -1,10 +1,11 @@
 """Decide whether what a pickle built is data of a sane size: plain types, no cycles, no doubling.
 
-Layer: algorithms. Forty lists, each holding the one before twice, take 200 bytes in a file and a terabyte as text. Every later step may
-walk the whole tree once this check has passed.
+Forty lists, each holding the one before twice, take 200 bytes in a file and a terabyte as text.
+Every later step may walk the whole tree once this check has passed.
 
-Invariants, each matched by a test in `tests/unit/test_tree.py`: after `check_tree`, the tree is at most `MAX_DEPTH` deep and has at most
-`MAX_NODES` nodes counted with repetition, and every leaf is a plain value or a tensor.
+Invariants, each matched by a test in `tests/unit/test_tree.py`: after `check_tree`, the tree is at
+most `MAX_DEPTH` deep and has at most `MAX_NODES` nodes counted with repetition, and every leaf is a
+plain value or a tensor.
 """
 
 from __future__ import annotations
@@ -50,8 +51,10 @@ def check_tree(root: Any, where: str) -> None:
         if key in sizes:
             continue
         if key in open_nodes or depth > MAX_DEPTH:
-            msg = f"{where}: nested deeper than {MAX_DEPTH} levels, or a container inside itself; refused"
-            raise DumpError(msg)
+            raise DumpError(
+                f"{where}: nested deeper than {MAX_DEPTH} levels, or a container inside itself;"
+                " refused"
+            )
         inner = _containers(node, where)
         if inner:
             open_nodes.add(key)
@@ -69,20 +72,24 @@ def _containers(node: Any, where: str) -> list[Any]:
     children = node.values() if isinstance(node, dict) else node
     types = set(map(type, children))
     _check_types(types, where)
-    return [child for child in children if isinstance(child, _CONTAINERS)] if types & set(_CONTAINERS) else []
+    return (
+        [child for child in children if isinstance(child, _CONTAINERS)]
+        if types & set(_CONTAINERS)
+        else []
+    )
 
 
 def _check_types(types: set[type], where: str) -> None:
     for kind in types:
         if not issubclass(kind, (*_LEAVES, *_CONTAINERS)):
-            msg = f"{where}: holds a {kind.__name__.strip('_')} where data should be; refused"
-            raise DumpError(msg)
+            raise DumpError(
+                f"{where}: holds a {kind.__name__.strip('_')} where data should be; refused"
+            )
 
 
 def _size(node: Any, sizes: dict[int, int], where: str) -> int:
     children = node.values() if isinstance(node, dict) else node
     total = 1 + sum(sizes.get(id(child), 1) for child in children)
     if total > MAX_NODES:
-        msg = f"{where}: expands to more than {MAX_NODES} values; refused"
-        raise DumpError(msg)
+        raise DumpError(f"{where}: expands to more than {MAX_NODES} values; refused")
     return total

@@ -1,7 +1,9 @@
-"""Decide where the entries of a torch archive lie in the file, trusting nothing that a checksum does not cover.
+"""Decide where the entries of a torch archive lie in the file, trusting nothing that a checksum
+does not cover.
 
-Layer: algorithms (standard library only). A torch archive is a zip file whose entries are stored uncompressed, so an entry is a range of
-the memory-mapped file. Python's `zipfile` takes half a second for the 60,000 entries of one batch; this reads the directory only.
+A torch archive is a zip file whose entries are stored uncompressed, so an entry is a range of
+the memory-mapped file. Python's `zipfile` takes half a second for the 60,000 entries of one batch;
+this reads the directory only.
 
 Invariants, each matched by a test in `tests/unit/test_zip_index.py`:
 
@@ -92,10 +94,14 @@ class ZipIndex:
 
     def _start(self, entry: Entry) -> int:
         if not entry.plain:
-            raise self._damaged(f"entry {entry.name!r} is compressed or encrypted, which torch never does")
+            raise self._damaged(
+                f"entry {entry.name!r} is compressed or encrypted, which torch never does"
+            )
         if entry.header + _LOCAL.size > self._directory:
             raise self._damaged(f"entry {entry.name!r} lies outside of the file")
-        magic, _, _, _, method, _, _, _, _, _, name_size, extra_size = _LOCAL.unpack_from(self._data, entry.header)
+        magic, _, _, _, method, _, _, _, _, _, name_size, extra_size = _LOCAL.unpack_from(
+            self._data, entry.header
+        )
         name_at = entry.header + _LOCAL.size
         name = bytes(self._data[name_at : name_at + name_size])
         if magic != b"PK\x03\x04" or method != 0 or name != entry.name.encode():
@@ -119,7 +125,9 @@ class ZipIndex:
         return start, entries
 
     def _entry(self, at: int, end: int) -> tuple[Entry, int]:
-        magic, flags, method, crc, packed, size, name_size, extra_size, comment_size, header = _CENTRAL.unpack_from(self._data, at)
+        magic, flags, method, crc, packed, size, name_size, extra_size, comment_size, header = (
+            _CENTRAL.unpack_from(self._data, at)
+        )
         name_at = at + _CENTRAL.size
         following = name_at + name_size + extra_size + comment_size
         if magic != b"PK\x01\x02" or following > end:
@@ -165,7 +173,11 @@ def _wide(extra: bytes, size: int, packed: int, header: int) -> tuple[int, int, 
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<2H", extra, at)
         if kind == 1:
-            wide = iter(struct.unpack_from(f"<{min(length, len(extra) - at - 4) // 8}Q", extra, at + 4))
-            return tuple(next(wide, value) if value == _FULL32 else value for value in (size, packed, header))  # type: ignore[return-value]
+            wide = iter(
+                struct.unpack_from(f"<{min(length, len(extra) - at - 4) // 8}Q", extra, at + 4)
+            )
+            return tuple(
+                next(wide, value) if value == _FULL32 else value for value in (size, packed, header)
+            )  # type: ignore[return-value]
         at += 4 + length
     return size, packed, header

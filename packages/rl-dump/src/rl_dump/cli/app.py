@@ -1,6 +1,6 @@
 """Decide which commands there are.
 
-Layer: cli. Each command opens, calls one function of the package, and prints.
+Each command opens, calls one function of the package, and prints.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ from typing import Annotated
 
 import typer
 
-from rl_dump.cli.output import counted, error_line, print_json, print_line, print_table, print_warnings
+from rl_dump.cli.output import (
+    counted,
+    error_line,
+    print_json,
+    print_line,
+    print_table,
+    print_warnings,
+)
 from rl_dump.compare import compare
 from rl_dump.convert import convert
 from rl_dump.doctor import Thresholds, doctor
@@ -40,7 +47,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 @app.command()
 def show(
     path: DumpPath,
-    sample: Annotated[int | None, typer.Option("--sample", "-s", help="Show this row instead of the overview.", show_default=False)] = None,
+    sample: Annotated[
+        int | None,
+        typer.Option(
+            "--sample", "-s", help="Show this row instead of the overview.", show_default=False
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what a dump holds, or one sample of it."""
@@ -52,13 +64,19 @@ def show(
             if as_json:
                 print_json(values)
             else:
-                print_table(f"{path}, row {sample}", ["field", "value"], [(name, _short(value)) for name, value in values.items()])
+                print_table(
+                    f"{path}, row {sample}",
+                    ["field", "value"],
+                    [(name, _short(value)) for name, value in values.items()],
+                )
 
 
 @app.command(name="join")
 def join_command(
     rollout: Annotated[Path, typer.Argument(help="The rollout dump.", show_default=False)],
-    train: Annotated[Path, typer.Argument(help="The train dump of the same batch.", show_default=False)],
+    train: Annotated[
+        Path, typer.Argument(help="The train dump of the same batch.", show_default=False)
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Match the samples of a rollout dump and a train dump; exit 1 if one is missing on either side."""
@@ -68,10 +86,20 @@ def join_command(
         print_json(result)
     else:
         print_line(f"{counted(len(result.pairs), 'sample')} in both")
-        for side, missing in (("train", result.missing_in_train), ("rollout", result.missing_in_rollout)):
+        for side, missing in (
+            ("train", result.missing_in_train),
+            ("rollout", result.missing_in_rollout),
+        ):
             if missing:
-                rows = [(entry.row, entry.rollout_position, entry.sample_index, entry.reason) for entry in missing]
-                print_table(f"{len(missing)} missing in the {side} dump", ["row", "position", "index", "reason"], rows)
+                rows = [
+                    (entry.row, entry.rollout_position, entry.sample_index, entry.reason)
+                    for entry in missing
+                ]
+                print_table(
+                    f"{len(missing)} missing in the {side} dump",
+                    ["row", "position", "index", "reason"],
+                    rows,
+                )
     if result.missing_in_rollout or result.missing_in_train:
         raise typer.Exit(1)
 
@@ -84,15 +112,27 @@ def stats(path: DumpPath, as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
         return
-    rows = [(e.name, e.count, e.minimum, e.mean, e.maximum, e.num_non_finite or "", e.num_missing or "") for e in found.fields]
-    print_table(f"{path}, batch {found.batch_id}", ["field", "values", "lowest", "mean", "highest", "not finite", "samples without"], rows)
+    rows = [
+        (e.name, e.count, e.minimum, e.mean, e.maximum, e.num_non_finite or "", e.num_missing or "")
+        for e in found.fields
+    ]
+    print_table(
+        f"{path}, batch {found.batch_id}",
+        ["field", "values", "lowest", "mean", "highest", "not finite", "samples without"],
+        rows,
+    )
 
 
 @app.command(name="trend")
 def trend_command(
-    paths: Annotated[list[Path], typer.Argument(help="Dumps of several batches.", show_default=False)],
+    paths: Annotated[
+        list[Path], typer.Argument(help="Dumps of several batches.", show_default=False)
+    ],
     field: Annotated[
-        list[str] | None, typer.Option("--field", "-f", help="Fields to show; may be given several times.", show_default=False)
+        list[str] | None,
+        typer.Option(
+            "--field", "-f", help="Fields to show; may be given several times.", show_default=False
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -102,13 +142,23 @@ def trend_command(
         known = dict.fromkeys(entry.name for batch in batches for entry in batch.fields)
         unknown = [name for name in field or [] if name not in known]
         if unknown:
-            msg = f"no dump has the field of numbers {unknown[0]!r}; they have {', '.join(known) or 'none'}"
-            raise DumpError(msg)
+            raise DumpError(
+                f"no dump has the field of numbers {unknown[0]!r}; they have"
+                f" {', '.join(known) or 'none'}"
+            )
     if as_json:
         print_json(batches)
         return
     names = field or [name for name in _TREND if any(batch.field(name) for batch in batches)]
-    rows = [(batch.batch_id, batch.num_samples, batch.num_dropped, *(_mean(batch, name) for name in names)) for batch in batches]
+    rows = [
+        (
+            batch.batch_id,
+            batch.num_samples,
+            batch.num_dropped,
+            *(_mean(batch, name) for name in names),
+        )
+        for batch in batches
+    ]
     print_table("means per batch", ["batch", "samples", "dropped", *names], rows)
 
 
@@ -129,7 +179,9 @@ def diff(
         print_line("no difference")
     else:
         print_line(found.message)
-        print_table("largest difference per field", ["field", "largest"], sorted(found.largest.items()))
+        print_table(
+            "largest difference per field", ["field", "largest"], sorted(found.largest.items())
+        )
     if found is not None:
         raise typer.Exit(1)
 
@@ -143,7 +195,11 @@ def verify(path: DumpPath, as_json: AsJson = False) -> None:
         print_json({"problems": problems})
     elif problems:
         rows = [(problem.code, problem.field, problem.row, problem.message) for problem in problems]
-        print_table(f"{path}: {counted(len(problems), 'problem')}", ["problem", "field", "row", "what"], rows)
+        print_table(
+            f"{path}: {counted(len(problems), 'problem')}",
+            ["problem", "field", "row", "what"],
+            rows,
+        )
     else:
         print_line(f"{path}: nothing wrong")
     if problems:
@@ -153,13 +209,21 @@ def verify(path: DumpPath, as_json: AsJson = False) -> None:
 @app.command(name="doctor")
 def doctor_command(
     path: DumpPath,
-    mean_gap: Annotated[float, typer.Option(help="Alarm above this mean log-prob gap, nats.")] = Thresholds().mean_log_prob_gap,
-    truncated: Annotated[float, typer.Option(help="Alarm above this part of truncated samples.")] = Thresholds().truncated_fraction,
-    zero_std: Annotated[float, typer.Option(help="Alarm above this part of groups with one reward.")] = Thresholds().zero_std_fraction,
+    mean_gap: Annotated[
+        float, typer.Option(help="Alarm above this mean log-prob gap, nats.")
+    ] = Thresholds().mean_log_prob_gap,
+    truncated: Annotated[
+        float, typer.Option(help="Alarm above this part of truncated samples.")
+    ] = Thresholds().truncated_fraction,
+    zero_std: Annotated[
+        float, typer.Option(help="Alarm above this part of groups with one reward.")
+    ] = Thresholds().zero_std_fraction,
     as_json: AsJson = False,
 ) -> None:
     """Look for signs of trouble; exit 1 if there is one."""
-    limits = Thresholds(mean_log_prob_gap=mean_gap, truncated_fraction=truncated, zero_std_fraction=zero_std)
+    limits = Thresholds(
+        mean_log_prob_gap=mean_gap, truncated_fraction=truncated, zero_std_fraction=zero_std
+    )
     with error_line(), open_dump(path) as dump:
         alarms = doctor(dump, limits)
     if as_json:
@@ -179,7 +243,12 @@ def doctor_command(
 @app.command(name="convert")
 def convert_command(
     source: DumpPath,
-    target: Annotated[Path, typer.Argument(help="The file to write: .parquet or .pt (needs torch).", show_default=False)],
+    target: Annotated[
+        Path,
+        typer.Argument(
+            help="The file to write: .parquet or .pt (needs torch).", show_default=False
+        ),
+    ],
 ) -> None:
     """Write a dump to the other container, without loss."""
     with error_line():
@@ -190,33 +259,50 @@ def convert_command(
 @app.command()
 def html(
     path: DumpPath,
-    target: Annotated[Path | None, typer.Argument(help="The page to write; default: beside the dump.", show_default=False)] = None,
-    rollout: Annotated[Path | None, typer.Option(help="The rollout dump of the same batch, for its texts.", show_default=False)] = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="A tokenizer.json or its folder, for the text of tokens.", show_default=False)
+    target: Annotated[
+        Path | None,
+        typer.Argument(help="The page to write; default: beside the dump.", show_default=False),
     ] = None,
-    max_megabytes: Annotated[int, typer.Option(min=1, help="Size of the tokens' part of the page.")] = 48,
+    rollout: Annotated[
+        Path | None,
+        typer.Option(help="The rollout dump of the same batch, for its texts.", show_default=False),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            help="A tokenizer.json or its folder, for the text of tokens.", show_default=False
+        ),
+    ] = None,
+    max_megabytes: Annotated[
+        int, typer.Option(min=1, help="Size of the tokens' part of the page.")
+    ] = 48,
 ) -> None:
     """Write one self-contained page to look through the samples."""
     page = path.with_suffix(".html") if target is None else target
     with error_line(), contextlib.ExitStack() as stack:
         dump = stack.enter_context(open_dump(path))
         texts = None if rollout is None else stack.enter_context(open_dump(rollout))
-        write_html(dump, page, rollout=texts, tokenizer=tokenizer, max_token_bytes=max_megabytes << 20)
+        write_html(
+            dump, page, rollout=texts, tokenizer=tokenizer, max_token_bytes=max_megabytes << 20
+        )
     print_line(f"wrote {page}")
 
 
 @app.command()
 def replay(
     path: DumpPath,
-    target: Annotated[Path, typer.Argument(help="The file to write: .parquet or .pt.", show_default=False)],
+    target: Annotated[
+        Path, typer.Argument(help="The file to write: .parquet or .pt.", show_default=False)
+    ],
     step: Annotated[int, typer.Option(help="Optimizer step within the batch.")] = 0,
     rank: Annotated[int, typer.Option(help="Data-parallel rank.")] = 0,
     micro_batch: Annotated[int, typer.Option(help="Micro-batch within the step on that rank.")] = 0,
 ) -> None:
     """Export one micro-batch as a file that stands for itself."""
     with error_line(), open_dump(path) as dump:
-        export_micro_batch(dump, target, step=step, data_parallel_rank=rank, micro_batch=micro_batch)
+        export_micro_batch(
+            dump, target, step=step, data_parallel_rank=rank, micro_batch=micro_batch
+        )
     print_line(f"wrote {target}")
 
 
@@ -226,7 +312,16 @@ def main() -> None:
         app()
 
 
-_TREND = ("raw_reward", "response_lengths", "truncated", "log_prob_gap", "entropy", "kl", "advantages", "kept_set_size")
+_TREND = (
+    "raw_reward",
+    "response_lengths",
+    "truncated",
+    "log_prob_gap",
+    "entropy",
+    "kl",
+    "advantages",
+    "kept_set_size",
+)
 
 
 def _mean(batch: BatchSummary, name: str) -> float | None:
@@ -237,21 +332,44 @@ def _mean(batch: BatchSummary, name: str) -> float | None:
 def _show_overview(dump: Dump, *, as_json: bool) -> None:
     header = dump.header
     if as_json:
-        print_json({"path": str(dump.path), **{key: value for key, value in header.items() if key not in {"row_groups", "checksums"}}})
+        print_json(
+            {
+                "path": str(dump.path),
+                **{
+                    key: value
+                    for key, value in header.items()
+                    if key not in {"row_groups", "checksums"}
+                },
+            }
+        )
         return
     producer = header["producer"]
     print_line(
-        f"{dump.path}: {dump.contract} (minor {header['minor']}), batch {dump.batch_id}, {dump.num_samples} samples, "
-        f"{len(dump.dp_shards)} shards, {len(dump.dropped)} dropped; written by {producer.get('distribution')} {producer.get('version')}"
+        f"{dump.path}: {dump.contract} (minor {header['minor']}), batch {dump.batch_id},"
+        f" {dump.num_samples} samples, {len(dump.dp_shards)} shards, {len(dump.dropped)} dropped;"
+        f" written by {producer.get('distribution')} {producer.get('version')}"
     )
     rows = [
-        (name, field.kind, field.dtype, field.stored, "yes" if field.response_aligned else "", "yes" if field.nullable else "")
+        (
+            name,
+            field.kind,
+            field.dtype,
+            field.stored,
+            "yes" if field.response_aligned else "",
+            "yes" if field.nullable else "",
+        )
         for name, field in dump.fields.items()
     ]
-    print_table("fields", ["name", "kind", "dtype", "stored", "per response token", "may be missing"], rows)
+    print_table(
+        "fields", ["name", "kind", "dtype", "stored", "per response token", "may be missing"], rows
+    )
 
 
 def _short(value: object) -> str:
     text = " ".join(str(value).split())
-    shape = f"{getattr(value, 'dtype', '')}{list(getattr(value, 'shape', []))} " if hasattr(value, "shape") else ""
+    shape = (
+        f"{getattr(value, 'dtype', '')}{list(getattr(value, 'shape', []))} "
+        if hasattr(value, "shape")
+        else ""
+    )
     return shape + (text if len(text) <= 100 else text[:97] + "...")

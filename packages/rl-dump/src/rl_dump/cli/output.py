@@ -1,6 +1,8 @@
-"""Decide how results are printed: a rich table for people, JSON for programs, one line for an error.
+"""Decide how results are printed: a rich table for people, JSON for programs, one line for an
+error.
 
-Layer: cli. What comes from a file is text: it is never read as markup, and its control characters are shown, not sent to the terminal.
+What comes from a file is text: it is never read as markup, and its control characters are shown,
+not sent to the terminal.
 """
 
 from __future__ import annotations
@@ -26,7 +28,15 @@ from rl_dump.ragged import RaggedArray
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["counted", "error_line", "print_json", "print_line", "print_table", "print_warnings", "visible"]
+__all__ = [
+    "counted",
+    "error_line",
+    "print_json",
+    "print_line",
+    "print_table",
+    "print_warnings",
+    "visible",
+]
 
 
 def print_json(value: object) -> None:
@@ -43,11 +53,24 @@ def print_line(text: str) -> None:
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table; numbers are right-aligned, only the last column is wrapped."""
     shown = [[visible(cell(value)) for value in row] for row in rows]
-    table = Table(title=Text(visible(title)), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title=Text(visible(title)),
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
     for index, name in enumerate(columns):
-        numeric = bool(shown) and all(row[index][:1].isdigit() or row[index][:1] in {"-", ""} for row in shown)
+        numeric = bool(shown) and all(
+            row[index][:1].isdigit() or row[index][:1] in {"-", ""} for row in shown
+        )
         last = index == len(columns) - 1
-        table.add_column(Text(visible(name)), justify="right" if numeric else "left", overflow="fold", no_wrap=not last)
+        table.add_column(
+            Text(visible(name)),
+            justify="right" if numeric else "left",
+            overflow="fold",
+            no_wrap=not last,
+        )
     for row in shown:
         table.add_row(*map(Text, row))
     _console().print(table)
@@ -66,7 +89,9 @@ def counted(number: int, noun: str) -> str:
 
 def visible(text: str) -> str:
     r"""Show control characters and lone surrogates as Python writes them: an escape sequence is `a\x1b[31m`, a line end `a\nb`."""
-    return _UNPRINTABLE.sub(lambda found: found.group().encode("unicode_escape").decode("ascii"), text)
+    return _UNPRINTABLE.sub(
+        lambda found: found.group().encode("unicode_escape").decode("ascii"), text
+    )
 
 
 def cell(value: object) -> str:
@@ -81,7 +106,9 @@ def cell(value: object) -> str:
 def plain(value: object) -> Any:
     """Turn a result into what JSON can hold."""
     if dataclasses.is_dataclass(value) and not isinstance(value, (type, RaggedArray)):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {
+            field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, RaggedArray)):
@@ -123,6 +150,8 @@ def error_line() -> Iterator[None]:
         raise typer.Exit(2) from None
     except MemoryError as error:
         typer.echo(
-            f"rl-dump: not enough memory: {visible(' '.join(str(error).split())) or 'the dump is too large for this machine'}", err=True
+            "rl-dump: not enough memory:"
+            f" {visible(' '.join(str(error).split())) or 'the dump is too large for this machine'}",
+            err=True,
         )
         raise typer.Exit(2) from None

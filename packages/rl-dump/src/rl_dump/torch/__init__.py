@@ -1,7 +1,4 @@
-"""Write train dumps from torch: restoring over the context group, streaming over data-parallel ranks, keeping log-probs.
-
-Layer: torch; the only part of the package that imports it.
-"""
+"""Write train dumps from torch: restoring over the context group, streaming over data-parallel ranks, keeping log-probs."""
 
 from rl_dump.torch.archive import write_torch_archive
 from rl_dump.torch.capture import LogProbCapture

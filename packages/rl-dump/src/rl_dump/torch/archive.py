@@ -1,9 +1,11 @@
-"""Decide how a dump becomes a torch archive (`.pt`): the layout that other tools read with `torch.load`.
+"""Decide how a dump becomes a torch archive (`.pt`): the layout that other tools read with
+`torch.load`.
 
-Layer: torch. Each field is one storage, and each sample's tensor a view of it: a hundred times fewer zip entries than one storage per
-tensor, and the same samples for whoever loads the file.
+Each field is one storage, and each sample's tensor a view of it: a hundred times fewer zip entries
+than one storage per tensor, and the same samples for whoever loads the file.
 
-Invariant, matched by `tests/property/test_torch_convert_laws.py`: a dump converted to `.pt` and back is the same dump.
+Invariant, matched by `tests/property/test_torch_convert_laws.py`: a dump converted to `.pt` and
+back is the same dump.
 """
 
 from __future__ import annotations
@@ -44,17 +46,25 @@ def write_torch_archive(
     response_fields: Iterable[str] = RESPONSE_FIELDS,
     **header: Unpack[HeaderKeywords],
 ) -> Path:
-    """Write one batch to a torch archive, atomically; arguments and errors are those of `rl_dump.write_dump`.
+    """Write one batch to a torch archive, atomically; arguments and errors are those of
+    `rl_dump.write_dump`.
 
     The whole batch is in memory while it is written; the Parquet writer needs one row group.
     """
     built = build_columns(columns, response_fields=response_fields)
     num_samples = len(next(iter(built.values()))) if built else 0
-    return save_archive(path, make_header(num_samples=num_samples, fields=[column.field for column in built.values()], **header), built)
+    return save_archive(
+        path,
+        make_header(
+            num_samples=num_samples, fields=[column.field for column in built.values()], **header
+        ),
+        built,
+    )
 
 
 class ArchiveWriter:
-    """Take a dump piece by piece, as `rl_dump.DumpWriter` does, and write it to a torch archive at the end of the `with` block.
+    """Take a dump piece by piece, as `rl_dump.DumpWriter` does, and write it to a torch archive at
+    the end of the `with` block.
 
     Args:
         path: the file; must end in `.pt`.
@@ -65,7 +75,13 @@ class ArchiveWriter:
         WriteError: at the end of the block, the file system refused.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, fields: Sequence[Field], **header: Unpack[HeaderKeywords]) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        fields: Sequence[Field],
+        **header: Unpack[HeaderKeywords],
+    ) -> None:
         self._path = Path(path)
         self._fields = list(fields)
         self._header = make_header(num_samples=0, fields=fields, **header)
@@ -79,7 +95,12 @@ class ArchiveWriter:
         """Append samples; all pieces stay in memory until the end of the block."""
         self._pieces.append(arrays)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Write the file, or nothing after an exception."""
         if kind is not None:
             return
@@ -89,10 +110,15 @@ class ArchiveWriter:
 
     def _joined(self, field: Field) -> Column:
         parts = [piece[field.name] for piece in self._pieces]
-        return decode(field, pa.concat_arrays(parts) if parts else pa.array([], arrow_schema([field]).field(0).type))
+        return decode(
+            field,
+            pa.concat_arrays(parts) if parts else pa.array([], arrow_schema([field]).field(0).type),
+        )
 
 
-def save_archive(path: str | os.PathLike[str], header: DumpHeader, columns: Mapping[str, Column]) -> Path:
+def save_archive(
+    path: str | os.PathLike[str], header: DumpHeader, columns: Mapping[str, Column]
+) -> Path:
     """Write a header and its columns to a torch archive, atomically.
 
     Raises:
@@ -101,20 +127,28 @@ def save_archive(path: str | os.PathLike[str], header: DumpHeader, columns: Mapp
     """
     target = Path(path)
     if target.suffix != ".pt":
-        msg = f"{target}: a torch archive must end in .pt: the suffix tells readers the container"
-        raise DumpError(msg)
+        raise DumpError(
+            f"{target}: a torch archive must end in .pt: the suffix tells readers the container"
+        )
     values = {name: _per_sample(column) for name, column in columns.items()}
     root: dict[str, Any] = {
         "format_version": header["format_version"],
         "rollout_id": header["batch_id"],
         "rank": header["writer_rank"],
-        "samples": [{name: items[row] for name, items in values.items()} for row in range(header["num_samples"])],
+        "samples": [
+            {name: items[row] for name, items in values.items()}
+            for row in range(header["num_samples"])
+        ],
         "dp_shards": _torch_value(header["dp_shards"]),
     }
     skipped = {"batch_id", "writer_rank", "num_samples", "row_groups", "checksums", *root}
     root |= {key: _torch_value(value) for key, value in header.items() if key not in skipped}
     # Through a file object: torch would name the archive's folder after the temporary path.
-    with atomic_path(target) as temporary, temporary.open("wb", buffering=0) as file, _storage_errors(file) as telling:
+    with (
+        atomic_path(target) as temporary,
+        temporary.open("wb", buffering=0) as file,
+        _storage_errors(file) as telling,
+    ):
         torch.save(root, cast("IO[bytes]", telling))
     return target
 
@@ -133,7 +167,9 @@ def _per_sample(column: Column) -> list[Any]:
         items = values.tolist()
     if column.valid is None:
         return items
-    return [item if valid else None for item, valid in zip(items, column.valid.tolist(), strict=True)]
+    return [
+        item if valid else None for item, valid in zip(items, column.valid.tolist(), strict=True)
+    ]
 
 
 def _ragged_items(column: Column, values: RaggedArray) -> list[Any]:
@@ -148,7 +184,8 @@ def _tensor(values: np.ndarray[Any, Any], dtype: str) -> torch.Tensor:
     whole = np.ascontiguousarray(values)
     tensor = torch.from_numpy(whole if whole.flags.writeable else whole.copy())
     if not tensor.numel():
-        # numpy's empty arrays may share an address, which torch.save takes for one storage of several types.
+        # numpy's empty arrays may share an address, which torch.save takes for one storage of
+        # several types.
         tensor = tensor.clone()
     return tensor.to(torch.bfloat16) if dtype == "bfloat16" else tensor
 

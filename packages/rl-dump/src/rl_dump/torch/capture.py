@@ -1,7 +1,4 @@
-"""Decide how the log-probs of the training forward are kept for the dump when no separate forward computes them.
-
-Layer: torch.
-"""
+"""Decide how the log-probs of the training forward are kept for the dump when no separate forward computes them."""
 
 from __future__ import annotations
 
@@ -21,10 +18,11 @@ __all__ = ["LogProbCapture"]
 
 
 class LogProbCapture:
-    """Keep each sample's log-probs from the first forward of a batch; use as a context manager around the steps.
+    """Keep each sample's log-probs from the first forward of a batch; use as a context manager
+    around the steps.
 
-    The first write wins: a later one comes from an updated policy. Recording detaches and copies, so it changes neither the graph nor
-    any number; with `enabled=False` it does nothing.
+    The first write wins: a later one comes from an updated policy. Recording detaches and copies,
+    so it changes neither the graph nor any number; with `enabled=False` it does nothing.
 
     Args:
         enabled: whether to keep anything; False costs one comparison per call.
@@ -61,8 +59,10 @@ class LogProbCapture:
         positions = [int(position) for position in partition]
         missing = [position for position in positions if position not in self._kept]
         if missing:
-            msg = f"no log-probs were recorded for {len(missing)} samples, the first at rollout_position {missing[0]}; did the loss skip them?"
-            raise DumpError(msg)
+            raise DumpError(
+                f"no log-probs were recorded for {len(missing)} samples, the first at"
+                f" rollout_position {missing[0]}; did the loss skip them?"
+            )
         found = [self._kept[position] for position in positions]
         self._kept.clear()
         return found
@@ -72,6 +72,11 @@ class LogProbCapture:
         self._kept.clear()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Forget everything, after an exception as well."""
         self._kept.clear()

@@ -1,6 +1,6 @@
 """Decide how tensors become a dump's columns: detached, on the CPU, laid end to end.
 
-Layer: torch. Every function copies: training may change its tensors as soon as a column is made.
+Every function copies: training may change its tensors as soon as a column is made.
 """
 
 from __future__ import annotations
@@ -20,7 +20,16 @@ if TYPE_CHECKING:
 
     from rl_dump.fields import ColumnInput
 
-__all__ = ["CHUNK_BYTES", "CpuColumns", "copy_into", "end_to_end", "is_sample_list", "new_cpu_tensor", "to_cpu_columns", "to_ragged"]
+__all__ = [
+    "CHUNK_BYTES",
+    "CpuColumns",
+    "copy_into",
+    "end_to_end",
+    "is_sample_list",
+    "new_cpu_tensor",
+    "to_cpu_columns",
+    "to_ragged",
+]
 
 CHUNK_BYTES = 64 << 20
 """Bytes joined on the device at a time: large enough that a copy's start-up cost does not show, small beside a model."""
@@ -37,7 +46,8 @@ class CpuColumns:
 
 
 def new_cpu_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return a CPU tensor without values, in memory from numpy: that asks for huge pages, so filling it costs a third.
+    """Return a CPU tensor without values, in memory from numpy: that asks for huge pages, so
+    filling it costs a third.
 
     Raises:
         DumpError: a dtype that neither numpy nor a dump has.
@@ -46,8 +56,10 @@ def new_cpu_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     try:
         array = np.empty(tuple(shape), torch.empty(0, dtype=bits).numpy().dtype)
     except TypeError as error:
-        msg = f"tensors of {dtype} cannot be dumped; give float32, bfloat16 or another dtype that numpy has"
-        raise DumpError(msg) from error
+        raise DumpError(
+            f"tensors of {dtype} cannot be dumped; give float32, bfloat16 or another dtype that"
+            " numpy has"
+        ) from error
     return torch.from_numpy(array).view(dtype)
 
 
@@ -68,7 +80,11 @@ def end_to_end(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
     first = filled[0]
     storage, following = first.untyped_storage().data_ptr(), first.storage_offset()
     for part in filled:
-        if part.untyped_storage().data_ptr() != storage or part.storage_offset() != following or not part.is_contiguous():
+        if (
+            part.untyped_storage().data_ptr() != storage
+            or part.storage_offset() != following
+            or not part.is_contiguous()
+        ):
             return None
         following += part.numel()
     rows = sum(part.shape[0] for part in filled)
@@ -79,14 +95,19 @@ def is_sample_list(value: object) -> bool:
     """Say whether a value is certainly one item per sample: a `RaggedArray`, or a list of tensors or arrays."""
     if isinstance(value, RaggedArray):
         return True
-    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(item, (torch.Tensor, np.ndarray)) for item in value)
+    return (
+        isinstance(value, (list, tuple))
+        and bool(value)
+        and all(isinstance(item, (torch.Tensor, np.ndarray)) for item in value)
+    )
 
 
 def to_cpu_columns(columns: Mapping[str, Any]) -> CpuColumns:
     """Copy per-sample values to the CPU.
 
     Args:
-        columns: per field a tensor [N, ...], a list of N tensors (of any device and dtype), or whatever `write_dump` takes.
+        columns: per field a tensor [N, ...], a list of N tensors (of any device and dtype), or
+            whatever `write_dump` takes.
 
     Raises:
         DumpError: the tensors of one field have different dtypes or trailing dimensions.
@@ -104,13 +125,22 @@ def to_cpu_columns(columns: Mapping[str, Any]) -> CpuColumns:
 def to_ragged(values: torch.Tensor, lengths: Sequence[int]) -> tuple[RaggedArray, str | None]:
     """Wrap a flat CPU tensor [total, ...] as items of the given lengths; second: its logical dtype if numpy has none."""
     array, dtype = _to_numpy(values)
-    return RaggedArray(array, np.concatenate([[0], np.cumsum(np.asarray(lengths, np.int64))]).astype(np.int64)), dtype
+    return (
+        RaggedArray(
+            array, np.concatenate([[0], np.cumsum(np.asarray(lengths, np.int64))]).astype(np.int64)
+        ),
+        dtype,
+    )
 
 
 def _to_cpu(name: str, value: Any) -> tuple[ColumnInput, str | None]:
     if isinstance(value, torch.Tensor):
         return _to_numpy(value.detach().to("cpu", copy=True))
-    if isinstance(value, (list, tuple)) and value and all(issubclass(kind, torch.Tensor) for kind in set(map(type, value))):
+    if (
+        isinstance(value, (list, tuple))
+        and value
+        and all(issubclass(kind, torch.Tensor) for kind in set(map(type, value)))
+    ):
         return _list_to_numpy(name, value)
     return _copied(value), None
 
@@ -118,21 +148,26 @@ def _to_cpu(name: str, value: Any) -> tuple[ColumnInput, str | None]:
 def _list_to_numpy(name: str, items: Sequence[torch.Tensor]) -> tuple[ColumnInput, str | None]:
     dtypes, shapes = {item.dtype for item in items}, [item.shape for item in items]
     if len(dtypes) > 1:
-        msg = f"{name}: tensors of different dtypes {sorted(map(str, dtypes))}; a field has one dtype"
-        raise DumpError(msg)
+        raise DumpError(
+            f"{name}: tensors of different dtypes {sorted(map(str, dtypes))}; a field has one dtype"
+        )
     dims = set(map(len, shapes))
     if dims == {0}:
         return _to_numpy(torch.stack(list(items)).to("cpu", copy=True))
     if len(dims) > 1 or (dims != {1} and len({shape[1:] for shape in shapes}) > 1):
-        msg = f"{name}: tensors of shapes that differ after the first dimension; a field is ragged in its first dimension only"
-        raise DumpError(msg)
+        raise DumpError(
+            f"{name}: tensors of shapes that differ after the first dimension; a field is ragged in"
+            " its first dimension only"
+        )
     return to_ragged(_joined(list(items), shapes), [shape[0] for shape in shapes])
 
 
 def _joined(items: list[torch.Tensor], shapes: list[torch.Size]) -> torch.Tensor:
     flat = new_cpu_tensor((sum(shape[0] for shape in shapes), *shapes[0][1:]), items[0].dtype)
     start = 0
-    for first, last in row_group_bounds(np.array([item.nbytes for item in items], np.int64), CHUNK_BYTES):
+    for first, last in row_group_bounds(
+        np.array([item.nbytes for item in items], np.int64), CHUNK_BYTES
+    ):
         stop = start + sum(shape[0] for shape in shapes[first:last])
         copy_into(flat[start:stop], items[first:last])
         start = stop

@@ -1,10 +1,12 @@
 """Decide how fields cut along the context-parallel axis come back together on the CPU of one rank.
 
-Layer: torch. The geometry is the caller's: it passes the function that gathers, and is told which samples it is asked for.
+The geometry is the caller's: it passes the function that gathers, and is told which samples it is
+asked for.
 
 Invariants, each matched by a test in `tests/distributed/test_train_dump.py`:
 
-- every rank of the context group makes the same collective calls in the same order, whatever it keeps;
+- every rank of the context group makes the same collective calls in the same order, whatever it
+  keeps;
 - only a rank with `keep_restored` holds CPU copies;
 - on the device, at most one chunk of `chunk_bytes` is restored at a time.
 """
@@ -33,7 +35,13 @@ class GatherTensor(Protocol):
     """Restore full responses from context-parallel pieces, in one collective over the context group."""
 
     def __call__(
-        self, pieces: Sequence[torch.Tensor], total_lengths: Sequence[int], response_lengths: Sequence[int], /, *, samples: range
+        self,
+        pieces: Sequence[torch.Tensor],
+        total_lengths: Sequence[int],
+        response_lengths: Sequence[int],
+        /,
+        *,
+        samples: range,
     ) -> Sequence[torch.Tensor]:
         """Return one tensor [R] per sample.
 
@@ -41,8 +49,9 @@ class GatherTensor(Protocol):
             pieces: this rank's part of each response, possibly empty.
             total_lengths: tokens of prompt and response of each sample.
             response_lengths: tokens of each response, R.
-            samples: which of the rank's samples these are. A layout that cuts every sequence by itself (zigzag) does not need it; one
-                that cuts the packed stream (contiguous) looks up by it where in which stream each sequence lies.
+            samples: which of the rank's samples these are. A layout that cuts every sequence by
+                itself (zigzag) does not need it; one that cuts the packed stream (contiguous) looks
+                up by it where in which stream each sequence lies.
         """
 
 
@@ -57,21 +66,28 @@ def restore_context_parallel_fields_to_cpu(
     """Restore every response-aligned field to full length, on the CPU of the ranks that keep it.
 
     Args:
-        rollout_data: the trainer's batch: `total_lengths` and `response_lengths` (N integers each), and per field a list of N tensors with
-            this rank's pieces. All ranks of the context group hold the same fields and lengths.
-        gather_tensor: joins the pieces of several samples in one collective; None if the fields are whole already (context size 1).
+        rollout_data: the trainer's batch: `total_lengths` and `response_lengths` (N integers each),
+            and per field a list of N tensors with this rank's pieces. All ranks of the context
+            group hold the same fields and lengths.
+        gather_tensor: joins the pieces of several samples in one collective; None if the fields are
+            whole already (context size 1).
         keep_restored: whether this rank keeps the result. The others take part and discard.
-        response_fields: the fields to restore; those absent from `rollout_data` are skipped, in the same way on every rank.
+        response_fields: the fields to restore; those absent from `rollout_data` are skipped, in the
+            same way on every rank.
         chunk_bytes: most bytes restored per collective, unless one sample alone has more.
 
     Returns:
         The restored columns, N items each; empty where `keep_restored` is False.
 
     Raises:
-        DumpError: a field has another number of samples, an entry that is no tensor, or a restored length other than the response's.
+        DumpError: a field has another number of samples, an entry that is no tensor, or a restored
+            length other than the response's.
     """
     present = [name for name in response_fields if rollout_data.get(name) is not None]
-    totals, responses = ([int(length) for length in rollout_data[key]] for key in ("total_lengths", "response_lengths"))
+    totals, responses = (
+        [int(length) for length in rollout_data[key]]
+        for key in ("total_lengths", "response_lengths")
+    )
     for name in present:
         lengths = _piece_lengths(name, rollout_data[name], len(responses))
         if gather_tensor is None:
@@ -80,7 +96,15 @@ def restore_context_parallel_fields_to_cpu(
     dtypes: dict[str, str] = {}
     for name in present:
         with torch.no_grad():
-            flat = _restore_field(name, rollout_data[name], gather_tensor, totals, responses, keep=keep_restored, chunk_bytes=chunk_bytes)
+            flat = _restore_field(
+                name,
+                rollout_data[name],
+                gather_tensor,
+                totals,
+                responses,
+                keep=keep_restored,
+                chunk_bytes=chunk_bytes,
+            )
         if flat is None:
             continue
         values[name], dtype = to_ragged(flat, responses)
@@ -109,8 +133,14 @@ def _restore_field(
         chunk = list(pieces[first:last])
         restored = chunk
         if gather_tensor is not None:
-            restored = list(gather_tensor(chunk, totals[first:last], responses[first:last], samples=range(first, last)))
-            _check_restored(name, [piece.shape[0] for piece in restored], responses[first:last], first)
+            restored = list(
+                gather_tensor(
+                    chunk, totals[first:last], responses[first:last], samples=range(first, last)
+                )
+            )
+            _check_restored(
+                name, [piece.shape[0] for piece in restored], responses[first:last], first
+            )
         if flat is not None:
             stop = start + sum(responses[first:last])
             copy_into(flat[start:stop], restored)
@@ -123,28 +153,35 @@ def _check_restored(name: str, lengths: list[int], responses: list[int], first: 
     if lengths == responses:
         return
     if len(lengths) != len(responses):
-        msg = f"{name}: gather_tensor gave {len(lengths)} tensors for {len(responses)} samples"
-        raise DumpError(msg)
+        raise DumpError(
+            f"{name}: gather_tensor gave {len(lengths)} tensors for {len(responses)} samples"
+        )
     row = next(index for index, length in enumerate(lengths) if length != responses[index])
-    msg = f"{name}: sample {first + row} has {lengths[row]} values after restoring, its response has {responses[row]} tokens"
-    raise DumpError(msg)
+    raise DumpError(
+        f"{name}: sample {first + row} has {lengths[row]} values after restoring, its response has"
+        f" {responses[row]} tokens"
+    )
 
 
 def _piece_lengths(name: str, pieces: Any, count: int) -> list[int]:
     """Return how many values this rank has of each sample, of pieces that make a field."""
     if not isinstance(pieces, (list, tuple)) or len(pieces) != count:
         found = len(pieces) if isinstance(pieces, (list, tuple)) else type(pieces).__name__
-        msg = f"{name}: needs a list of {count} tensors, one per sample, got {found}"
-        raise DumpError(msg)
+        raise DumpError(f"{name}: needs a list of {count} tensors, one per sample, got {found}")
     if not all(issubclass(kind, torch.Tensor) for kind in set(map(type, pieces))):
         row = next(row for row, piece in enumerate(pieces) if not isinstance(piece, torch.Tensor))
-        msg = f"{name}: sample {row} is {type(pieces[row]).__name__}, not a tensor [tokens, ...]"
-        raise DumpError(msg)
+        raise DumpError(
+            f"{name}: sample {row} is {type(pieces[row]).__name__}, not a tensor [tokens, ...]"
+        )
     shapes = [piece.shape for piece in pieces]
     dims, dtypes = set(map(len, shapes)), {piece.dtype for piece in pieces}
     trailing = {()} if dims <= {1} else {tuple(shape[1:]) for shape in shapes}
     if 0 in dims or len(dims) > 1 or len(dtypes) > 1 or len(trailing) > 1:
-        described = f"{sorted(map(str, dtypes))} of {sorted(dims)} dimensions, then {sorted(trailing)}"
-        msg = f"{name}: a field has one dtype, at least one dimension and one shape after it; its tensors are {described}"
-        raise DumpError(msg)
+        described = (
+            f"{sorted(map(str, dtypes))} of {sorted(dims)} dimensions, then {sorted(trailing)}"
+        )
+        raise DumpError(
+            f"{name}: a field has one dtype, at least one dimension and one shape after it; its"
+            f" tensors are {described}"
+        )
     return [shape[0] for shape in shapes]

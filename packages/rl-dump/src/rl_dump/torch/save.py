@@ -1,7 +1,4 @@
-"""Decide what of the trainer's batch goes into the train dump, and which rank does what.
-
-Layer: torch.
-"""
+"""Decide what of the trainer's batch goes into the train dump, and which rank does what."""
 
 from __future__ import annotations
 
@@ -50,15 +47,18 @@ def save_debug_train_data(
 ) -> Path | None:
     """Write one batch's train dump from all ranks; every rank calls this after its last step.
 
-    Values are copied before the call returns, so training may go on. With `background`, sending and writing happen in its thread.
+    Values are copied before the call returns, so training may go on. With `background`, sending and
+    writing happen in its thread.
 
     Args:
         template: path with `{batch_id}`.
         batch_id: the batch counter.
-        rollout_data: this rank's batch. Per-sample: the contract's fields, `response_fields` and `sample_fields`, and every
-            `RaggedArray` or list of tensors. `SHARD_KEYS` describe the shard: `partition` (N rollout positions), `micro_batch_indices`
-            (per micro-batch the local samples, flat over steps), `num_microbatches` and `global_batch_sizes` (per step). Anything
-            else is kept in the shard's entry of `dp_shards`; nothing is told apart by its length.
+        rollout_data: this rank's batch. Per-sample: the contract's fields, `response_fields` and
+            `sample_fields`, and every `RaggedArray` or list of tensors. `SHARD_KEYS` describe the
+            shard: `partition` (N rollout positions), `micro_batch_indices` (per micro-batch the
+            local samples, flat over steps), `num_microbatches` and `global_batch_sizes` (per step).
+            Anything else is kept in the shard's entry of `dp_shards`; nothing is told apart by its
+            length.
         topology: this rank's place and the group over the shard senders.
         gather_tensor: joins context-parallel pieces; None if `cp_size` is 1.
         sample_fields: further per-sample fields held as plain lists or arrays.
@@ -75,7 +75,8 @@ def save_debug_train_data(
 
     Raises:
         DumpError: the batch does not make a dump; every shard sender raises.
-        WriteError: the file system refused or a rank did not answer; an earlier background write that failed is raised here, too.
+        WriteError: the file system refused or a rank did not answer; an earlier background write
+            that failed is raised here, too.
     """
     path = resolve_template(template, batch_id=batch_id)
     if background is not None:
@@ -83,11 +84,17 @@ def save_debug_train_data(
     if not topology.takes_part:
         return None
     if topology.cp_size > 1 and gather_tensor is None:
-        msg = f"rank {topology.global_rank}: cp_size is {topology.cp_size}, so gather_tensor must join the context-parallel pieces"
-        raise DumpError(msg)
+        raise DumpError(
+            f"rank {topology.global_rank}: cp_size is {topology.cp_size}, so gather_tensor must"
+            " join the context-parallel pieces"
+        )
     registry = tuple(response_fields)
     restored = restore_context_parallel_fields_to_cpu(
-        rollout_data, gather_tensor, keep_restored=topology.is_shard_sender, response_fields=registry, chunk_bytes=chunk_bytes
+        rollout_data,
+        gather_tensor,
+        keep_restored=topology.is_shard_sender,
+        response_fields=registry,
+        chunk_bytes=chunk_bytes,
     )
     if not topology.is_shard_sender:
         return None
@@ -104,7 +111,8 @@ def save_debug_train_data(
     try:
         shard = _shard(rollout_data, restored, topology, frozenset(sample_fields), registry)
     except DumpError as error:
-        # Not raised here: the other shard senders wait for this one, and must hear why nothing comes.
+        # Not raised here: the other shard senders wait for this one, and must hear why nothing
+        # comes.
         shard = error
     job = partial(write_shards, path, shard, topology, header)
     if background is None:
@@ -115,24 +123,44 @@ def save_debug_train_data(
 
 
 def _shard(
-    rollout_data: Mapping[str, Any], restored: CpuColumns, topology: DumpTopology, sample_fields: frozenset[str], registry: tuple[str, ...]
+    rollout_data: Mapping[str, Any],
+    restored: CpuColumns,
+    topology: DumpTopology,
+    sample_fields: frozenset[str],
+    registry: tuple[str, ...],
 ) -> Shard:
-    document: dict[str, Any] = {"rank": topology.global_rank, "data_parallel_rank": topology.dp_rank}
+    document: dict[str, Any] = {
+        "rank": topology.global_rank,
+        "data_parallel_rank": topology.dp_rank,
+    }
     samples: dict[str, Any] = {}
     for name, value in rollout_data.items():
         if name in restored.values or value is None:
             continue
-        if name not in SHARD_KEYS and (name in FIELD_RULES or name in sample_fields or name in registry or is_sample_list(value)):
+        if name not in SHARD_KEYS and (
+            name in FIELD_RULES
+            or name in sample_fields
+            or name in registry
+            or is_sample_list(value)
+        ):
             samples[name] = value
         else:
             document[name] = _plain(value)
     count = len(rollout_data["response_lengths"])
-    samples |= {name: value for name, value in _derived(document, topology, count).items() if name not in samples}
+    samples |= {
+        name: value
+        for name, value in _derived(document, topology, count).items()
+        if name not in samples
+    }
     columns = to_cpu_columns(samples)
     merged: dict[str, Any] = {**columns.values, **restored.values}
-    built = build_columns(merged, response_fields=registry, dtypes={**columns.dtypes, **restored.dtypes})
+    built = build_columns(
+        merged, response_fields=registry, dtypes={**columns.dtypes, **restored.dtypes}
+    )
     indices = built.get("sample_index")
-    document["sample_indices"] = None if indices is None else [indices.item(row) for row in range(count)]
+    document["sample_indices"] = (
+        None if indices is None else [indices.item(row) for row in range(count)]
+    )
     document.setdefault("partition", None)
     return Shard(columns=built, document=document)
 
@@ -146,15 +174,19 @@ def _derived(document: Mapping[str, Any], topology: DumpTopology, count: int) ->
     if indices is None or per_step is None:
         return found
     if sum(per_step) != len(indices):
-        msg = f"data-parallel rank {topology.dp_rank}: {len(indices)} micro_batch_indices, num_microbatches adds up to {sum(per_step)}"
-        raise DumpError(msg)
+        raise DumpError(
+            f"data-parallel rank {topology.dp_rank}: {len(indices)} micro_batch_indices,"
+            f" num_microbatches adds up to {sum(per_step)}"
+        )
     step, micro_batch = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
     places = [(step_id, slot) for step_id, slots in enumerate(per_step) for slot in range(slots)]
     for (step_id, slot), rows in zip(places, indices, strict=True):
         step[list(rows)], micro_batch[list(rows)] = step_id, slot
     if (step < 0).any():
-        msg = f"data-parallel rank {topology.dp_rank}: local sample {int(np.flatnonzero(step < 0)[0])} is in no micro-batch"
-        raise DumpError(msg)
+        raise DumpError(
+            f"data-parallel rank {topology.dp_rank}: local sample"
+            f" {int(np.flatnonzero(step < 0)[0])} is in no micro-batch"
+        )
     return {**found, "step": step, "micro_batch": micro_batch}
 
 

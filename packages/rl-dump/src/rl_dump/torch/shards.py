@@ -1,11 +1,13 @@
-"""Decide how the shards of all data-parallel ranks become one file in rollout order, with one row group in memory at a time.
+"""Decide how the shards of all data-parallel ranks become one file in rollout order, with one row
+group in memory at a time.
 
-Layer: torch. Every shard sender tells the writer what it holds; the writer cuts the whole batch into row groups and asks each sender for
-its part of one row group after the other.
+Every shard sender tells the writer what it holds; the writer cuts the whole batch into row groups
+and asks each sender for its part of one row group after the other.
 
 Invariants, each matched by a test in `tests/distributed/test_train_dump.py`:
 
-- the file does not depend on how samples are spread over ranks, except for the columns that say where a sample ran;
+- the file does not depend on how samples are spread over ranks, except for the columns that say
+  where a sample ran;
 - the writer never holds another rank's whole shard;
 - if any rank fails, every rank raises; none waits longer than its deadline.
 """
@@ -69,18 +71,22 @@ class _Layout:
         return chosen
 
 
-def write_shards(path: Path, shard: Shard | DumpError, topology: DumpTopology, header: Mapping[str, Any]) -> None:
+def write_shards(
+    path: Path, shard: Shard | DumpError, topology: DumpTopology, header: Mapping[str, Any]
+) -> None:
     """Write one file from the shards of all data-parallel ranks; every shard sender calls this.
 
     Args:
         path: the file; the writer's counts.
-        shard: this rank's part, or the error that kept it from being made: the others must hear of it.
+        shard: this rank's part, or the error that kept it from being made: the others must hear of
+            it.
         topology: this rank's place.
         header: keywords of `DumpWriter` other than `fields` and `dp_shards`; the writer's count.
 
     Raises:
         DumpError: shards that do not fit together; every rank raises.
-        WriteError: the file system refused, or a rank did not answer before the deadline; every rank raises.
+        WriteError: the file system refused, or a rank did not answer before the deadline; every
+            rank raises.
     """
     if topology.is_writer:
         _write(path, shard, topology, header)
@@ -88,7 +94,9 @@ def write_shards(path: Path, shard: Shard | DumpError, topology: DumpTopology, h
         _send(shard, topology)
 
 
-def _write(path: Path, shard: Shard | DumpError, topology: DumpTopology, header: Mapping[str, Any]) -> None:
+def _write(
+    path: Path, shard: Shard | DumpError, topology: DumpTopology, header: Mapping[str, Any]
+) -> None:
     peers = range(1, topology.dp_size)
     try:
         summaries = [_summary(shard), *(_received_summary(peer, topology) for peer in peers)]
@@ -102,7 +110,12 @@ def _write(path: Path, shard: Shard | DumpError, topology: DumpTopology, header:
             send_bytes(documents.dumps(plan).encode(), peer, topology)
         # A torch archive is one pickle, so its writer holds the batch; Parquet's holds a row group.
         kind = ArchiveWriter if path.suffix == ".pt" else DumpWriter
-        with kind(path, fields=layout.fields, dp_shards=[summary["document"] for summary in summaries], **header) as writer:
+        with kind(
+            path,
+            fields=layout.fields,
+            dp_shards=[summary["document"] for summary in summaries],
+            **header,
+        ) as writer:
             for group in range(len(layout.bounds)):
                 writer.write_arrays(_collect(shard, layout, group, topology))
     except BaseException as error:
@@ -111,7 +124,9 @@ def _write(path: Path, shard: Shard | DumpError, topology: DumpTopology, header:
     _tell(peers, "", topology)
 
 
-def _collect(shard: Shard, layout: _Layout, group: int, topology: DumpTopology) -> dict[str, pa.Array]:
+def _collect(
+    shard: Shard, layout: _Layout, group: int, topology: DumpTopology
+) -> dict[str, pa.Array]:
     start, stop = layout.bounds[group]
     parts, places = [], []
     for peer in range(topology.dp_size):
@@ -138,7 +153,10 @@ def _send(shard: Shard | DumpError, topology: DumpTopology) -> None:
         raise shard
     if message.startswith(b"{"):
         plan = documents.loads(message, what="plan of the writer")
-        fields = [field_of(name, document, where="plan of the writer") for name, document in plan["stored"].items()]
+        fields = [
+            field_of(name, document, where="plan of the writer")
+            for name, document in plan["stored"].items()
+        ]
         for rows in plan["rows"]:
             if not rows.size:
                 continue
@@ -177,19 +195,29 @@ def _summary(shard: Shard | DumpError) -> dict[str, Any]:
 
 
 def _received_summary(peer: int, topology: DumpTopology) -> dict[str, Any]:
-    found: dict[str, Any] = documents.loads(bytes(receive_bytes(peer, topology)), what=f"summary of data-parallel rank {peer}")
+    found: dict[str, Any] = documents.loads(
+        bytes(receive_bytes(peer, topology)), what=f"summary of data-parallel rank {peer}"
+    )
     return found
 
 
 def _keys(shard: Shard, name: str) -> NDArray[np.int64] | None:
     column = shard.columns.get(name)
-    if column is None or column.field.kind != "scalar" or (column.valid is not None and not column.valid.all()):
+    if (
+        column is None
+        or column.field.kind != "scalar"
+        or (column.valid is not None and not column.valid.all())
+    ):
         return None
     return np.asarray(column.values, np.int64)
 
 
 def _plan(summaries: Sequence[Mapping[str, Any]]) -> _Layout:
-    failed = [f"data-parallel rank {rank}: {summary['error']}" for rank, summary in enumerate(summaries) if "error" in summary]
+    failed = [
+        f"data-parallel rank {rank}: {summary['error']}"
+        for rank, summary in enumerate(summaries)
+        if "error" in summary
+    ]
     if failed:
         raise DumpError("\n".join(failed))
     counts = [len(summary["bytes"]) for summary in summaries]
@@ -197,7 +225,12 @@ def _plan(summaries: Sequence[Mapping[str, Any]]) -> _Layout:
     row = np.concatenate([np.arange(count) for count in counts])
     order = _order(summaries)
     sizes = np.concatenate([np.asarray(summary["bytes"], np.int64) for summary in summaries])[order]
-    return _Layout(fields=_common_fields(summaries), rank=rank[order], row=row[order], bounds=row_group_bounds(sizes))
+    return _Layout(
+        fields=_common_fields(summaries),
+        rank=rank[order],
+        row=row[order],
+        bounds=row_group_bounds(sizes),
+    )
 
 
 def _order(summaries: Sequence[Mapping[str, Any]]) -> NDArray[np.int64]:
@@ -208,10 +241,15 @@ def _order(summaries: Sequence[Mapping[str, Any]]) -> NDArray[np.int64]:
         whole = np.concatenate(keys) if keys else np.zeros(0, np.int64)
         values, counts = np.unique(whole, return_counts=True)
         if name == "rollout_position" and (counts > 1).any():
-            msg = f"rollout_position {int(values[counts > 1][0])} is in more than one place; each sample belongs to one data-parallel rank"
-            raise DumpError(msg)
+            raise DumpError(
+                f"rollout_position {int(values[counts > 1][0])} is in more than one place; each"
+                " sample belongs to one data-parallel rank"
+            )
         return np.argsort(whole, kind="stable")
-    _log.warning("train dump: not every sample has a rollout_position or a sample_index; samples stand in the order of their ranks")
+    _log.warning(
+        "train dump: not every sample has a rollout_position or a sample_index; samples stand in"
+        " the order of their ranks"
+    )
     return np.arange(sum(len(summary["bytes"]) for summary in summaries))
 
 
@@ -220,7 +258,9 @@ def _common_fields(summaries: Sequence[Mapping[str, Any]]) -> list[Field]:
     described: dict[str, dict[int, Field]] = {}
     for rank in holding:
         for name, document in summaries[rank]["fields"].items():
-            described.setdefault(name, {})[rank] = field_of(name, document, where=f"data-parallel rank {rank}")
+            described.setdefault(name, {})[rank] = field_of(
+                name, document, where=f"data-parallel rank {rank}"
+            )
     problems, fields = [], []
     for name, by_rank in described.items():
         missing = [rank for rank in holding if rank not in by_rank]
@@ -230,21 +270,35 @@ def _common_fields(summaries: Sequence[Mapping[str, Any]]) -> list[Field]:
         elif len(kinds) > 1:
             problems.append(f"{name}: differs between data-parallel ranks: {sorted(kinds)}")
         else:
-            fields.append(_common_field(name, list(by_rank.values()), [summaries[rank]["ranges"][name] for rank in by_rank]))
+            fields.append(
+                _common_field(
+                    name,
+                    list(by_rank.values()),
+                    [summaries[rank]["ranges"][name] for rank in by_rank],
+                )
+            )
     if problems:
         raise DumpError("\n".join(problems))
     return fields
 
 
-def _common_field(name: str, fields: Sequence[Field], ranges: Sequence[tuple[int, int] | None]) -> Field:
+def _common_field(
+    name: str, fields: Sequence[Field], ranges: Sequence[tuple[int, int] | None]
+) -> Field:
     spans = [span for span in ranges if span is not None]
     stored = fields[0].stored
     if spans:
-        stored = smallest_stored(fields[0].dtype, min(low for low, _ in spans), max(high for _, high in spans))
-    return replace(fields[0], name=name, stored=stored, nullable=any(field.nullable for field in fields))
+        stored = smallest_stored(
+            fields[0].dtype, min(low for low, _ in spans), max(high for _, high in spans)
+        )
+    return replace(
+        fields[0], name=name, stored=stored, nullable=any(field.nullable for field in fields)
+    )
 
 
-def _batch(columns: Mapping[str, Column], fields: Sequence[Field], rows: NDArray[np.int64]) -> pa.RecordBatch:
+def _batch(
+    columns: Mapping[str, Column], fields: Sequence[Field], rows: NDArray[np.int64]
+) -> pa.RecordBatch:
     arrays = [encode(replace(columns[field.name].take(rows), field=field)) for field in fields]
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(fields))
 
@@ -264,7 +318,6 @@ def _part(shard: Shard, fields: Sequence[Field], rows: NDArray[np.int64]) -> mem
 def _opened(message: memoryview, peer: int) -> pa.RecordBatch:
     if message[: len(_FAILED)] == _FAILED:
         text = bytes(message[len(_FAILED) :]).decode()
-        msg = f"data-parallel rank {peer}: {text}"
-        raise DumpError(msg)
+        raise DumpError(f"data-parallel rank {peer}: {text}")
     with pa.ipc.open_stream(message) as stream:
         return stream.read_next_batch()

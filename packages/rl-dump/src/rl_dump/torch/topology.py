@@ -1,7 +1,8 @@
 """Decide which ranks take part in a train dump, and in which role.
 
-Layer: torch. Every context-parallel rank of the last pipeline stage's first tensor rank helps to restore; its context rank 0 sends the shard
-of its data-parallel rank; the first data-parallel rank of those writes.
+Every context-parallel rank of the last pipeline stage's first tensor rank helps to restore; its
+context rank 0 sends the shard of its data-parallel rank; the first data-parallel rank of those
+writes.
 """
 
 from __future__ import annotations
@@ -56,11 +57,9 @@ class DumpTopology:
         for axis in ("dp", "cp", "tp", "pp"):
             rank, size = getattr(self, f"{axis}_rank"), getattr(self, f"{axis}_size")
             if not 0 <= rank < size:
-                msg = f"{axis}_rank {rank} is not below {axis}_size {size}"
-                raise DumpError(msg)
+                raise DumpError(f"{axis}_rank {rank} is not below {axis}_size {size}")
         if self.deadline_seconds <= 0:
-            msg = f"deadline_seconds must be positive, got {self.deadline_seconds}"
-            raise DumpError(msg)
+            raise DumpError(f"deadline_seconds must be positive, got {self.deadline_seconds}")
         if self.is_shard_sender and self.dp_size > 1:
             self._check_group()
 
@@ -81,12 +80,18 @@ class DumpTopology:
 
     def _check_group(self) -> None:
         if self.shard_group is None:
-            msg = f"rank {self.global_rank}: dp_size is {self.dp_size}, so shard_group must be a gloo group over the {self.dp_size} shard senders"
-            raise DumpError(msg)
+            raise DumpError(
+                f"rank {self.global_rank}: dp_size is {self.dp_size}, so shard_group must be a gloo"
+                f" group over the {self.dp_size} shard senders"
+            )
         rank, size = dist.get_rank(self.shard_group), dist.get_world_size(self.shard_group)
         if (rank, size) != (self.dp_rank, self.dp_size):
-            msg = f"rank {self.global_rank}: shard_group has this rank at {rank} of {size}, the data-parallel axis at {self.dp_rank} of {self.dp_size}"
-            raise DumpError(msg)
+            raise DumpError(
+                f"rank {self.global_rank}: shard_group has this rank at {rank} of {size}, the"
+                f" data-parallel axis at {self.dp_rank} of {self.dp_size}"
+            )
         if dist.get_backend(self.shard_group) != "gloo":
-            msg = f"rank {self.global_rank}: shard_group runs on {dist.get_backend(self.shard_group)}; shards are sent from the CPU, over gloo"
-            raise DumpError(msg)
+            raise DumpError(
+                f"rank {self.global_rank}: shard_group runs on"
+                f" {dist.get_backend(self.shard_group)}; shards are sent from the CPU, over gloo"
+            )

@@ -1,7 +1,4 @@
-"""Decide how bytes travel between shard senders: length first, then the bytes, every wait with a deadline.
-
-Layer: torch.
-"""
+"""Decide how bytes travel between shard senders: length first, then the bytes, every wait with a deadline."""
 
 from __future__ import annotations
 
@@ -55,11 +52,15 @@ def _move(tensor: torch.Tensor, peer: int, topology: DumpTopology, *, send: bool
         assert work is not None
         done = work.wait(timedelta(seconds=topology.deadline_seconds))
     except RuntimeError as error:
-        msg = f"train dump: rank {topology.global_rank} could not {verb} data-parallel rank {peer} (rank {rank}): {_first_line(error)}"
-        raise WriteError(msg) from error
+        raise WriteError(
+            f"train dump: rank {topology.global_rank} could not {verb} data-parallel rank {peer}"
+            f" (rank {rank}): {_first_line(error)}"
+        ) from error
     if not done:
-        msg = f"train dump: rank {topology.global_rank} waited {topology.deadline_seconds:g} s to {verb} data-parallel rank {peer} (rank {rank})"
-        raise WriteError(msg)
+        raise WriteError(
+            f"train dump: rank {topology.global_rank} waited {topology.deadline_seconds:g} s to"
+            f" {verb} data-parallel rank {peer} (rank {rank})"
+        )
 
 
 def _first_line(error: BaseException) -> str:

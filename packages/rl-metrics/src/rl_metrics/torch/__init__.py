@@ -1,6 +1,9 @@
-"""Tensors and collectives: the reductions of this package for training code. The only part that imports torch.
+"""Tensors and collectives: the reductions of this package for training code.
 
-Process groups are arguments; ``None`` is torch's default group, or this process alone where none was initialised. Nothing imports Megatron.
+The only part that imports torch.
+
+Process groups are arguments; `None` is torch's default group, or this process alone where none was
+initialised. Nothing imports Megatron.
 """
 
 try:
@@ -8,7 +11,9 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
-    raise ModuleNotFoundError('rl_metrics.torch needs torch: pip install "rl-metrics[torch]"', name="torch") from error
+    raise ModuleNotFoundError(
+        'rl_metrics.torch needs torch: pip install "rl-metrics[torch]"', name="torch"
+    ) from error
 
 from rl_metrics.torch.collectives import all_reduce_metrics
 from rl_metrics.torch.gather import gather_responses

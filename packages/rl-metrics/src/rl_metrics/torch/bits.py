@@ -1,8 +1,9 @@
-"""What travels when pieces of responses are gathered: numbers as the bits they are, and a header by which ranks find out that they disagree.
+"""What travels when pieces of responses are gathered: numbers as the bits they are, and a header by
+which ranks find out that they disagree.
 
-Layer: tensors and hashes only, below ``gather``. Every number takes 8 bytes on the wire whatever its dtype, so that ranks of different dtypes still send
-buffers of one size and can tell one another. Invariants, tested: ``from_bits(to_bits(x), x.dtype)`` is ``x`` bit for bit; all ranks build the same
-message from the same headers.
+Every number takes 8 bytes on the wire whatever its dtype, so that ranks of different dtypes still
+send buffers of one size and can tell one another. Invariants, tested: `from_bits(to_bits(x),
+x.dtype)` is `x` bit for bit; all ranks build the same message from the same headers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers as wide as a number of so many bytes."""
 
 _DTYPES = sorted(
-    {dtype for name in dir(torch) if isinstance(dtype := getattr(torch, name), torch.dtype) and "q" not in name and "bits" not in name},
+    {
+        dtype
+        for name in dir(torch)
+        if isinstance(dtype := getattr(torch, name), torch.dtype)
+        and "q" not in name
+        and "bits" not in name
+    },
     key=str,
 )
 """Dtypes a header can name, by their place here; the same on ranks that run the same torch."""
@@ -47,13 +54,20 @@ class PieceHeader:
 
     def packed(self) -> list[int]:
         """Return the header as integers."""
-        return [0 if self.dtype is None else 1 + _DTYPES.index(self.dtype), self.layout, int(self.requires_grad)]
+        return [
+            0 if self.dtype is None else 1 + _DTYPES.index(self.dtype),
+            self.layout,
+            int(self.requires_grad),
+        ]
 
     @classmethod
     def unpacked(cls, numbers: Sequence[int]) -> list[PieceHeader]:
         """Return the headers of all ranks from their integers, one after another."""
         rows = [numbers[i : i + cls.SIZE] for i in range(0, len(numbers), cls.SIZE)]
-        return [cls(dtype=_DTYPES[code - 1] if code else None, layout=layout, requires_grad=bool(grad)) for code, layout, grad in rows]
+        return [
+            cls(dtype=_DTYPES[code - 1] if code else None, layout=layout, requires_grad=bool(grad))
+            for code, layout, grad in rows
+        ]
 
 
 def agreed_dtype(headers: Sequence[PieceHeader], *, default: torch.dtype) -> torch.dtype:
@@ -64,30 +78,38 @@ def agreed_dtype(headers: Sequence[PieceHeader], *, default: torch.dtype) -> tor
         default: dtype of this rank, taken where nobody sends any.
 
     Raises:
-        MetricsError: the same on all ranks, when lengths or layouts, dtypes, or the need for gradients differ.
+        MetricsError: the same on all ranks, when lengths or layouts, dtypes, or the need for
+            gradients differ.
     """
     others = [rank for rank, header in enumerate(headers) if header.layout != headers[0].layout]
     if others:
         raise MetricsError(
-            f"ranks of the group gather different samples: ranks {others} pass other lengths, order or layout than rank 0. Pass the same on every rank"
+            f"ranks of the group gather different samples: ranks {others} pass other lengths, order"
+            " or layout than rank 0. Pass the same on every rank"
         )
     dtypes = {rank: header.dtype for rank, header in enumerate(headers) if header.dtype is not None}
     if len(set(dtypes.values())) > 1:
         told = ", ".join(f"{dtype} on rank {rank}" for rank, dtype in dtypes.items())
-        raise MetricsError(f"ranks of the group gather different dtypes: {told}. Convert the pieces to one dtype")
+        raise MetricsError(
+            f"ranks of the group gather different dtypes: {told}. Convert the pieces to one dtype"
+        )
     without = [rank for rank, header in enumerate(headers) if not header.requires_grad]
     if 0 < len(without) < len(headers):
         raise MetricsError(
-            f"ranks of the group disagree: pieces require grad, but not on ranks {without}, which would miss the collective of the backward pass. "
-            "Cut empty pieces from the graph too, or detach on every rank"
+            f"ranks of the group disagree: pieces require grad, but not on ranks {without}, which"
+            " would miss the collective of the backward pass. Cut empty pieces from the graph too,"
+            " or detach on every rank"
         )
     return next(iter(dtypes.values()), default)
 
 
 def check_dtype(dtype: torch.dtype) -> None:
-    """Raise :class:`MetricsError` for numbers that 8 bytes cannot hold."""
+    """Raise `MetricsError` for numbers that 8 bytes cannot hold."""
     if dtype.itemsize not in _INTEGERS or dtype not in _DTYPES:
-        raise MetricsError(f"pieces of {dtype} cannot be gathered; give numbers of at most 8 bytes, such as view_as_real of complex128")
+        raise MetricsError(
+            f"pieces of {dtype} cannot be gathered; give numbers of at most 8 bytes, such as"
+            " view_as_real of complex128"
+        )
 
 
 def to_bits(values: torch.Tensor) -> torch.Tensor:
@@ -96,11 +118,18 @@ def to_bits(values: torch.Tensor) -> torch.Tensor:
 
 
 def from_bits(bits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Undo :func:`to_bits`."""
+    """Undo `to_bits`."""
     return bits.to(_INTEGERS[dtype.itemsize]).view(dtype)
 
 
-def layout_digest(total_lengths: Any, response_lengths: Any, cp: ContextParallel, *, offsets: Any, **stream: int | None) -> int:
+def layout_digest(
+    total_lengths: Any,
+    response_lengths: Any,
+    cp: ContextParallel,
+    *,
+    offsets: Any,
+    **stream: int | None,
+) -> int:
     """Return 63 bits of a hash of everything that says where a token goes, the rank aside.
 
     Args:
@@ -110,7 +139,12 @@ def layout_digest(total_lengths: Any, response_lengths: Any, cp: ContextParallel
         offsets: int [N] or None.
         stream: further lengths, or None.
     """
-    lists = [None if values is None else int_array(values).tolist() for values in (total_lengths, response_lengths, offsets)]
-    settings = sorted((name, None if value is None else int(value)) for name, value in stream.items())
+    lists = [
+        None if values is None else int_array(values).tolist()
+        for values in (total_lengths, response_lengths, offsets)
+    ]
+    settings = sorted(
+        (name, None if value is None else int(value)) for name, value in stream.items()
+    )
     text = repr((lists, cp.size, cp.layout, settings))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

@@ -1,10 +1,10 @@
 """Metrics over the ranks of a group: two packed float64 all-reduces, keys checked on the way.
 
-Layer: above ``wire`` (which decides what travels) and ``groups``.
-
-Invariants, tested with real gloo: every rank gets the same records, equal to merging all ranks' records in one process; ranks that report
-different metrics or pass different settings, or one that fails while preparing them, make EVERY rank raise an error that names them, so nobody hangs; the
-number of collectives does not depend on the number of metrics (two, or three with more than 254 extrema).
+Invariants, tested with real gloo: every rank gets the same records, equal to merging all ranks'
+records in one process; ranks that report different metrics or pass different settings, or one that
+fails while preparing them, make EVERY rank raise an error that names them, so nobody hangs; the
+number of collectives does not depend on the number of metrics (two, or three with more than 254
+extrema).
 """
 
 from __future__ import annotations
@@ -39,43 +39,51 @@ def all_reduce_metrics(
 ) -> dict[str, Metric]:
     """Merge metrics over all ranks of a group.
 
-    Every rank passes the same names, kinds and units, in any order; a rank without data for one passes :meth:`rl_metrics.Metric.empty`.
-    Records of one name on one rank are merged first. In a mapping the key is the name.
+    Every rank passes the same names, kinds and units, in any order; a rank without data for one
+    passes `rl_metrics.Metric.empty`. Records of one name on one rank are merged first. In a mapping
+    the key is the name.
 
     Args:
         metrics: the rank's records.
-        group: ranks to merge over. Each contributes its own data: values that several ranks hold in full need
-            :meth:`rl_metrics.Metric.replicated`.
-        dst: GLOBAL rank of the group that wants the result, the same on all ranks. With it the sums travel to that rank only. None: everybody
-            gets the result.
+        group: ranks to merge over. Each contributes its own data: values that several ranks hold in
+            full need `rl_metrics.Metric.replicated`.
+        dst: GLOBAL rank of the group that wants the result, the same on all ranks. With it the sums
+            travel to that rank only. None: everybody gets the result.
 
     Returns:
-        name -> merged record, names sorted. Where no rank had data the record has weight 0 and the value None. On ranks other than ``dst``
-        the sums are not meaningful, so the result is empty.
+        name -> merged record, names sorted. Where no rank had data the record has weight 0 and the
+        value None. On ranks other than `dst` the sums are not meaningful, so the result is empty.
 
     Raises:
-        KeyAgreementError: on every rank the same, when ranks disagree on metrics or on ``dst``; it names the ranks and the keys.
-        MetricsError: when this rank's records cannot be merged or its ``dst`` is outside the group; the other ranks raise
-            :class:`KeyAgreementError` naming this one. On every rank the same, when a histogram spans more than 2^20 buckets over all ranks.
+        KeyAgreementError: on every rank the same, when ranks disagree on metrics or on `dst`; it
+            names the ranks and the keys.
+        MetricsError: when this rank's records cannot be merged or its `dst` is outside the group;
+            the other ranks raise `KeyAgreementError` naming this one. On every rank the same, when
+            a histogram spans more than 2^20 buckets over all ranks.
     """
     return reduce_prepared_metrics(lambda: (listed_metrics(metrics, "metrics"), {}), group, dst=dst)
 
 
 def reduce_prepared_metrics(
-    prepare: Callable[[], tuple[Iterable[Metric], Mapping[str, str]]], group: dist.ProcessGroup | None = None, *, dst: int | None = None
+    prepare: Callable[[], tuple[Iterable[Metric], Mapping[str, str]]],
+    group: dist.ProcessGroup | None = None,
+    *,
+    dst: int | None = None,
 ) -> dict[str, Metric]:
-    """As :func:`all_reduce_metrics`, with records made by a callable whose failure reaches all ranks instead of hanging them.
+    """As `all_reduce_metrics`, with records made by a callable whose failure reaches all ranks
+    instead of hanging them.
 
     Args:
-        prepare: returns the rank's records, and settings that must be equal on all ranks: name -> value as text.
-        group: as in :func:`all_reduce_metrics`.
-        dst: as in :func:`all_reduce_metrics`.
+        prepare: returns the rank's records, and settings that must be equal on all ranks: name ->
+            value as text.
+        group: as in `all_reduce_metrics`.
+        dst: as in `all_reduce_metrics`.
 
     Returns:
-        As :func:`all_reduce_metrics`.
+        As `all_reduce_metrics`.
 
     Raises:
-        KeyAgreementError: as in :func:`all_reduce_metrics`, also when settings differ.
+        KeyAgreementError: as in `all_reduce_metrics`, also when settings differ.
     """
     failure: Exception | None = None
     local: list[Metric] = []
@@ -91,7 +99,8 @@ def reduce_prepared_metrics(
             payload = wire.extrema(local)
             key = wire.digest(local, settings)
     except Exception as error:
-        # Whatever it is: the others wait for this rank in the next collective, and must hear of it there.
+        # Whatever it is: the others wait for this rank in the next collective, and must hear of it
+        # there.
         failure = error
     if alone:
         if failure is not None:
@@ -109,14 +118,19 @@ def reduce_prepared_metrics(
 def _check_dst(dst: int | None, group: dist.ProcessGroup | None) -> None:
     """Refuse a rank that is not in the group: the sums would be sent nowhere."""
     if dst is not None and count(dst, "dst", minimum=0) not in group_members(group):
-        raise MetricsError(f"dst is {dst}; it is the GLOBAL rank that gets the result, so give one of {group_members(group)}")
+        raise MetricsError(
+            f"dst is {dst}; it is the GLOBAL rank that gets the result, so give one of"
+            f" {group_members(group)}"
+        )
 
 
-def _agree(key: float, payload: npt.NDArray[np.float64], group: dist.ProcessGroup | None) -> npt.NDArray[np.float64] | None:
+def _agree(
+    key: float, payload: npt.NDArray[np.float64], group: dist.ProcessGroup | None
+) -> npt.NDArray[np.float64] | None:
     """Return the greatest extrema of all ranks; None when their keys differ or one has failed.
 
     Args:
-        key: digest of what must be equal on all ranks, or :data:`_FAILED`.
+        key: digest of what must be equal on all ranks, or `_FAILED`.
         payload: this rank's extrema, of a length that the digest covers.
         group: ranks to agree.
     """
@@ -128,15 +142,25 @@ def _agree(key: float, payload: npt.NDArray[np.float64], group: dist.ProcessGrou
     if head[0] != -head[1] or head[0] == _FAILED:
         return None
     rest = payload[first.size :]
-    return np.concatenate([head[2 : 2 + first.size], _reduce(rest, dist.ReduceOp.MAX, group) if rest.size else rest])
+    return np.concatenate(
+        [head[2 : 2 + first.size], _reduce(rest, dist.ReduceOp.MAX, group) if rest.size else rest]
+    )
 
 
 def _raise_disagreement(
-    local: list[Metric], settings: dict[str, str], failure: Exception | None, group: dist.ProcessGroup | None
+    local: list[Metric],
+    settings: dict[str, str],
+    failure: Exception | None,
+    group: dist.ProcessGroup | None,
 ) -> NoReturn:
-    """Exchange what every rank reports and raise on all of them. Runs on the failing path only, where one more collective costs nothing."""
+    """Exchange what every rank reports and raise on all of them.
+
+    Runs on the failing path only, where one more collective costs nothing.
+    """
     told = None if failure is None else str(failure) or type(failure).__name__
-    mine = RankReport(failure=told, settings=settings, metrics=tuple(metric.describe() for metric in local))
+    mine = RankReport(
+        failure=told, settings=settings, metrics=tuple(metric.describe() for metric in local)
+    )
     reports: list[Any] = [None] * group_size(group)
     dist.all_gather_object(reports, mine, group=group)
     if failure is not None:
@@ -144,7 +168,9 @@ def _raise_disagreement(
     raise KeyAgreementError(disagreement(reports))
 
 
-def _reduce(values: npt.NDArray[np.float64], op: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None) -> npt.NDArray[np.float64]:
+def _reduce(
+    values: npt.NDArray[np.float64], op: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None
+) -> npt.NDArray[np.float64]:
     """All-reduce a host vector."""
     tensor = torch.from_numpy(values).to(collective_device(group))
     dist.all_reduce(tensor, op=op, group=group)
@@ -152,8 +178,10 @@ def _reduce(values: npt.NDArray[np.float64], op: dist.ReduceOp.RedOpType, group:
     return result
 
 
-def _sum(values: npt.NDArray[np.float64], group: dist.ProcessGroup | None, dst: int | None) -> npt.NDArray[np.float64]:
-    """Sum a host vector over the group, for everybody or for ``dst``."""
+def _sum(
+    values: npt.NDArray[np.float64], group: dist.ProcessGroup | None, dst: int | None
+) -> npt.NDArray[np.float64]:
+    """Sum a host vector over the group, for everybody or for `dst`."""
     if not values.size:
         return values
     if dst is None:

@@ -1,8 +1,9 @@
 """Rebuild full responses from the pieces the context-parallel ranks hold, in one collective.
 
-Layer: above ``packing``, ``groups`` and ``bits``, which says what travels. Invariants, tested with real gloo: one all-reduce per call whatever the
-number of samples, one more in backward; empty pieces take part; ``gather_responses(slice_response(x)) == x`` bit for bit, -0.0 and NaN included;
-ranks whose pieces do not fit together all raise the same error.
+Invariants, tested with real gloo: one all-reduce per call whatever the
+number of samples, one more in backward; empty pieces take part;
+`gather_responses(slice_response(x)) == x` bit for bit, -0.0 and NaN included; ranks whose pieces do
+not fit together all raise the same error.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from rl_metrics.arguments import listed
 from rl_metrics.context_parallel import ContextParallel, IntArray, check_place, int_array
 from rl_metrics.errors import MetricsError
 from rl_metrics.packing import packed_responses
-from rl_metrics.torch.bits import PieceHeader, agreed_dtype, check_dtype, from_bits, layout_digest, to_bits
+from rl_metrics.torch.bits import (
+    PieceHeader,
+    agreed_dtype,
+    check_dtype,
+    from_bits,
+    layout_digest,
+    to_bits,
+)
 from rl_metrics.torch.groups import group_rank, group_size
 
 __all__ = ["gather_responses"]
@@ -48,13 +56,17 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, plan: _Plan) -> torch.Tensor:
         ctx.plan, ctx.dtype = plan, local.dtype
-        # One buffer: a header of every rank, then the bits of every token. Each place is filled by one rank and 0 on the others, so the sum of
-        # integers is the integer that was sent.
+        # One buffer: a header of every rank, then the bits of every token. Each place is filled by
+        # one rank and 0 on the others, so the sum of integers is the integer that was sent.
         width = local.shape[1:].numel()
         start = plan.cp.size * PieceHeader.SIZE
         wire = torch.zeros(start + plan.num_tokens * width, dtype=torch.int64, device=local.device)
-        wire[plan.cp.rank * PieceHeader.SIZE :][: PieceHeader.SIZE] = torch.tensor(plan.header.packed(), device=local.device)
-        wire[start:].view(plan.num_tokens, width)[plan.places] = to_bits(local).reshape(local.shape[0], width)
+        wire[plan.cp.rank * PieceHeader.SIZE :][: PieceHeader.SIZE] = torch.tensor(
+            plan.header.packed(), device=local.device
+        )
+        wire[start:].view(plan.num_tokens, width)[plan.places] = to_bits(local).reshape(
+            local.shape[0], width
+        )
         dist.all_reduce(wire, group=plan.group)
         dtype = agreed_dtype(PieceHeader.unpacked(wire[:start].tolist()), default=local.dtype)
         return from_bits(wire[start:], dtype).reshape(plan.num_tokens, *local.shape[1:])
@@ -78,40 +90,51 @@ def gather_responses(
     stream_offsets: Sequence[int] | IntArray | None = None,
     stream_length: int | None = None,
 ) -> list[torch.Tensor]:
-    """Return the full response-aligned tensor of every sample, on every rank, from this rank's pieces.
+    """Return the full response-aligned tensor of every sample, on every rank, from this rank's
+    pieces.
 
-    Differentiable once: a second derivative raises. The loss of a step is the sum of the losses of all ranks, so the gradient of a piece is the sum of what every rank
-    sends back for it: one all-reduce in backward, which ALL ranks must reach. A rank that does not need the result adds ``0 * sum(result)``
-    to its loss. A piece cut from a tensor in the graph stays in the graph even when it is empty; so pieces either require grad on
-    all ranks or on none, which is checked.
+    Differentiable once: a second derivative raises. The loss of a step is the sum of the losses of
+    all ranks, so the gradient of a piece is the sum of what every rank sends back for it: one
+    all-reduce in backward, which ALL ranks must reach. A rank that does not need the result adds `0
+    * sum(result)` to its loss. A piece cut from a tensor in the graph stays in the graph even when
+    it is empty; so pieces either require grad on all ranks or on none, which is checked.
 
-    What travels is the bits of every number in 8 bytes, whatever the dtype, beside a header of each rank; so ranks that disagree find out instead of
-    reading one another's bytes.
+    What travels is the bits of every number in 8 bytes, whatever the dtype, beside a header of each
+    rank; so ranks that disagree find out instead of reading one another's bytes.
 
     Args:
-        pieces: N tensors [n_i] or [n_i, ...] in the order of ``response_indices``; one dtype of at most 8 bytes, one device; ``n_i`` may be 0. A rank
-            that owns no token at all gets the dtype of the others, but must give their width: ``torch.zeros(0, 3)`` beside ``[n, 3]``.
-        total_lengths: int [N], the same in the same order on all ranks, like all that follows but ``cp.rank``.
+        pieces: N tensors [n_i] or [n_i, ...] in the order of `response_indices`; one dtype of at
+            most 8 bytes, one device; `n_i` may be 0. A rank that owns no token at all gets the
+            dtype of the others, but must give their width: `torch.zeros(0, 3)` beside `[n, 3]`.
+        total_lengths: int [N], the same in the same order on all ranks, like all that follows but
+            `cp.rank`.
         response_lengths: int [N].
         cp: the rank's place.
-        group: the context-parallel group; its size and this rank's place in it are those of ``cp``.
-        pad_multiple: what sequences are padded to a multiple of; as in :func:`rl_metrics.padded_lengths`.
-        stream_offsets: int [N], for ``contiguous``; as in :func:`rl_metrics.packed_responses`.
-        stream_length: padded stream length, for ``contiguous``.
+        group: the context-parallel group; its size and this rank's place in it are those of `cp`.
+        pad_multiple: what sequences are padded to a multiple of; as in `rl_metrics.padded_lengths`.
+        stream_offsets: int [N], for `contiguous`; as in `rl_metrics.packed_responses`.
+        stream_length: padded stream length, for `contiguous`.
 
     Returns:
         N tensors [R_i, ...].
 
     Raises:
-        MetricsError: on every rank the same, when dtypes, lengths, layouts or the need for gradients differ over ranks. On this rank alone, before
-            the collective, when the pieces are no tensors of one dtype, device and width with the sizes the geometry gives, or ``cp`` is not
-            the group's: the others are then left to the group's timeout, as they are where the width or the sum of response lengths differs.
-        GeometryError: as in :func:`rl_metrics.packed_responses`.
+        MetricsError: on every rank the same, when dtypes, lengths, layouts or the need for
+            gradients differ over ranks. On this rank alone, before the collective, when the pieces
+            are no tensors of one dtype, device and width with the sizes the geometry gives, or `cp`
+            is not the group's: the others are then left to the group's timeout, as they are where
+            the width or the sum of response lengths differs.
+        GeometryError: as in `rl_metrics.packed_responses`.
     """
     check_place(cp)
     _check_group(cp, group)
     owned = packed_responses(
-        total_lengths, response_lengths, cp, pad_multiple=pad_multiple, stream_offsets=stream_offsets, stream_length=stream_length
+        total_lengths,
+        response_lengths,
+        cp,
+        pad_multiple=pad_multiple,
+        stream_offsets=stream_offsets,
+        stream_length=stream_length,
     )
     lengths = int_array(response_lengths).tolist()
     pieces = _checked_pieces(pieces, owned.counts.tolist(), lengths, cp)
@@ -122,13 +145,20 @@ def gather_responses(
         return list(torch.split(local, lengths))
     check_dtype(local.dtype)
     layout = layout_digest(
-        total_lengths, response_lengths, cp, pad_multiple=pad_multiple, offsets=stream_offsets, stream_length=stream_length
+        total_lengths,
+        response_lengths,
+        cp,
+        pad_multiple=pad_multiple,
+        offsets=stream_offsets,
+        stream_length=stream_length,
     )
     plan = _Plan(
         places=torch.from_numpy(owned.flat_indices).to(local.device),
         num_tokens=sum(lengths),
         header=PieceHeader(
-            dtype=local.dtype if local.shape[0] else None, layout=layout, requires_grad=torch.is_grad_enabled() and local.requires_grad
+            dtype=local.dtype if local.shape[0] else None,
+            layout=layout,
+            requires_grad=torch.is_grad_enabled() and local.requires_grad,
         ),
         cp=cp,
         group=group,
@@ -137,23 +167,29 @@ def gather_responses(
     return list(torch.split(full, lengths))
 
 
-def _checked_pieces(pieces: Any, counts: list[int], lengths: list[int], cp: ContextParallel) -> list[torch.Tensor]:
+def _checked_pieces(
+    pieces: Any, counts: list[int], lengths: list[int], cp: ContextParallel
+) -> list[torch.Tensor]:
     """Return the pieces as a list, after checking that they are what this rank owns of each sample, and alike."""
     given: list[torch.Tensor] = listed(pieces, "pieces, one per sample")
     if len(given) != len(lengths):
         raise MetricsError(
-            f"{len(given)} pieces for {len(lengths)} samples; give one per sample, an empty one where this rank owns no token"
+            f"{len(given)} pieces for {len(lengths)} samples; give one per sample, an empty one"
+            " where this rank owns no token"
         )
     for i, (piece, count) in enumerate(zip(given, counts, strict=True)):
         if not isinstance(piece, torch.Tensor):
             raise MetricsError(f"sample {i}: the piece is {type(piece).__name__}; give a tensor")
         if piece.dim() < 1 or piece.shape[0] != count:
             raise MetricsError(
-                f"sample {i}: the piece has shape {tuple(piece.shape)}, but rank {cp.rank} of {cp.size} owns {count} of its "
-                f"{lengths[i]} response tokens"
+                f"sample {i}: the piece has shape {tuple(piece.shape)}, but rank {cp.rank} of"
+                f" {cp.size} owns {count} of its {lengths[i]} response tokens"
             )
         if _kind(piece) != _kind(given[0]):
-            raise MetricsError(f"sample {i}: the piece is {_kind(piece)}, that of sample 0 {_kind(given[0])}; give all alike")
+            raise MetricsError(
+                f"sample {i}: the piece is {_kind(piece)}, that of sample 0 {_kind(given[0])}; give"
+                " all alike"
+            )
     return given
 
 
@@ -163,9 +199,10 @@ def _kind(piece: torch.Tensor) -> str:
 
 
 def _check_group(cp: ContextParallel, group: dist.ProcessGroup | None) -> None:
-    """Refuse a group whose size or rank is not that of ``cp``: the sum would mix up pieces."""
+    """Refuse a group whose size or rank is not that of `cp`: the sum would mix up pieces."""
     size, rank = group_size(group), group_rank(group)
     if cp.size > 1 and (size, rank) != (cp.size, cp.rank):
         raise MetricsError(
-            f"this is rank {rank} of a group of {size}, but cp says rank {cp.rank} of {cp.size}; pass the context-parallel group"
+            f"this is rank {rank} of a group of {size}, but cp says rank {cp.rank} of {cp.size};"
+            " pass the context-parallel group"
         )

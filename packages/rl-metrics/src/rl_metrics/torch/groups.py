@@ -1,6 +1,6 @@
 """What a process group means here: its size, this rank in it, the device its collectives want.
 
-Layer: thin access to ``torch.distributed``. ``None`` is the default group; without an initialised process group it is this process alone,
+`None` is the default group; without an initialised process group it is this process alone,
 so that the same code runs in a notebook.
 """
 
@@ -23,18 +23,27 @@ def group_size(group: dist.ProcessGroup | None) -> int:
     """Return the number of ranks in the group; 1 without any process group.
 
     Raises:
-        MetricsError: when ``group`` is no process group, or this process does not belong to it, so that its collectives would do nothing.
+        MetricsError: when `group` is no process group, or this process does not belong to it, so
+            that its collectives would do nothing.
     """
     if group is None and not (dist.is_available() and dist.is_initialized()):
         return 1
     given: object = group
-    if not (given is None or (dist.is_available() and isinstance(given, dist.ProcessGroup)) or given == dist.GroupMember.NON_GROUP_MEMBER):
+    if not (
+        given is None
+        or (dist.is_available() and isinstance(given, dist.ProcessGroup))
+        or given == dist.GroupMember.NON_GROUP_MEMBER
+    ):
         raise MetricsError(
-            f"group is {given!r} ({type(given).__name__}); give a process group of torch.distributed, or None for the default one"
+            f"group is {given!r} ({type(given).__name__}); give a process group of"
+            " torch.distributed, or None for the default one"
         )
     size = dist.get_world_size(group)
     if size < 1:
-        raise MetricsError(f"this process (global rank {dist.get_rank()}) does not belong to the group; only its members call")
+        raise MetricsError(
+            f"this process (global rank {dist.get_rank()}) does not belong to the group; only its"
+            " members call"
+        )
     return size
 
 
@@ -53,7 +62,7 @@ def collective_device(group: dist.ProcessGroup | None) -> torch.device:
 
 
 def group_members(group: dist.ProcessGroup | None) -> list[int]:
-    """Return the GLOBAL ranks of the group, in the order of their ranks inside it; ``[0]`` without any process group."""
+    """Return the GLOBAL ranks of the group, in the order of their ranks inside it; `[0]` without any process group."""
     if group is None and not (dist.is_available() and dist.is_initialized()):
         return [0]
     return dist.get_process_group_ranks(group)

@@ -1,8 +1,9 @@
-"""Loss masks of a micro-batch, wherever they lie, brought to the rule of :mod:`rl_metrics.masks`.
+"""Loss masks of a micro-batch, wherever they lie, brought to the rule of `rl_metrics.masks`.
 
-Layer: between numpy masks and the reducers. Checking a mask means looking at it, so masks on a device are copied to the host: one transfer per call
-whatever the number of samples, which waits for the device. Masks that are on the host already, as lists, arrays or CPU tensors, cost no wait. Invariant, tested: what passes here passes in the numpy code, and the other way
-round.
+Checking a mask means looking at it, so masks on a device are copied to the host: one transfer per
+call whatever the number of samples, which waits for the device. Masks that are on the host already,
+as lists, arrays or CPU tensors, cost no wait. Invariant, tested: what passes here passes in the
+numpy code, and the other way round.
 """
 
 from __future__ import annotations
@@ -20,15 +21,21 @@ from rl_metrics.masks import check_mask_lengths, concatenated_masks, listed_mask
 
 __all__ = ["Masks", "as_masks", "device_of", "host_masks"]
 
-Masks = torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[int]] | Sequence[npt.NDArray[np.integer[Any]]]
+Masks = (
+    torch.Tensor
+    | Sequence[torch.Tensor]
+    | Sequence[Sequence[int]]
+    | Sequence[npt.NDArray[np.integer[Any]]]
+)
 """Loss masks of a micro-batch: one [R_i] per sample, or all of them already concatenated in one tensor; of booleans or of 0 and 1."""
 
 
 def as_masks(loss_masks: Masks) -> torch.Tensor | list[Any]:
-    """Return masks as a tensor or a list that can be gone through more than once; the two functions below take nothing else.
+    """Return masks as a tensor or a list that can be gone through more than once; the two functions
+    below take nothing else.
 
     Raises:
-        MetricsError: as in :func:`rl_metrics.masks.listed_masks`.
+        MetricsError: as in `rl_metrics.masks.listed_masks`.
     """
     return loss_masks if isinstance(loss_masks, torch.Tensor) else listed_masks(loss_masks)
 
@@ -39,7 +46,9 @@ def device_of(loss_masks: torch.Tensor | list[Any]) -> torch.device:
     return first.device if isinstance(first, torch.Tensor) else torch.device("cpu")
 
 
-def host_masks(loss_masks: torch.Tensor | list[Any], response_lengths: npt.NDArray[np.int64] | None) -> npt.NDArray[np.bool_]:
+def host_masks(
+    loss_masks: torch.Tensor | list[Any], response_lengths: npt.NDArray[np.int64] | None
+) -> npt.NDArray[np.bool_]:
     """Return which response tokens of a micro-batch are trained, on the host.
 
     Args:
@@ -50,14 +59,19 @@ def host_masks(loss_masks: torch.Tensor | list[Any], response_lengths: npt.NDArr
         bool [sum R_i], sample after sample.
 
     Raises:
-        MetricsError: when the sizes of masks and responses differ, or a mask holds something else than booleans or 0 and 1; it names sample
-            and token.
+        MetricsError: when the sizes of masks and responses differ, or a mask holds something else
+            than booleans or 0 and 1; it names sample and token.
     """
     if isinstance(loss_masks, torch.Tensor):
-        lengths = np.array([loss_masks.numel()], np.int64) if response_lengths is None else response_lengths
+        lengths = (
+            np.array([loss_masks.numel()], np.int64)
+            if response_lengths is None
+            else response_lengths
+        )
         if loss_masks.dim() != 1 or loss_masks.numel() != lengths.sum():
             raise MetricsError(
-                f"the concatenated loss mask has shape {tuple(loss_masks.shape)}, the responses {lengths.sum()} tokens; give one flat tensor of all of them"
+                f"the concatenated loss mask has shape {tuple(loss_masks.shape)}, the responses"
+                f" {lengths.sum()} tokens; give one flat tensor of all of them"
             )
         return trained_tokens(as_array(loss_masks, "the concatenated loss mask"), lengths)
     if loss_masks and isinstance(loss_masks[0], torch.Tensor):
@@ -74,11 +88,20 @@ def _concatenated(masks: list[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.in
     """Return masks that are tensors in one host array, with one transfer, and their lengths."""
     for i, mask in enumerate(masks):
         if not isinstance(mask, torch.Tensor):
-            raise MetricsError(f"sample {i}: loss mask is {type(mask).__name__} where sample 0 has a tensor; give all masks in one form")
+            raise MetricsError(
+                f"sample {i}: loss mask is {type(mask).__name__} where sample 0 has a tensor; give"
+                " all masks in one form"
+            )
         if mask.dim() != 1:
-            raise MetricsError(f"sample {i}: loss mask has shape {tuple(mask.shape)}; give one entry per response token")
+            raise MetricsError(
+                f"sample {i}: loss mask has shape {tuple(mask.shape)}; give one entry per response"
+                " token"
+            )
         if mask.device != masks[0].device:
             raise MetricsError(
-                f"sample {i}: loss mask lies on {mask.device}, that of sample 0 on {masks[0].device}; give all on one device"
+                f"sample {i}: loss mask lies on {mask.device}, that of sample 0 on"
+                f" {masks[0].device}; give all on one device"
             )
-    return as_array(torch.cat(masks), "the loss masks"), np.array([mask.numel() for mask in masks], np.int64)
+    return as_array(torch.cat(masks), "the loss masks"), np.array(
+        [mask.numel() for mask in masks], np.int64
+    )

@@ -1,8 +1,9 @@
 """Run a function on several ranks of a gloo process group on this machine, with a deadline.
 
-Layer: processes only; used by the self-test and by tests. Invariants: no process outlives the call; every wait has a deadline; a rank's failure
-is reported with its rank and traceback, causes before the failures they brought about in other ranks; a result travels as bytes, so that a tensor
-in it needs neither shared memory nor a file descriptor.
+Invariants: no process outlives the call; every wait has a deadline; a rank's failure
+is reported with its rank and traceback, causes before the failures they brought about in other
+ranks; a result travels as bytes, so that a tensor in it needs neither shared memory nor a file
+descriptor.
 """
 
 from __future__ import annotations
@@ -60,26 +61,38 @@ class _Outcome:
     """When, on the clock that all processes of the machine share; seconds."""
 
 
-def run_gloo_ranks(function: Callable[[int, int], Result], size: int, *, deadline_seconds: float = 60.0) -> list[Result]:
-    """Call ``function(rank, size)`` in ``size`` processes that form torch's default process group over gloo.
+def run_gloo_ranks(
+    function: Callable[[int, int], Result], size: int, *, deadline_seconds: float = 60.0
+) -> list[Result]:
+    """Call `function(rank, size)` in `size` processes that form torch's default process group over
+    gloo.
 
     Processes are forked, so that torch is imported once, and use one thread each.
 
     Args:
-        function: called in each process; its result must pickle, and tensors in it are copied. With the fork start method it may be a closure.
+        function: called in each process; its result must pickle, and tensors in it are copied. With
+            the fork start method it may be a closure.
         size: number of ranks, at least 1.
-        deadline_seconds: after this many seconds ranks still running are killed; above 0, at most 1e6.
+        deadline_seconds: after this many seconds ranks still running are killed; above 0, at most
+            1e6.
 
     Returns:
         The results in rank order.
 
     Raises:
         MetricsError: for a size or a deadline outside its range.
-        RanksFailedError: when a rank raises, dies, or the deadline passes; all ranks have ended by then.
+        RanksFailedError: when a rank raises, dies, or the deadline passes; all ranks have ended by
+            then.
     """
-    size, deadline_seconds = count(size, "size"), finite_number(deadline_seconds, "deadline_seconds", above=0.0)
+    size, deadline_seconds = (
+        count(size, "size"),
+        finite_number(deadline_seconds, "deadline_seconds", above=0.0),
+    )
     if deadline_seconds > _LONGEST_DEADLINE:
-        raise MetricsError(f"deadline_seconds is {deadline_seconds:g}; give at most {_LONGEST_DEADLINE:g}, which is eleven days")
+        raise MetricsError(
+            f"deadline_seconds is {deadline_seconds:g}; give at most {_LONGEST_DEADLINE:g}, which"
+            " is eleven days"
+        )
     context = multiprocessing.get_context("fork")
     end = time.monotonic() + deadline_seconds
     outcomes: dict[int, _Outcome] = {}
@@ -88,9 +101,14 @@ def run_gloo_ranks(function: Callable[[int, int], Result], size: int, *, deadlin
         processes = []
         for rank in range(size):
             receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=_rank_main, args=(function, rank, size, Path(folder), deadline_seconds, sender), daemon=True)
+            process = context.Process(
+                target=_rank_main,
+                args=(function, rank, size, Path(folder), deadline_seconds, sender),
+                daemon=True,
+            )
             with warnings.catch_warnings():
-                # Python 3.12 warns that a multi-threaded parent may deadlock a fork; the children touch none of its threads' locks.
+                # Python 3.12 warns that a multi-threaded parent may deadlock a fork; the children
+                # touch none of its threads' locks.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
             sender.close()
@@ -128,10 +146,16 @@ def _results(outcomes: dict[int, _Outcome], size: int, deadline_seconds: float) 
     late = _Outcome(failure=missing, last_line=missing)
     everyone = [(outcomes.get(rank, late), rank) for rank in range(size)]
     failed = sorted(
-        (entry for entry in everyone if entry[0].failure is not None), key=lambda entry: (entry[0].in_collective, entry[0].failed_at)
+        (entry for entry in everyone if entry[0].failure is not None),
+        key=lambda entry: (entry[0].in_collective, entry[0].failed_at),
     )
     if failed:
-        raise RanksFailedError("\n".join(_told(outcome, rank, size, is_first=k == 0) for k, (outcome, rank) in enumerate(failed)))
+        raise RanksFailedError(
+            "\n".join(
+                _told(outcome, rank, size, is_first=k == 0)
+                for k, (outcome, rank) in enumerate(failed)
+            )
+        )
     return [outcome.result for outcome, _ in everyone]
 
 
@@ -155,15 +179,27 @@ def _failure(error: BaseException) -> _Outcome:
 
 
 def _rank_main(
-    function: Callable[[int, int], Any], rank: int, size: int, folder: Path, deadline_seconds: float, sender: Connection
+    function: Callable[[int, int], Any],
+    rank: int,
+    size: int,
+    folder: Path,
+    deadline_seconds: float,
+    sender: Connection,
 ) -> None:
     """Join the group, run the function, send back what came of it."""
     torch.set_num_threads(1)
     succeeded = False
     try:
         timeout = timedelta(seconds=deadline_seconds)
-        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size, timeout=timeout)
-        # Plain pickle copies tensors into the message. The pipe's own would share their memory, which ends with this process.
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{folder}/store",
+            rank=rank,
+            world_size=size,
+            timeout=timeout,
+        )
+        # Plain pickle copies tensors into the message. The pipe's own would share their memory,
+        # which ends with this process.
         outcome = pickle.dumps(_Outcome(result=function(rank, size)))
         succeeded = True
     except BaseException as error:  # whatever ended this rank is the parent's to report
@@ -171,8 +207,9 @@ def _rank_main(
     sender.send_bytes(outcome)
     sender.close()
     if succeeded:
-        # Leave together, so that no rank closes its connections under another's collective. A rank that failed leaves at once, which ends
-        # the collectives that the others wait in; here it makes the barrier fail, and the failure has been reported by that rank.
+        # Leave together, so that no rank closes its connections under another's collective. A rank
+        # that failed leaves at once, which ends the collectives that the others wait in; here it
+        # makes the barrier fail, and the failure has been reported by that rank.
         with contextlib.suppress(RuntimeError):
             dist.barrier()
     if dist.is_initialized():

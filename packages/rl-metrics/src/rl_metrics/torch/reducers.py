@@ -1,11 +1,13 @@
 """Masked, divided sums of per-token values: a constant number of kernels for any number of samples.
 
-Layer: above ``packing``; tested against the loops of :mod:`rl_metrics.loss_reduction`. A reducer is made on the host, once per micro-batch: masks are
-checked and counted there, and what each token is divided by is laid out. Calling it is tensor code that never waits for a device.
+A reducer is made on the host, once per micro-batch: masks are
+checked and counted there, and what each token is divided by is laid out. Calling it is tensor code
+that never waits for a device.
 
-Invariants, tested: the sum over CP ranks is the value of one rank that holds everything; masked positions are chosen away, not multiplied
-away, so NaN and infinity there reach neither value nor gradient; an all-masked or empty slice gives 0 with a graph, so that the rank still
-takes part in backward; making a reducer launches no kernel, calling it takes four operations.
+Invariants, tested: the sum over CP ranks is the value of one rank that holds everything; masked
+positions are chosen away, not multiplied away, so NaN and infinity there reach neither value nor
+gradient; an all-masked or empty slice gives 0 with a graph, so that the rank still takes part in
+backward; making a reducer launches no kernel, calling it takes four operations.
 """
 
 from __future__ import annotations
@@ -19,7 +21,13 @@ import torch
 
 from rl_metrics.aggregation import Aggregation
 from rl_metrics.arguments import flag
-from rl_metrics.context_parallel import ContextParallel, IntArray, check_lengths, check_place, int_array
+from rl_metrics.context_parallel import (
+    ContextParallel,
+    IntArray,
+    check_lengths,
+    check_place,
+    int_array,
+)
 from rl_metrics.denominators import checked_denominators
 from rl_metrics.errors import MetricsError
 from rl_metrics.loss_reduction import reducer_denominators
@@ -32,9 +40,12 @@ __all__ = ["LossReducer", "Masks", "get_sum_of_sample_mean", "loss_reducer", "me
 
 
 class LossReducer:
-    """The closure ``x -> scalar`` that :func:`get_sum_of_sample_mean` returns. Call it on this rank's local response values.
+    """The closure `x -> scalar` that `get_sum_of_sample_mean` returns.
 
-    It may be made and called under ``torch.inference_mode`` and still be used for training afterwards.
+    Call it on this rank's local response values.
+
+    It may be made and called under `torch.inference_mode` and still be used for training
+    afterwards.
     """
 
     def __init__(self, trained: torch.Tensor, divisors: torch.Tensor | None) -> None:
@@ -48,25 +59,36 @@ class LossReducer:
         return self._trained.numel()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``sum_i (sum over local t of m_it x_it) / D_i`` as a 0-dim tensor: float64 for float64, else float32.
+        """Return `sum_i (sum over local t of m_it x_it) / D_i` as a 0-dim tensor: float64 for
+        float64, else float32.
 
-        A result of 16 bits would round away what ranks add up, and float16 overflows at 65,504 tokens of 1. The gradient has the dtype of ``x``.
-        What reaches ``x`` is chosen, so a masked NaN adds nothing to the gradient of ``x``; but an operation before it, such as ``log`` or a
-        division, multiplies that 0 by its own slope, and 0 times infinity is NaN. Mask before such an operation.
+        A result of 16 bits would round away what ranks add up, and float16 overflows at 65,504
+        tokens of 1. The gradient has the dtype of `x`. What reaches `x` is chosen, so a masked NaN
+        adds nothing to the gradient of `x`; but an operation before it, such as `log` or a
+        division, multiplies that 0 by its own slope, and 0 times infinity is NaN. Mask before such
+        an operation.
 
         Args:
-            x: float [n], this rank's response values, sample after sample in the order of ``response_indices``, on any device.
+            x: float [n], this rank's response values, sample after sample in the order of
+                `response_indices`, on any device.
 
         Raises:
-            MetricsError: when ``x`` is no tensor, the shape is another one, or the dtype is no floating one: a mean of integers would be cut.
+            MetricsError: when `x` is no tensor, the shape is another one, or the dtype is no
+                floating one: a mean of integers would be cut.
         """
         if not isinstance(x, torch.Tensor):
-            raise MetricsError(f"got values of type {type(x).__name__}; give a floating-point tensor [{self.num_values}]")
+            raise MetricsError(
+                f"got values of type {type(x).__name__}; give a floating-point tensor"
+                f" [{self.num_values}]"
+            )
         if not x.is_floating_point():
-            raise MetricsError(f"got values of dtype {x.dtype}; give floating-point values, such as x.float()")
+            raise MetricsError(
+                f"got values of dtype {x.dtype}; give floating-point values, such as x.float()"
+            )
         if x.shape != self._trained.shape:
             raise MetricsError(
-                f"got values of shape {tuple(x.shape)}; this rank owns {self.num_values} response tokens of the micro-batch, so give [{self.num_values}]"
+                f"got values of shape {tuple(x.shape)}; this rank owns {self.num_values} response"
+                f" tokens of the micro-batch, so give [{self.num_values}]"
             )
         if self._trained.device != x.device:
             with torch.inference_mode(False):
@@ -74,7 +96,9 @@ class LossReducer:
                 self._divisors = None if self._divisors is None else self._divisors.to(x.device)
         chosen = torch.where(self._trained, x, 0.0)
         divided = chosen if self._divisors is None else chosen / self._divisors
-        return divided.sum(dtype=torch.float64).to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+        return divided.sum(dtype=torch.float64).to(
+            torch.float64 if x.dtype == torch.float64 else torch.float32
+        )
 
 
 def get_sum_of_sample_mean(
@@ -89,36 +113,41 @@ def get_sum_of_sample_mean(
     stream_length: int | None = None,
     pad_multiple: int | None = None,
 ) -> LossReducer:
-    """Return the reducer of one micro-batch: ``x -> sum_i (sum over local t of m_it x_it) / D_i``.
+    """Return the reducer of one micro-batch: `x -> sum_i (sum over local t of m_it x_it) / D_i`.
 
-    ``D_i`` is the sample's own mask sum (the sum of sample means), ``sample_denoms[i]`` where given (with those of
-    :func:`rl_metrics.rollout_denominators`: the sum of rollout means), or 1 with ``calculate_per_token_loss`` (the sum over tokens). Masks
-    and denominators are of FULL responses, so summing over CP ranks, micro-batches and DP ranks gives the whole. A denominator of 0
-    counts as 1.
+    `D_i` is the sample's own mask sum (the sum of sample means), `sample_denoms[i]` where given
+    (with those of `rl_metrics.rollout_denominators`: the sum of rollout means), or 1 with
+    `calculate_per_token_loss` (the sum over tokens). Masks and denominators are of FULL responses,
+    so summing over CP ranks, micro-batches and DP ranks gives the whole. A denominator of 0 counts
+    as 1.
 
     Args:
         total_lengths: int [N], prompt and response tokens of each sample, in stream order.
         response_lengths: int [N].
-        loss_masks: N FULL masks [R_i], the same on every CP rank, of booleans or exactly 0 and 1: lists, arrays or tensors. One concatenated
-            tensor [sum R_i] spares the concatenation of many small tensors. They are checked here, on the host: masks on a device are copied
-            to it, one transfer that waits for the device; masks on the host cost no wait.
+        loss_masks: N FULL masks [R_i], the same on every CP rank, of booleans or exactly 0 and 1:
+            lists, arrays or tensors. One concatenated tensor [sum R_i] spares the concatenation of
+            many small tensors. They are checked here, on the host: masks on a device are copied to
+            it, one transfer that waits for the device; masks on the host cost no wait.
         sample_denoms: [N], overrides the own mask sums; checked on the host like the masks.
         calculate_per_token_loss: True: no denominators.
         cp: this rank's place; None is one rank that holds everything.
-        stream_offsets: int [N], for ``contiguous``; default: sequences back to back.
-        stream_length: padded length of the packed stream, for ``contiguous``.
-        pad_multiple: what each sequence is padded to a multiple of; as in :func:`rl_metrics.padded_lengths`.
+        stream_offsets: int [N], for `contiguous`; default: sequences back to back.
+        stream_length: padded length of the packed stream, for `contiguous`.
+        pad_multiple: what each sequence is padded to a multiple of; as in
+            `rl_metrics.padded_lengths`.
 
     Returns:
-        A callable; it keeps what it needs on the masks' device and moves it to that of the first ``x`` where that is another.
+        A callable; it keeps what it needs on the masks' device and moves it to that of the first
+        `x` where that is another.
 
     Raises:
-        MetricsError: when lengths, masks and denominators do not fit together, a mask holds something else than 0 and 1 (it names sample and
-            token), or a denominator is negative or not finite.
-        GeometryError: as in :func:`rl_metrics.response_slice`.
+        MetricsError: when lengths, masks and denominators do not fit together, a mask holds
+            something else than 0 and 1 (it names sample and token), or a denominator is negative or
+            not finite.
+        GeometryError: as in `rl_metrics.response_slice`.
 
     Example:
-        Responses of 2 and 1 tokens, all trained: ``x = [1, 3, 5]`` gives (1 + 3) / 2 + 5 / 1 = 7.
+        Responses of 2 and 1 tokens, all trained: `x = [1, 3, 5]` gives (1 + 3) / 2 + 5 / 1 = 7.
     """
     totals, lengths = int_array(total_lengths), int_array(response_lengths)
     check_lengths(totals, lengths)
@@ -127,21 +156,32 @@ def get_sum_of_sample_mean(
     trained, counts = masks, lengths
     place = ContextParallel() if cp is None else cp
     check_place(place)
-    if place.size > 1 or not (stream_offsets is None and stream_length is None and pad_multiple is None):
+    if place.size > 1 or not (
+        stream_offsets is None and stream_length is None and pad_multiple is None
+    ):
         owned = packed_responses(
-            totals, lengths, place, pad_multiple=pad_multiple, stream_length=stream_length, stream_offsets=stream_offsets
+            totals,
+            lengths,
+            place,
+            pad_multiple=pad_multiple,
+            stream_length=stream_length,
+            stream_offsets=stream_offsets,
         )
         trained, counts = masks[owned.flat_indices], owned.counts
     divisors = None
     if not flag(calculate_per_token_loss, "calculate_per_token_loss"):
-        per_sample = checked_denominators(sums_of_pieces(masks, lengths) if sample_denoms is None else sample_denoms, lengths.size)
+        per_sample = checked_denominators(
+            sums_of_pieces(masks, lengths) if sample_denoms is None else sample_denoms, lengths.size
+        )
         divisors = np.repeat(per_sample, counts)
     device = device_of(given_masks)
     # Tensors made in inference mode could not be saved for a backward pass later.
     with torch.inference_mode(False):
         # A copy: the caller may go on to change the memory of a boolean mask.
         kept = torch.from_numpy(np.array(trained)).to(device)
-        return LossReducer(kept, None if divisors is None else torch.from_numpy(divisors).to(device))
+        return LossReducer(
+            kept, None if divisors is None else torch.from_numpy(divisors).to(device)
+        )
 
 
 def loss_reducer(
@@ -158,27 +198,30 @@ def loss_reducer(
 ) -> LossReducer:
     """Return the reducer of one micro-batch for an aggregation.
 
-    Its outputs, summed over micro-batches and ranks and divided by the step's units, are the loss; :func:`rl_metrics.megatron_loss_scale`
-    gives the factor that makes Megatron do so. When a loss drops tokens of its own accord (rejection, masking by ratio), decide about the
-    denominator: pass masks without those tokens and ``denominators`` of the original masks to keep the weights of the others.
+    Its outputs, summed over micro-batches and ranks and divided by the step's units, are the loss;
+    `rl_metrics.megatron_loss_scale` gives the factor that makes Megatron do so. When a loss drops
+    tokens of its own accord (rejection, masking by ratio), decide about the denominator: pass masks
+    without those tokens and `denominators` of the original masks to keep the weights of the others.
 
     Args:
-        aggregation: one of the five; see :mod:`rl_metrics.aggregation`.
+        aggregation: one of the five; see `rl_metrics.aggregation`.
         total_lengths: int [N], prompt and response tokens of each sample, in stream order.
         response_lengths: int [N].
-        loss_masks: FULL masks, as in :func:`get_sum_of_sample_mean`.
-        denominators: [N], from :func:`rl_metrics.loss_denominators` over the WHOLE step; required by ``rollout_mean`` and
-            ``prompt_mean``, optional for ``sample_mean``, refused (other than ones) for ``token_mean`` and ``constant``.
+        loss_masks: FULL masks, as in `get_sum_of_sample_mean`.
+        denominators: [N], from `rl_metrics.loss_denominators` over the WHOLE step; required by
+            `rollout_mean` and `prompt_mean`, optional for `sample_mean`, refused (other than ones)
+            for `token_mean` and `constant`.
         cp: this rank's place; None is one rank that holds everything.
-        stream_offsets: as in :func:`get_sum_of_sample_mean`.
-        stream_length: as in :func:`get_sum_of_sample_mean`.
-        pad_multiple: as in :func:`get_sum_of_sample_mean`.
+        stream_offsets: as in `get_sum_of_sample_mean`.
+        stream_length: as in `get_sum_of_sample_mean`.
+        pad_multiple: as in `get_sum_of_sample_mean`.
 
     Returns:
-        As :func:`get_sum_of_sample_mean`.
+        As `get_sum_of_sample_mean`.
 
     Raises:
-        MetricsError: for an unknown aggregation or missing denominators, and as in :func:`get_sum_of_sample_mean`.
+        MetricsError: for an unknown aggregation or missing denominators, and as in
+            `get_sum_of_sample_mean`.
     """
     sample_denoms, per_token = reducer_denominators(aggregation, denominators)
     return get_sum_of_sample_mean(
@@ -199,18 +242,24 @@ def megatron_num_tokens(aggregation: Aggregation, loss_masks: Masks) -> torch.Te
 
     Args:
         aggregation: one of the five.
-        loss_masks: FULL masks of the micro-batch, as in :func:`get_sum_of_sample_mean`, checked for every aggregation. One flat tensor of
-            booleans is counted where it lies; other masks on a device are brought to the host to be checked, which waits for the device.
+        loss_masks: FULL masks of the micro-batch, as in `get_sum_of_sample_mean`, checked for every
+            aggregation. One flat tensor of booleans is counted where it lies; other masks on a
+            device are brought to the host to be checked, which waits for the device.
 
     Returns:
-        int32 [], on the masks' device: for ``token_mean`` the trained tokens (no fake token for masked samples), else 1, by which Megatron
-        divides.
+        int32 [], on the masks' device: for `token_mean` the trained tokens (no fake token for
+        masked samples), else 1, by which Megatron divides.
 
     Raises:
-        MetricsError: for an unknown aggregation, or masks that hold something else than booleans or 0 and 1.
+        MetricsError: for an unknown aggregation, or masks that hold something else than booleans or
+            0 and 1.
     """
     per_token, masks = calculates_per_token_loss(aggregation), as_masks(loss_masks)
     if isinstance(masks, torch.Tensor) and masks.dtype == torch.bool and masks.dim() == 1:
-        return masks.sum(dtype=torch.int32) if per_token else torch.ones((), dtype=torch.int32, device=masks.device)
+        return (
+            masks.sum(dtype=torch.int32)
+            if per_token
+            else torch.ones((), dtype=torch.int32, device=masks.device)
+        )
     trained = int(np.count_nonzero(host_masks(masks, None)))
     return torch.tensor(trained if per_token else 1, dtype=torch.int32, device=device_of(masks))

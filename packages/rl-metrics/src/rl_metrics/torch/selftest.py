@@ -1,7 +1,8 @@
-"""Prove on this machine that layouts do not change a number: real gloo processes, every layout, every aggregation.
+"""Prove on this machine that layouts do not change a number: real gloo processes, every layout,
+every aggregation.
 
-Layer: above everything else of :mod:`rl_metrics.torch`; no Megatron, whose gradient arithmetic (what it divides by, and when) is imitated in ten
-lines. Each layout reports its largest relative difference from the closed-form answer of a :class:`rl_metrics.scenario.Scenario`.
+Each layout reports its largest relative difference from the closed-form answer of a
+`rl_metrics.scenario.Scenario`.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class LayoutCheck:
     """How sequences are cut."""
 
     dtype: str
-    """Type of the values, ``float32`` or ``float64``."""
+    """Type of the values, `float32` or `float64`."""
 
     aggregation: Aggregation
     """How tokens become a loss."""
@@ -68,7 +69,7 @@ class LayoutCheck:
     """Relative difference of the loss, the worse of train report and rollout log."""
 
     gradient_difference: float
-    """``||g - g'|| / ||g||``."""
+    """`||g - g'|| / ||g||`."""
 
     whitening_difference: float
     """Largest absolute difference of whitened values."""
@@ -79,22 +80,33 @@ class LayoutCheck:
     @property
     def worst(self) -> float:
         """The largest difference; infinite when responses were not restored exactly."""
-        return max(self.value_difference, self.gradient_difference, self.whitening_difference) if self.gather_is_exact else math.inf
+        return (
+            max(self.value_difference, self.gradient_difference, self.whitening_difference)
+            if self.gather_is_exact
+            else math.inf
+        )
 
     @property
     def passes(self) -> bool:
-        """Whether all differences are within :data:`TOLERANCE` (NaN is not)."""
+        """Whether all differences are within `TOLERANCE` (NaN is not)."""
         return bool(self.worst <= TOLERANCE)
 
 
 def layouts(max_processes: int) -> list[tuple[int, int]]:
-    """Return all (dp, cp) in {1, 2, 4}^2 with at most ``max_processes`` ranks, smallest first: ``layouts(2)`` is ``[(1, 1), (1, 2), (2, 1)]``."""
+    """Return all (dp, cp) in {1, 2, 4}^2 with at most `max_processes` ranks, smallest first: `layouts(2)` is `[(1, 1), (1, 2), (2, 1)]`."""
     sizes = (1, 2, 4)
-    return sorted(((dp, cp) for dp in sizes for cp in sizes if dp * cp <= max_processes), key=lambda pair: (pair[0] * pair[1], pair))
+    return sorted(
+        ((dp, cp) for dp in sizes for cp in sizes if dp * cp <= max_processes),
+        key=lambda pair: (pair[0] * pair[1], pair),
+    )
 
 
 def check_layouts(
-    *, max_processes: int = 4, seed: int = 0, deadline_seconds: float = 120.0, announce: Callable[[str], None] | None = None
+    *,
+    max_processes: int = 4,
+    seed: int = 0,
+    deadline_seconds: float = 120.0,
+    announce: Callable[[str], None] | None = None,
 ) -> list[LayoutCheck]:
     """Run one random step on every layout and return what each gave.
 
@@ -108,7 +120,7 @@ def check_layouts(
         One check per (dp, cp), layout, dtype and aggregation.
 
     Raises:
-        MetricsError: when ``max_processes``, ``seed`` or ``deadline_seconds`` lie outside their range.
+        MetricsError: when `max_processes`, `seed` or `deadline_seconds` lie outside their range.
         RanksFailedError: when a rank fails or does not end in time.
     """
     meshes = layouts(count(max_processes, "max_processes"))
@@ -116,8 +128,15 @@ def check_layouts(
     checks: list[LayoutCheck] = []
     for k, (dp_size, cp_size) in enumerate(meshes, start=1):
         if announce is not None:
-            announce(f"mesh {k} of {len(meshes)}: dp {dp_size} x cp {cp_size}, both layouts, gloo ranks: {dp_size * cp_size}")
-        ranks = run_gloo_ranks(partial(_check_mesh, scenario, dp_size, cp_size), dp_size * cp_size, deadline_seconds=deadline_seconds)
+            announce(
+                f"mesh {k} of {len(meshes)}: dp {dp_size} x cp {cp_size}, both layouts, gloo ranks:"
+                f" {dp_size * cp_size}"
+            )
+        ranks = run_gloo_ranks(
+            partial(_check_mesh, scenario, dp_size, cp_size),
+            dp_size * cp_size,
+            deadline_seconds=deadline_seconds,
+        )
         checks += [max(per_rank, key=_badness) for per_rank in zip(*ranks, strict=True)]
     return checks
 
@@ -127,13 +146,22 @@ def _badness(check: LayoutCheck) -> float:
     return math.inf if math.isnan(check.worst) else check.worst
 
 
-def _check_mesh(scenario: Scenario, dp_size: int, cp_size: int, _rank: int, _size: int) -> list[LayoutCheck]:
+def _check_mesh(
+    scenario: Scenario, dp_size: int, cp_size: int, _rank: int, _size: int
+) -> list[LayoutCheck]:
     """Check one mesh on this rank: both layouts, both dtypes, all aggregations."""
-    cp_groups = [dist.new_group(list(range(d * cp_size, (d + 1) * cp_size))) for d in range(dp_size)]
+    cp_groups = [
+        dist.new_group(list(range(d * cp_size, (d + 1) * cp_size))) for d in range(dp_size)
+    ]
     dp_rank, cp_rank = divmod(dist.get_rank(), cp_size)
     checks = []
     for layout in ("zigzag", "contiguous"):
-        mesh = _Mesh(dp_size=dp_size, dp_rank=dp_rank, cp=ContextParallel(cp_size, cp_rank, layout), cp_group=cp_groups[dp_rank])
+        mesh = _Mesh(
+            dp_size=dp_size,
+            dp_rank=dp_rank,
+            cp=ContextParallel(cp_size, cp_rank, layout),
+            cp_group=cp_groups[dp_rank],
+        )
         for dtype in (torch.float32, torch.float64):
             checks += [_check(scenario, mesh, aggregation, dtype) for aggregation in AGGREGATIONS]
     return checks
@@ -141,7 +169,7 @@ def _check_mesh(scenario: Scenario, dp_size: int, cp_size: int, _rank: int, _siz
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Mesh:
-    """This rank's place; the world is the ``dp_cp`` group."""
+    """This rank's place; the world is the `dp_cp` group."""
 
     dp_size: int
     dp_rank: int
@@ -171,40 +199,64 @@ class _MicroBatch:
 def _micro_batches(scenario: Scenario, mesh: _Mesh) -> list[_MicroBatch]:
     """Deal samples to ranks and micro-batches like cards, so that siblings part; a micro-batch may be empty, which makes it a filler."""
     mine = range(mesh.dp_rank, scenario.num_samples, mesh.dp_size)
-    return [_MicroBatch.of(scenario, list(mine[k::_NUM_MICRO_BATCHES])) for k in range(_NUM_MICRO_BATCHES)]
+    return [
+        _MicroBatch.of(scenario, list(mine[k::_NUM_MICRO_BATCHES]))
+        for k in range(_NUM_MICRO_BATCHES)
+    ]
 
 
-def _local_losses(scenario: Scenario, batch: _MicroBatch, mesh: _Mesh, parameters: torch.Tensor) -> torch.Tensor:
+def _local_losses(
+    scenario: Scenario, batch: _MicroBatch, mesh: _Mesh, parameters: torch.Tensor
+) -> torch.Tensor:
     """Return this rank's per-token losses of a micro-batch, NaN at masked positions."""
     owned = packed_responses(batch.totals, batch.responses, mesh.cp).flat_indices
     if not batch.samples:
         return (parameters.new_zeros(0, 2) @ parameters).square()
-    features = torch.from_numpy(np.concatenate([scenario.features[i] for i in batch.samples])[owned]).to(parameters.dtype)
+    features = torch.from_numpy(
+        np.concatenate([scenario.features[i] for i in batch.samples])[owned]
+    ).to(parameters.dtype)
     masked = torch.cat(batch.masks)[torch.from_numpy(owned)] == 0
-    return (features @ parameters).square() + torch.where(masked, torch.nan, 0.0).to(parameters.dtype)
+    return (features @ parameters).square() + torch.where(masked, torch.nan, 0.0).to(
+        parameters.dtype
+    )
 
 
-def _check(scenario: Scenario, mesh: _Mesh, aggregation: Aggregation, dtype: torch.dtype) -> LayoutCheck:
+def _check(
+    scenario: Scenario, mesh: _Mesh, aggregation: Aggregation, dtype: torch.dtype
+) -> LayoutCheck:
     """Run one step the way a Megatron trainer does and compare."""
     parameters = torch.tensor(scenario.parameters, dtype=dtype, requires_grad=True)
     denominators = scenario.denominators(aggregation)
     units = scenario.step_units(aggregation)
     per_token = calculates_per_token_loss(aggregation)
     scale = megatron_loss_scale(
-        aggregation, num_microbatches=_NUM_MICRO_BATCHES, step_units=units, dp_size=mesh.dp_size, cp_size=mesh.cp.size
+        aggregation,
+        num_microbatches=_NUM_MICRO_BATCHES,
+        step_units=units,
+        dp_size=mesh.dp_size,
+        cp_size=mesh.cp.size,
     )
     reports = []
     counted = torch.zeros((), dtype=torch.int32)
     for batch in _micro_batches(scenario, mesh):
         needs = None if aggregation in ("token_mean", "constant") else denominators[batch.samples]
-        reduce = loss_reducer(aggregation, batch.totals, batch.responses, batch.masks, denominators=needs, cp=mesh.cp)
+        reduce = loss_reducer(
+            aggregation, batch.totals, batch.responses, batch.masks, denominators=needs, cp=mesh.cp
+        )
         reduced = reduce(_local_losses(scenario, batch, mesh, parameters))
         loss, num_tokens = reduced * scale, megatron_num_tokens(aggregation, batch.masks)
         (loss if per_token else loss / num_tokens.clamp(min=1) / _NUM_MICRO_BATCHES).backward()  # type: ignore[no-untyped-call]
         counted += num_tokens
-        reports.append(MicroBatchMetrics(sums={"loss": reduced.detach()}, num_tokens=sum(int(mask.sum()) for mask in batch.masks)))
+        reports.append(
+            MicroBatchMetrics(
+                sums={"loss": reduced.detach()},
+                num_tokens=sum(int(mask.sum()) for mask in batch.masks),
+            )
+        )
     gradient = _finalized(parameters.grad, counted if per_token else None)
-    value = reduce_train_step_metrics(reports, aggregation=aggregation, step_units=units, cp_size=mesh.cp.size, group=None)["loss"]
+    value = reduce_train_step_metrics(
+        reports, aggregation=aggregation, step_units=units, cp_size=mesh.cp.size, group=None
+    )["loss"]
     logged = _rollout_log(scenario, reports, aggregation, units)
     expected, slope = scenario.expected_value(aggregation), scenario.expected_gradient(aggregation)
     return LayoutCheck(
@@ -216,14 +268,16 @@ def _check(scenario: Scenario, mesh: _Mesh, aggregation: Aggregation, dtype: tor
         value=float("nan") if value is None else value,
         expected=expected,
         value_difference=max(_relative(value, expected), _relative(logged, expected)),
-        gradient_difference=float(np.linalg.norm(gradient.double().numpy() - slope) / np.linalg.norm(slope)),
+        gradient_difference=float(
+            np.linalg.norm(gradient.double().numpy() - slope) / np.linalg.norm(slope)
+        ),
         whitening_difference=_whitening_difference(scenario, mesh, dtype),
         gather_is_exact=_gather_is_exact(scenario, mesh, dtype),
     )
 
 
 def _finalized(grad: torch.Tensor | None, num_tokens: torch.Tensor | None) -> torch.Tensor:
-    """Reduce a gradient as Megatron does: mean over ``dp * cp`` ranks, or sum divided by the counted tokens."""
+    """Reduce a gradient as Megatron does: mean over `dp * cp` ranks, or sum divided by the counted tokens."""
     if grad is None:
         raise MetricsError("no gradient arrived: a reducer cut the graph")
     dist.all_reduce(grad)
@@ -233,7 +287,9 @@ def _finalized(grad: torch.Tensor | None, num_tokens: torch.Tensor | None) -> to
     return grad / num_tokens.clamp(min=1)
 
 
-def _rollout_log(scenario: Scenario, reports: list[MicroBatchMetrics], aggregation: Aggregation, units: float) -> float | None:
+def _rollout_log(
+    scenario: Scenario, reports: list[MicroBatchMetrics], aggregation: Aggregation, units: float
+) -> float | None:
     """Return the same value through the rollout log; on ranks that do not log, the expected one."""
     record = rollout_log_metric_contribution(
         "rollout/loss",
@@ -253,7 +309,9 @@ def _pieces(batch: _MicroBatch, mesh: _Mesh, full: list[torch.Tensor]) -> list[t
     offsets = np.cumsum([0, *batch.totals])[:-1]
     return [
         slice_response(x, total, response, mesh.cp, stream_offset=int(offset), stream_length=length)
-        for x, total, response, offset in zip(full, batch.totals, batch.responses, offsets, strict=True)
+        for x, total, response, offset in zip(
+            full, batch.totals, batch.responses, offsets, strict=True
+        )
     ]
 
 
@@ -266,7 +324,9 @@ def _whitening_difference(scenario: Scenario, mesh: _Mesh, dtype: torch.dtype) -
     full = [torch.from_numpy(scenario.values(i)).to(dtype) for i in batch.samples]
     values, masks = _pieces(batch, mesh, full), _pieces(batch, mesh, batch.masks)
     whitened = torch.cat(masked_whiten(values, masks)).double()
-    expected = torch.where(torch.cat(masks).ne(0), (torch.cat(values).double() - mean) / deviation, 0.0)
+    expected = torch.where(
+        torch.cat(masks).ne(0), (torch.cat(values).double() - mean) / deviation, 0.0
+    )
     return float((whitened - expected).abs().max()) if whitened.numel() else 0.0
 
 
@@ -274,7 +334,9 @@ def _gather_is_exact(scenario: Scenario, mesh: _Mesh, dtype: torch.dtype) -> boo
     """Slice full responses, gather them back and compare bits."""
     batch = _MicroBatch.of(scenario, list(range(mesh.dp_rank, scenario.num_samples, mesh.dp_size)))
     full = [torch.from_numpy(scenario.values(i)).to(dtype) for i in batch.samples]
-    restored = gather_responses(_pieces(batch, mesh, full), batch.totals, batch.responses, mesh.cp, group=mesh.cp_group)
+    restored = gather_responses(
+        _pieces(batch, mesh, full), batch.totals, batch.responses, mesh.cp, group=mesh.cp_group
+    )
     return all(torch.equal(a, b) for a, b in zip(restored, full, strict=True))
 
 

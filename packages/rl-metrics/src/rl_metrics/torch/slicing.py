@@ -1,7 +1,4 @@
-"""Cut tokens and response-aligned tensors down to what one context-parallel rank holds.
-
-Layer: indexing with the arrays of :mod:`rl_metrics.packing`; no geometry here.
-"""
+"""Cut tokens and response-aligned tensors down to what one context-parallel rank holds."""
 
 from __future__ import annotations
 
@@ -29,41 +26,67 @@ def slice_tokens(
 ) -> torch.Tensor:
     """Return this rank's part of the packed stream of one or more sequences.
 
-    Works for anything that is aligned with tokens: ids, positions, labels. The rows :func:`rl_metrics.packed_response_rows` gives for the
-    same arguments index the result.
+    Works for anything that is aligned with tokens: ids, positions, labels. The rows
+    `rl_metrics.packed_response_rows` gives for the same arguments index the result.
 
     Args:
-        tokens: sequences [L_i] or [L_i, ...] of one dtype and device, in stream order; a single tensor is a stream of one sequence.
+        tokens: sequences [L_i] or [L_i, ...] of one dtype and device, in stream order; a single
+            tensor is a stream of one sequence.
         cp: the rank's place.
         pad_value: what stands at padding.
-        pad_multiple: pad every sequence to a multiple of this many tokens; default ``2 * cp.size`` for zigzag, 1 for contiguous.
-        stream_length: length of the whole padded stream, a multiple of ``cp.size``; default: no more padding than needed.
+        pad_multiple: pad every sequence to a multiple of this many tokens; default `2 * cp.size`
+            for zigzag, 1 for contiguous.
+        stream_length: length of the whole padded stream, a multiple of `cp.size`; default: no more
+            padding than needed.
 
     Returns:
         Tensor [stream_length / cp.size, ...].
 
     Raises:
         GeometryError: when the padding does not fit the layout.
-        MetricsError: when there is no sequence, so that dtype and device are unknown, the sequences are no tensors of one dtype, device
-            and width, or their dtype cannot hold ``pad_value``.
+        MetricsError: when there is no sequence, so that dtype and device are unknown, the sequences
+            are no tensors of one dtype, device and width, or their dtype cannot hold `pad_value`.
 
     Example:
-        ``slice_tokens([arange(6)], ContextParallel(size=2, rank=0))`` is ``[0, 1, 0, 0]``: tokens 0, 1 and two of padding.
+        `slice_tokens([arange(6)], ContextParallel(size=2, rank=0))` is `[0, 1, 0, 0]`: tokens 0, 1
+        and two of padding.
     """
-    sequences: list[Any] = [tokens] if isinstance(tokens, torch.Tensor) else listed(tokens, "tokens, one tensor per sequence")
+    sequences: list[Any] = (
+        [tokens]
+        if isinstance(tokens, torch.Tensor)
+        else listed(tokens, "tokens, one tensor per sequence")
+    )
     if not sequences:
-        raise MetricsError("no sequences to slice; a micro-batch without samples has no packed stream")
+        raise MetricsError(
+            "no sequences to slice; a micro-batch without samples has no packed stream"
+        )
     for i, sequence in enumerate(sequences):
         if not isinstance(sequence, torch.Tensor) or sequence.dim() < 1:
-            raise MetricsError(f"sequence {i}: got {_described(sequence)}; give a tensor [L] or [L, ...]")
+            raise MetricsError(
+                f"sequence {i}: got {_described(sequence)}; give a tensor [L] or [L, ...]"
+            )
         first = sequences[0]
-        if (sequence.dtype, sequence.device, sequence.shape[1:]) != (first.dtype, first.device, first.shape[1:]):
-            raise MetricsError(f"sequence {i} is {_described(sequence)}, sequence 0 {_described(first)}; give one dtype, device and width")
-    index = packed_token_index([sequence.shape[0] for sequence in sequences], cp, pad_multiple=pad_multiple, stream_length=stream_length)
+        if (sequence.dtype, sequence.device, sequence.shape[1:]) != (
+            first.dtype,
+            first.device,
+            first.shape[1:],
+        ):
+            raise MetricsError(
+                f"sequence {i} is {_described(sequence)}, sequence 0 {_described(first)}; give one"
+                " dtype, device and width"
+            )
+    index = packed_token_index(
+        [sequence.shape[0] for sequence in sequences],
+        cp,
+        pad_multiple=pad_multiple,
+        stream_length=stream_length,
+    )
     flat = sequences[0] if len(sequences) == 1 else torch.cat(sequences)
     places = torch.from_numpy(index).to(flat.device)
     padding = flat.new_full((1, *flat.shape[1:]), _checked_padding(pad_value, flat.dtype))
-    return torch.cat([flat, padding]).index_select(0, torch.where(places < 0, flat.shape[0], places))
+    return torch.cat([flat, padding]).index_select(
+        0, torch.where(places < 0, flat.shape[0], places)
+    )
 
 
 def slice_response(
@@ -76,31 +99,43 @@ def slice_response(
     stream_length: int | None = None,
     padded_length: int | None = None,
 ) -> torch.Tensor:
-    """Return the part of a full response-aligned tensor that this rank owns, in the order of ``response_indices``.
+    """Return the part of a full response-aligned tensor that this rank owns, in the order of
+    `response_indices`.
 
     Args:
         response: tensor [R] or [R, ...], one entry per response token.
-        total_length: ``L``, tokens.
-        response_length: ``R``, tokens.
+        total_length: `L`, tokens.
+        response_length: `R`, tokens.
         cp: the rank's place.
-        stream_offset: as in :func:`rl_metrics.chunk_ranges`.
-        stream_length: as in :func:`rl_metrics.chunk_ranges`.
-        padded_length: as in :func:`rl_metrics.chunk_ranges`.
+        stream_offset: as in `rl_metrics.chunk_ranges`.
+        stream_length: as in `rl_metrics.chunk_ranges`.
+        padded_length: as in `rl_metrics.chunk_ranges`.
 
     Returns:
         Tensor [n] or [n, ...]; n may be 0. Differentiable.
 
     Raises:
-        MetricsError: when it is no tensor, or does not hold ``R`` entries.
-        GeometryError: as in :func:`rl_metrics.response_slice`.
+        MetricsError: when it is no tensor, or does not hold `R` entries.
+        GeometryError: as in `rl_metrics.response_slice`.
     """
     if not isinstance(response, torch.Tensor):
-        raise MetricsError(f"the response is {_described(response)}; give a tensor with an entry per response token")
+        raise MetricsError(
+            f"the response is {_described(response)}; give a tensor with an entry per response"
+            " token"
+        )
     owned = response_slice(
-        total_length, response_length, cp, stream_offset=stream_offset, stream_length=stream_length, padded_length=padded_length
+        total_length,
+        response_length,
+        cp,
+        stream_offset=stream_offset,
+        stream_length=stream_length,
+        padded_length=padded_length,
     )
     if response.dim() < 1 or response.shape[0] != response_length:
-        raise MetricsError(f"the response tensor has shape {tuple(response.shape)}, but the response has {response_length} tokens")
+        raise MetricsError(
+            f"the response tensor has shape {tuple(response.shape)}, but the response has"
+            f" {response_length} tokens"
+        )
     return response.index_select(0, torch.from_numpy(owned.response_indices).to(response.device))
 
 
@@ -110,12 +145,17 @@ def _checked_padding(pad_value: float, dtype: torch.dtype) -> float:
     if dtype.is_floating_point or dtype.is_complex:
         most = torch.finfo(dtype).max
         if math.isfinite(value) and abs(value) > most:
-            raise MetricsError(f"pad_value is {pad_value}, which {dtype} cannot hold; give a number in {-most:g}..{most:g}")
+            raise MetricsError(
+                f"pad_value is {pad_value}, which {dtype} cannot hold; give a number in"
+                f" {-most:g}..{most:g}"
+            )
         return value
     low, high = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
     # int() of the argument itself: float64 would round an integer beyond 2^53.
     if not (value.is_integer() and low <= int(pad_value) <= high):
-        raise MetricsError(f"pad_value is {pad_value}, which {dtype} cannot hold; give an integer in {low}..{high}")
+        raise MetricsError(
+            f"pad_value is {pad_value}, which {dtype} cannot hold; give an integer in {low}..{high}"
+        )
     return int(pad_value)
 
 

@@ -1,11 +1,13 @@
 """Advantage whitening over all ranks, exact for every layout.
 
-Layer: above ``moments`` and ``groups``. Moments are taken in float64 in two passes on each rank, of values divided by a power of two near the greatest
-(so that no square leaves float64), and merged with Chan's formula, in rank order, from one all-gather of a few numbers; so all ranks compute the same
-statistics to the last bit. Whether masks hold anything but 0 and 1 and which settings
-a rank passes travel with them, at no further wait.
+Moments are taken in float64 in two passes on each rank, of values divided by a power of two near
+the greatest (so that no square leaves float64), and merged with Chan's formula, in rank order, from
+one all-gather of a few numbers; so all ranks compute the same statistics to the last bit. Whether
+masks hold anything but 0 and 1 and which settings a rank passes travel with them, at no further
+wait.
 
-Invariants, tested with real gloo: one collective per call; a rank whose input is wrong, or ranks that pass different settings, make every rank raise.
+Invariants, tested with real gloo: one collective per call; a rank whose input is wrong, or ranks
+that pass different settings, make every rank raise.
 """
 
 from __future__ import annotations
@@ -41,7 +43,10 @@ class _Part:
     """bool [n]."""
 
     wrong: torch.Tensor
-    """bool []: whether a mask entry is neither 0 nor 1. On the values' device, so that nobody waits for it."""
+    """bool []: whether a mask entry is neither 0 nor 1.
+
+    On the values' device, so that nobody waits for it.
+    """
 
     masks: list[Any]
     """The masks as given, to name a wrong entry."""
@@ -52,11 +57,19 @@ class _Part:
     @classmethod
     def empty(cls) -> _Part:
         """Return the part of a rank that holds nothing."""
-        return cls(values=torch.empty(0), trained=torch.empty(0, dtype=torch.bool), wrong=torch.tensor(False), masks=[], shapes=[])
+        return cls(
+            values=torch.empty(0),
+            trained=torch.empty(0, dtype=torch.bool),
+            wrong=torch.tensor(False),
+            masks=[],
+            shapes=[],
+        )
 
 
 def masked_moments(
-    values: torch.Tensor | Sequence[torch.Tensor], masks: torch.Tensor | Sequence[torch.Tensor], group: dist.ProcessGroup | None = None
+    values: torch.Tensor | Sequence[torch.Tensor],
+    masks: torch.Tensor | Sequence[torch.Tensor],
+    group: dist.ProcessGroup | None = None,
 ) -> Moments:
     """Return count, mean and m2 of the trained entries over all ranks of a group, in float64.
 
@@ -66,10 +79,12 @@ def masked_moments(
         group: every rank of it calls this, with or without data.
 
     Returns:
-        The merged moments, equal on all ranks. Their m2 is a float64, so deviations beyond 1e154 make it infinite and some below 1e-162 zero.
+        The merged moments, equal on all ranks. Their m2 is a float64, so deviations beyond 1e154
+        make it infinite and some below 1e-162 zero.
 
     Raises:
-        MetricsError: on every rank, when shapes differ or a mask holds something else on one of them.
+        MetricsError: on every rank, when shapes differ or a mask holds something else on one of
+            them.
     """
     moments, scale, _ = _moments_over_ranks(values, masks, group, {})
     return Moments(count=moments.count, mean=moments.mean * scale, m2=moments.m2 * scale * scale)
@@ -77,7 +92,12 @@ def masked_moments(
 
 @overload
 def masked_whiten(
-    values: torch.Tensor, masks: torch.Tensor, group: dist.ProcessGroup | None = None, *, shift_mean: bool = True, epsilon: float = 1e-8
+    values: torch.Tensor,
+    masks: torch.Tensor,
+    group: dist.ProcessGroup | None = None,
+    *,
+    shift_mean: bool = True,
+    epsilon: float = 1e-8,
 ) -> torch.Tensor: ...
 
 
@@ -100,39 +120,46 @@ def masked_whiten(
     shift_mean: bool = True,
     epsilon: float = 1e-8,
 ) -> torch.Tensor | list[torch.Tensor]:
-    """Return ``(x - mean) / sqrt(var + epsilon)`` with the mean and unbiased variance of all trained entries of all ranks.
+    """Return `(x - mean) / sqrt(var + epsilon)` with the mean and unbiased variance of all trained
+    entries of all ranks.
 
     Args:
-        values: this rank's disjoint part (its CP slice of its DP share): a floating-point tensor, or a list of one per sample; may be empty.
+        values: this rank's disjoint part (its CP slice of its DP share): a floating-point tensor,
+            or a list of one per sample; may be empty.
         masks: the same shapes, of booleans or exactly 0 and 1; 1 is trained.
-        group: data-parallel and context-parallel ranks together. Every rank must call, also one whose slice is empty.
+        group: data-parallel and context-parallel ranks together. Every rank must call, also one
+            whose slice is empty.
         shift_mean: False divides only and keeps the mean. The same on all ranks.
-        epsilon: added to the variance, in the square of the values' unit; finite, not negative, the same on all ranks.
+        epsilon: added to the variance, in the square of the values' unit; finite, not negative, the
+            same on all ranks.
 
     Returns:
-        As ``values``, in its dtype; 0 at masked entries, whatever they held. A constant for autograd, detached: advantages are no function of
-        the parameters, and a gradient through this rank's part of the statistics would be a partial one.
+        As `values`, in its dtype; 0 at masked entries, whatever they held. A constant for autograd,
+        detached: advantages are no function of the parameters, and a gradient through this rank's
+        part of the statistics would be a partial one.
 
     Raises:
-        MetricsError: on every rank, when no entry of any rank is trained, all are equal under an epsilon of 0, shapes differ or a mask
-            holds something else than 0 and 1 on one of them, or ranks pass different settings.
+        MetricsError: on every rank, when no entry of any rank is trained, all are equal under an
+            epsilon of 0, shapes differ or a mask holds something else than 0 and 1 on one of them,
+            or ranks pass different settings.
 
     Example:
-        ``[1, 2, 3]`` all trained has mean 2 and variance 1, hence ``[-1, 0, 1]``.
+        `[1, 2, 3]` all trained has mean 2 and variance 1, hence `[-1, 0, 1]`.
     """
     settings = {"shift_mean": shift_mean, "epsilon": epsilon}
     moments, scale, part = _moments_over_ranks(values, masks, group, settings)
     if not moments.count:
         raise MetricsError(
-            f"rank {group_rank(group)}: nothing to whiten, all {group_size(group)} ranks have only masked entries; "
-            "skip whitening for a step without trained tokens"
+            f"rank {group_rank(group)}: nothing to whiten, all {group_size(group)} ranks have only"
+            " masked entries; skip whitening for a step without trained tokens"
         )
     deviation = math.sqrt(moments.variance(ddof=1 if moments.count > 1 else 0) or 0.0) * scale
     # The root of a sum of squares without squaring: hypot neither overflows nor underflows.
     spread = math.hypot(deviation, math.sqrt(epsilon))
     if not spread:
         raise MetricsError(
-            f"all {moments.count:g} trained entries are equal and epsilon is 0, so there is no scale; give an epsilon above 0"
+            f"all {moments.count:g} trained entries are equal and epsilon is 0, so there is no"
+            " scale; give an epsilon above 0"
         )
     wide = part.values.to(torch.float64)
     shifted = wide - moments.mean * scale if shift_mean else wide
@@ -158,7 +185,8 @@ def _moments_over_ranks(
         flag(settings.get("shift_mean", True), "shift_mean")
         part = _part(values, masks)
     except Exception as error:
-        # Whatever it is: the others wait for this rank in the all-gather, and must hear of it there.
+        # Whatever it is: the others wait for this rank in the all-gather, and must hear of it
+        # there.
         failure = error
     local = _packed(part, failed=failure is not None, wanted=wanted)
     if is_alone(group):
@@ -175,15 +203,22 @@ def _moments_over_ranks(
     failed = [rank for rank, row in enumerate(rows) if row[3]]
     if failed:
         raise MetricsError(
-            f"rank {failed[0]} of {len(rows)} could not take part: values, masks or settings are wrong there; its own error says which"
+            f"rank {failed[0]} of {len(rows)} could not take part: values, masks or settings are"
+            " wrong there; its own error says which"
         )
     for i, name in enumerate(settings, start=5):
         given = [row[i] for row in rows]
         if len(set(given)) > 1:
-            raise MetricsError(f"ranks of the group disagree: {name} by rank is {given}. Pass the same value on every rank")
+            raise MetricsError(
+                f"ranks of the group disagree: {name} by rank is {given}. Pass the same value on"
+                " every rank"
+            )
     scale = max(row[4] for row in rows)
     # Quotients of powers of two: to bring all ranks to the greatest scale rounds nothing.
-    merged = [Moments(count=row[0], mean=row[1] * (row[4] / scale), m2=row[2] * (row[4] / scale) ** 2) for row in rows]
+    merged = [
+        Moments(count=row[0], mean=row[1] * (row[4] / scale), m2=row[2] * (row[4] / scale) ** 2)
+        for row in rows
+    ]
     return merge_moments(merged), scale, part
 
 
@@ -193,42 +228,79 @@ def _packed(part: _Part, *, failed: bool, wanted: list[float]) -> torch.Tensor:
     one = chosen.new_ones(())
     top = chosen.abs().max() if chosen.numel() else one * 0.0
     # Without a value other than 0 the smallest scale, so that it does not set that of the others.
-    scale = torch.exp2(torch.where(top.isfinite() & (top > 0), top.log2().floor(), -1021.0).clamp(-1021, 1023))
+    scale = torch.exp2(
+        torch.where(top.isfinite() & (top > 0), top.log2().floor(), -1021.0).clamp(-1021, 1023)
+    )
     scaled = chosen / scale
     mean = scaled.mean() if chosen.numel() else chosen.new_zeros(())
     mark = one * _FAILED if failed else part.wrong.to(torch.float64)
-    return torch.stack([one * chosen.numel(), mean, (scaled - mean).square().sum(), mark, scale, *chosen.new_tensor(wanted)])
+    return torch.stack(
+        [
+            one * chosen.numel(),
+            mean,
+            (scaled - mean).square().sum(),
+            mark,
+            scale,
+            *chosen.new_tensor(wanted),
+        ]
+    )
 
 
 def _part(values: Any, masks: Any) -> _Part:
     """Return values and "is trained", flat, after checking what can be checked without looking at the numbers."""
-    xs = [values] if isinstance(values, torch.Tensor) else listed(values, "values, a tensor or one per sample")
-    ms = [masks] if isinstance(masks, torch.Tensor) else listed(masks, "masks, a tensor or one per sample")
+    xs = (
+        [values]
+        if isinstance(values, torch.Tensor)
+        else listed(values, "values, a tensor or one per sample")
+    )
+    ms = (
+        [masks]
+        if isinstance(masks, torch.Tensor)
+        else listed(masks, "masks, a tensor or one per sample")
+    )
     if len(xs) != len(ms):
         raise MetricsError(f"{len(xs)} value tensors but {len(ms)} masks; give one mask per tensor")
     for i, (x, m) in enumerate(zip(xs, ms, strict=True)):
         if not isinstance(x, torch.Tensor) or not isinstance(m, torch.Tensor):
-            raise MetricsError(f"sample {i}: values are {type(x).__name__} and the mask {type(m).__name__}; give tensors")
+            raise MetricsError(
+                f"sample {i}: values are {type(x).__name__} and the mask {type(m).__name__}; give"
+                " tensors"
+            )
         if not x.is_floating_point():
-            raise MetricsError(f"sample {i}: values have dtype {x.dtype}; give floating-point values, such as x.float()")
+            raise MetricsError(
+                f"sample {i}: values have dtype {x.dtype}; give floating-point values, such as"
+                " x.float()"
+            )
         if x.shape != m.shape:
-            raise MetricsError(f"sample {i}: values have shape {tuple(x.shape)} but the mask {tuple(m.shape)}")
+            raise MetricsError(
+                f"sample {i}: values have shape {tuple(x.shape)} but the mask {tuple(m.shape)}"
+            )
         if m.is_complex():
-            raise MetricsError(f"sample {i}: the mask has dtype {m.dtype}; give booleans, or exactly 0 and 1")
+            raise MetricsError(
+                f"sample {i}: the mask has dtype {m.dtype}; give booleans, or exactly 0 and 1"
+            )
         if (x.dtype, x.device, m.device) != (xs[0].dtype, xs[0].device, xs[0].device):
             raise MetricsError(
-                f"sample {i}: values are {x.dtype} on {x.device}, the mask is on {m.device}; give all on the device and in the dtype of sample 0's values"
+                f"sample {i}: values are {x.dtype} on {x.device}, the mask is on {m.device}; give"
+                " all on the device and in the dtype of sample 0's values"
             )
     if not xs:
         return _Part.empty()
     mask = torch.cat([m.reshape(-1) for m in ms])
     trained = mask.ne(0)
-    wrong = mask.ne(trained).any() if mask.dtype != torch.bool else torch.zeros((), dtype=torch.bool, device=mask.device)
+    wrong = (
+        mask.ne(trained).any()
+        if mask.dtype != torch.bool
+        else torch.zeros((), dtype=torch.bool, device=mask.device)
+    )
     flat = torch.cat([x.detach().reshape(-1) for x in xs])
     return _Part(values=flat, trained=trained, wrong=wrong, masks=ms, shapes=[x.shape for x in xs])
 
 
 def _name_wrong_entry(masks: list[Any]) -> None:
-    """Raise for the first mask entry that is neither 0 nor 1. Runs on the failing path only, where looking at the masks costs nothing."""
+    """Raise for the first mask entry that is neither 0 nor 1.
+
+    Runs on the failing path only, where looking at the masks costs nothing.
+    """
     for i, mask in enumerate(masks):
         is_trained(mask, f"sample {i}: the mask")

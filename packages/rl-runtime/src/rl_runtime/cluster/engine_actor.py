@@ -1,4 +1,4 @@
-"""An SGLang server as a Ray actor. Layer: cluster.
+"""An SGLang server as a Ray actor.
 
 The actor is light: the server is a process of its own, which dies with it.
 """
@@ -45,12 +45,15 @@ class EngineActor:
         """
         from rl_runtime.rollout.engine import EngineProcess
 
-        self._process = EngineProcess(self._recipe, index=self._index, model_folder=model_folder, run_dir=self._run_dir)
+        self._process = EngineProcess(
+            self._recipe, index=self._index, model_folder=model_folder, run_dir=self._run_dir
+        )
         self._process.start()
         return self._process.url
 
     def live(self) -> str:
-        """Last as long as the server, or as the actor where no server was started; see `cluster.lives`.
+        """Last as long as the server, or as the actor where no server was started; see
+        `cluster.lives`.
 
         Returns:
             Why the server is no longer alive.
@@ -68,7 +71,12 @@ class EngineActor:
         from rl_runtime.weights.sync_tensor import update_weights
 
         assert self._process is not None, "start first"
-        update_weights(self._process.url, weights, version=version, timeout_seconds=self._recipe.engine.request_timeout_seconds)
+        update_weights(
+            self._process.url,
+            weights,
+            version=version,
+            timeout_seconds=self._recipe.engine.request_timeout_seconds,
+        )
 
     def stop(self) -> None:
         """Stop the server and all of its processes."""

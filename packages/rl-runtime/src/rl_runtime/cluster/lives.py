@@ -1,9 +1,11 @@
-"""Notice that an actor or a server has died, at once and without asking. Layer: cluster.
+"""Notice that an actor or a server has died, at once and without asking.
 
-Every actor has a method that does not return while all is well, in a concurrency group of its own so that work does not delay it. Its reference
-becomes ready when something ended: with an error when the actor's process died, with a reason when the actor itself knows one.
+Every actor has a method that does not return while all is well, in a concurrency group of its own
+so that work does not delay it. Its reference becomes ready when something ended: with an error when
+the actor's process died, with a reason when the actor itself knows one.
 
-Invariants: a look costs no call to an actor, so one that is merely slow never counts as dead; the message names what died.
+Invariants: a look costs no call to an actor, so one that is merely slow never counts as dead; the
+message names what died.
 """
 
 from __future__ import annotations
@@ -33,11 +35,18 @@ _LONGEST_REASON = 300
 class Lives:
     """The lives of all actors of a run, and of the parts of Ray that keep them."""
 
-    def __init__(self, lives: Mapping[str, ray.ObjectRef[Any]], *, daemons: Sequence[psutil.Process], logs: Path) -> None:
+    def __init__(
+        self,
+        lives: Mapping[str, ray.ObjectRef[Any]],
+        *,
+        daemons: Sequence[psutil.Process],
+        logs: Path,
+    ) -> None:
         """Remember what to watch.
 
         Args:
-            lives: references by the name of the actor that a message shall carry, such as "trainer rank 0".
+            lives: references by the name of the actor that a message shall carry, such as "trainer
+                rank 0".
             daemons: Ray's own processes on this machine, where the run started them.
             logs: folder that a message points to.
         """
@@ -54,11 +63,15 @@ class Lives:
         """
         for process, name in self._daemons.items():
             if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
-                msg = f"Ray's {name} (pid {process.pid}) died, and the actors with it; logs are in {self._logs}"
-                raise ActorError(msg)
+                raise ActorError(
+                    f"Ray's {name} (pid {process.pid}) died, and the actors with it; logs are in"
+                    f" {self._logs}"
+                )
         if not self._names:
             return
-        ended, _ = ray.wait(list(self._names), num_returns=len(self._names), timeout=0, fetch_local=False)
+        ended, _ = ray.wait(
+            list(self._names), num_returns=len(self._names), timeout=0, fetch_local=False
+        )
         if not ended:
             return
         reasons = [self._reason(ref) for ref in ended]
@@ -71,7 +84,9 @@ class Lives:
             return EngineError(str(ray.get(ref, timeout=5)))
         except RayError as error:
             _log.error("%s: %s", self._names[ref], error)
-            return ActorError(f"{self._names[ref]} died: {why_it_died(error)}; logs are in {self._logs}")
+            return ActorError(
+                f"{self._names[ref]} died: {why_it_died(error)}; logs are in {self._logs}"
+            )
 
 
 def why_it_died(error: RayError) -> str:

@@ -1,6 +1,7 @@
-"""Reserve room for all actors of a run before any is started. Layer: cluster.
+"""Reserve room for all actors of a run before any is started.
 
-Invariants: a run has all of its room or none; waiting for it ends at `cluster.placement_timeout_seconds`.
+Invariants: a run has all of its room or none; waiting for it ends at
+`cluster.placement_timeout_seconds`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ _MANAGER_CPUS = 0.25
 def required_cpus(recipe: Recipe) -> float:
     """CPU cores that Ray counts for all actors of a run."""
     engines, trainers = num_actors(recipe)
-    return _MANAGER_CPUS + engines * recipe.cluster.cpus_per_engine + trainers * recipe.cluster.cpus_per_trainer
+    return (
+        _MANAGER_CPUS
+        + engines * recipe.cluster.cpus_per_engine
+        + trainers * recipe.cluster.cpus_per_trainer
+    )
 
 
 def num_actors(recipe: Recipe) -> tuple[int, int]:
@@ -48,11 +53,19 @@ class Placement:
 
     def engine_options(self, index: int, recipe: Recipe) -> dict[str, Any]:
         """Options of engine `index`'s actor."""
-        return {"num_cpus": recipe.cluster.cpus_per_engine, "num_gpus": _engine_gpus(recipe), **self._at(1 + index)}
+        return {
+            "num_cpus": recipe.cluster.cpus_per_engine,
+            "num_gpus": _engine_gpus(recipe),
+            **self._at(1 + index),
+        }
 
     def trainer_options(self, rank: int, recipe: Recipe) -> dict[str, Any]:
         """Options of trainer `rank`'s actor."""
-        return {"num_cpus": recipe.cluster.cpus_per_trainer, "num_gpus": _trainer_gpus(recipe), **self._at(1 + self.num_engines + rank)}
+        return {
+            "num_cpus": recipe.cluster.cpus_per_trainer,
+            "num_gpus": _trainer_gpus(recipe),
+            **self._at(1 + self.num_engines + rank),
+        }
 
     def release(self) -> None:
         """Give the room back."""
@@ -60,7 +73,9 @@ class Placement:
 
     def _at(self, bundle: int) -> dict[str, Any]:
         strategy = PlacementGroupSchedulingStrategy(
-            placement_group=self.group, placement_group_bundle_index=bundle, placement_group_capture_child_tasks=False
+            placement_group=self.group,
+            placement_group_bundle_index=bundle,
+            placement_group_capture_child_tasks=False,
         )
         return {"scheduling_strategy": strategy}
 
@@ -84,21 +99,28 @@ def reserve(recipe: Recipe) -> Placement:
     """Reserve one bundle per actor.
 
     Raises:
-        RuntimeSetupError: the cluster has no such room within the deadline; the message names what was asked for and what is there.
+        RuntimeSetupError: the cluster has no such room within the deadline; the message names what
+            was asked for and what is there.
     """
     num_engines, num_trainers = num_actors(recipe)
     bundles = [{"CPU": _MANAGER_CPUS}]
     bundles += [{"CPU": recipe.cluster.cpus_per_engine, "GPU": _engine_gpus(recipe)}] * num_engines
-    bundles += [{"CPU": recipe.cluster.cpus_per_trainer, "GPU": _trainer_gpus(recipe)}] * num_trainers
-    bundles = [{name: amount for name, amount in bundle.items() if amount} or {"CPU": 0.01} for bundle in bundles]
+    bundles += [
+        {"CPU": recipe.cluster.cpus_per_trainer, "GPU": _trainer_gpus(recipe)}
+    ] * num_trainers
+    bundles = [
+        {name: amount for name, amount in bundle.items() if amount} or {"CPU": 0.01}
+        for bundle in bundles
+    ]
     group = placement_group(bundles, strategy="PACK")
     if not group.wait(recipe.cluster.placement_timeout_seconds):
         remove_placement_group(group)
         total = {name: sum(bundle.get(name, 0) for bundle in bundles) for name in ("CPU", "GPU")}
         free = {name: ray.available_resources().get(name, 0) for name in total}
-        msg = (
-            f"no placement for {num_trainers} trainers and {num_engines} engines within cluster.placement_timeout_seconds = "
-            f"{recipe.cluster.placement_timeout_seconds}: asked for {total}, free are {free}; free resources or lower parallel.* and engine.count"
+        raise RuntimeSetupError(
+            f"no placement for {num_trainers} trainers and {num_engines} engines within"
+            f" cluster.placement_timeout_seconds = {recipe.cluster.placement_timeout_seconds}:"
+            f" asked for {total}, free are {free}; free resources or lower parallel.* and"
+            " engine.count"
         )
-        raise RuntimeSetupError(msg)
     return Placement(group=group, num_engines=num_engines)

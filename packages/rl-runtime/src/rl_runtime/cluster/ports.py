@@ -1,4 +1,4 @@
-"""Choose and check TCP ports. Layer: cluster."""
+"""Choose and check TCP ports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Send everything that an actor's process prints to a file of the run. Layer: cluster."""
+"""Send everything that an actor's process prints to a file of the run."""
 
 from __future__ import annotations
 

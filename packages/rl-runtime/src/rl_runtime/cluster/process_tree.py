@@ -1,9 +1,11 @@
-"""Leave no process behind. Layer: cluster; no Ray.
+"""Leave no process behind.
 
-Ray stops its daemons but not always what they started: its agents outlive an interrupted start, or a killed driver, by a minute and more. On Linux a
-process can adopt whatever loses its parent among its descendants, and so finds all of it again at the end.
+Ray stops its daemons but not always what they started: its agents outlive an interrupted start, or
+a killed driver, by a minute and more. On Linux a process can adopt whatever loses its parent among
+its descendants, and so finds all of it again at the end.
 
-Invariants: processes that were there before a block are not touched; after it nothing that was started in it is alive.
+Invariants: processes that were there before a block are not touched; after it nothing that was
+started in it is alive.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ _KILL_SECONDS = 5.0
 
 
 def die_with_parent(signal_number: int) -> None:
-    """Ask the kernel for a signal when the parent ends. Does nothing where the kernel is not Linux."""
+    """Ask the kernel for a signal when the parent ends.
+
+    Does nothing where the kernel is not Linux.
+    """
     _prctl(_PR_SET_PDEATHSIG, signal_number, "PR_SET_PDEATHSIG")
 
 
@@ -50,14 +55,20 @@ def no_process_left() -> Iterator[None]:
                     process.kill()
             _, stubborn = psutil.wait_procs(alive, timeout=_KILL_SECONDS)
             if stubborn:
-                _log.error("processes %s are still there %g s after they were killed", [process.pid for process in stubborn], _KILL_SECONDS)
+                _log.error(
+                    "processes %s are still there %g s after they were killed",
+                    [process.pid for process in stubborn],
+                    _KILL_SECONDS,
+                )
                 break
             # What the killed ones had started is ours now.
             alive = _started_since(before)
 
 
 def _started_since(before: set[psutil.Process]) -> list[psutil.Process]:
-    return [process for process in psutil.Process().children(recursive=True) if process not in before]
+    return [
+        process for process in psutil.Process().children(recursive=True) if process not in before
+    ]
 
 
 def _prctl(option: int, value: int, name: str) -> None:
@@ -65,4 +76,8 @@ def _prctl(option: int, value: int, name: str) -> None:
         return
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, value, 0, 0, 0) != 0:
-        _log.warning("prctl(%s) was refused (errno %d): processes of this run may outlive it", name, ctypes.get_errno())
+        _log.warning(
+            "prctl(%s) was refused (errno %d): processes of this run may outlive it",
+            name,
+            ctypes.get_errno(),
+        )

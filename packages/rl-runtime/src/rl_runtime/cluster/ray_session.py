@@ -1,7 +1,7 @@
-"""A Ray cluster for one run: started here, or joined. Layer: cluster.
+"""A Ray cluster for one run: started here, or joined.
 
-Invariants: a cluster that was started here is stopped again, also after an error or an interrupt; one that was joined is left as it was, less our
-actors.
+Invariants: a cluster that was started here is stopped again, also after an error or an interrupt;
+one that was joined is left as it was, less our actors.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ _DAEMONS = ("gcs_server", "raylet")
 
 @contextlib.contextmanager
 def ray_session(recipe: Recipe) -> Iterator[list[psutil.Process]]:
-    """Start or join Ray for the time of a `with` block; gives Ray's own processes where it was started here.
+    """Start or join Ray for the time of a `with` block; gives Ray's own processes where it was
+    started here.
 
-    A cluster that is started here counts as many cores as the actors ask for, however few the machine has: the counts are
-    shares for placement, not a promise of speed.
+    A cluster that is started here counts as many cores as the actors ask for, however few the
+    machine has: the counts are shares for placement, not a promise of speed.
 
     Raises:
         RuntimeSetupError: the cluster at `cluster.address` does not answer, or Ray does not start.
@@ -50,7 +51,11 @@ def ray_session(recipe: Recipe) -> Iterator[list[psutil.Process]]:
     _keep_off_the_terminal()
     try:
         _init(recipe)
-        yield [] if recipe.cluster.address else [child for child in psutil.Process().children() if child.name() in _DAEMONS]
+        yield (
+            []
+            if recipe.cluster.address
+            else [child for child in psutil.Process().children() if child.name() in _DAEMONS]
+        )
     finally:
         with delayed_interrupts():
             ray.shutdown()
@@ -63,7 +68,8 @@ def _init(recipe: Recipe) -> None:
     before = set(psutil.Process().children())
     for attempt in range(1, attempts + 1):
         try:
-            # While it starts, Ray's native code answers signals with a stack trace, and connection errors with a line a second.
+            # While it starts, Ray's native code answers signals with a stack trace, and connection
+            # errors with a line a second.
             with keeping_signal_handlers(), errors_to_file(recipe.run.dir / "logs" / "driver.log"):
                 _join(address, environment) if address else _start(recipe, environment)
         except SystemExit:
@@ -72,9 +78,16 @@ def _init(recipe: Recipe) -> None:
         except Exception as error:
             # Ray raises whatever it likes here, a plain Exception among them.
             if attempt == attempts:
-                hint = " (a cluster with token authentication wants RAY_AUTH_MODE=token in the environment)" if address else ""
-                msg = f"cluster.address = {address!r}: Ray did not {'answer' if address else 'start'}: {error}{hint}"
-                raise RuntimeSetupError(msg) from error
+                hint = (
+                    " (a cluster with token authentication wants RAY_AUTH_MODE=token in the"
+                    " environment)"
+                    if address
+                    else ""
+                )
+                raise RuntimeSetupError(
+                    f"cluster.address = {address!r}: Ray did not"
+                    f" {'answer' if address else 'start'}: {error}{hint}"
+                ) from error
             _log.warning("attempt %d of %d: Ray did not start: %s", attempt, attempts, error)
             ray.shutdown()
             # A node that did not come up is not stopped by that.
@@ -86,13 +99,19 @@ def _init(recipe: Recipe) -> None:
 
 
 def _join(address: str, environment: dict[str, str]) -> None:
-    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env={"env_vars": environment})
+    ray.init(
+        address=address,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        runtime_env={"env_vars": environment},
+    )
 
 
 def _start(recipe: Recipe, environment: dict[str, str]) -> None:
     os.environ.update(environment | {"RAY_worker_niceness": _WORKER_NICENESS})
     ray.init(
-        # Without an address Ray would join any cluster that it finds on this machine, another run's for instance.
+        # Without an address Ray would join any cluster that it finds on this machine, another run's
+        # for instance.
         address="local",
         num_cpus=max(os.cpu_count() or 1, math.ceil(required_cpus(recipe))),
         object_store_memory=recipe.cluster.object_store_bytes,

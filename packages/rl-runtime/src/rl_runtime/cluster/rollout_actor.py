@@ -1,4 +1,4 @@
-"""The rollout side as a Ray actor: generates, plans and cuts batches, and puts one object per data-parallel rank into the object store. Layer: cluster."""
+"""The rollout side as a Ray actor: generates, plans and cuts batches, and puts one object per data-parallel rank into the object store."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ class RolloutActor:
         from rl_runtime.rollout.dump import RolloutDumper
 
         self._tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-        self._source = make_data_source(self._recipe.data, self._tokenizer, rng=self._recipe.run.rng)
+        self._source = make_data_source(
+            self._recipe.data, self._tokenizer, rng=self._recipe.run.rng
+        )
         self._dumper = RolloutDumper(self._recipe)
         config = json.loads((tokenizer_folder / "config.json").read_text(encoding="utf-8"))
         self._vocab_size = int(config["vocab_size"])
@@ -55,21 +57,33 @@ class RolloutActor:
 
         Args:
             urls: where they answer.
-            engines: handles of the engine actors behind the first urls, which know when a server is dead; none for servers that others run.
+            engines: handles of the engine actors behind the first urls, which know when a server is
+                dead; none for servers that others run.
         """
         from rl_runtime.rollout.engine_client import EngineClient
         from rl_runtime.rollout.manager import RolloutManager
 
         clients = [
-            EngineClient(url, self._recipe.engine, vocab_size=self._vocab_size, failure=engine and engine.failure.remote)
+            EngineClient(
+                url,
+                self._recipe.engine,
+                vocab_size=self._vocab_size,
+                failure=engine and engine.failure.remote,
+            )
             for url, engine in zip_longest(urls, engines)
         ]
-        self._external = [client for client, engine in zip_longest(clients, engines) if engine is None]
+        self._external = [
+            client for client, engine in zip_longest(clients, engines) if engine is None
+        ]
         self._manager = RolloutManager(self._recipe, self._source, self._tokenizer, clients)
 
-    async def update_external_weights(self, weights: dict[str, npt.NDArray[np.generic]], version: int) -> None:
+    async def update_external_weights(
+        self, weights: dict[str, npt.NDArray[np.generic]], version: int
+    ) -> None:
         """Load weights into the servers that others run, and check that they took them; see `weights.sync_tensor`."""
-        await asyncio.gather(*(client.update_weights(weights, version) for client in self._external))
+        await asyncio.gather(
+            *(client.update_weights(weights, version) for client in self._external)
+        )
 
     async def warm_start_batches(self, count: int) -> list[list[Any]]:
         """Put the next `count` supervised batches into the object store.
@@ -79,9 +93,17 @@ class RolloutActor:
         """
         from rl_runtime.rollout.warm_start import warm_start_batch
 
-        return [[ray.put(part) for part in warm_start_batch(self._source, self._tokenizer, self._recipe)] for _ in range(count)]
+        return [
+            [
+                ray.put(part)
+                for part in warm_start_batch(self._source, self._tokenizer, self._recipe)
+            ]
+            for _ in range(count)
+        ]
 
-    async def generate_batch(self, batch_id: int, weight_version: int) -> tuple[list[Any], dict[str, float]]:
+    async def generate_batch(
+        self, batch_id: int, weight_version: int
+    ) -> tuple[list[Any], dict[str, float]]:
         """Generate, score, dump and plan one batch.
 
         Args:
@@ -107,7 +129,9 @@ class RolloutActor:
         """Plan a batch that was dumped earlier; see `generate_batch`."""
         from rl_runtime.rollout.dump import load_rollout_dump
 
-        return self._assign(load_rollout_dump(self._recipe, batch_id, vocab_size=self._vocab_size), batch_id)
+        return self._assign(
+            load_rollout_dump(self._recipe, batch_id, vocab_size=self._vocab_size), batch_id
+        )
 
     async def evaluate(self, split: Literal["check", "eval"], count: int) -> dict[str, float]:
         """Answer held-out prompts; gives mean scores by name, such as {"reward": 0.6, "exact_match": 0.2}."""
@@ -129,5 +153,9 @@ class RolloutActor:
         assignment = assign_batch(columns, self._recipe, batch_id=batch_id)
         plans = self._recipe.run.dir / "plans"
         plans.mkdir(exist_ok=True)
-        (plans / f"plan_{batch_id}.json").write_text(json.dumps(assignment.plan.to_document()), encoding="utf-8")
-        return [ray.put(message_of_rank_batch(part)) for part in assignment.rank_batches], schedule_report(assignment)
+        (plans / f"plan_{batch_id}.json").write_text(
+            json.dumps(assignment.plan.to_document()), encoding="utf-8"
+        )
+        return [
+            ray.put(message_of_rank_batch(part)) for part in assignment.rank_batches
+        ], schedule_report(assignment)

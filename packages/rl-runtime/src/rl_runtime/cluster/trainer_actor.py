@@ -1,6 +1,7 @@
-"""A trainer rank as a Ray actor. Layer: cluster.
+"""A trainer rank as a Ray actor.
 
-The trainer itself knows nothing of Ray; torch and Megatron-Core are imported when `start` is called, so that all actors start side by side.
+The trainer itself knows nothing of Ray; torch and Megatron-Core are imported when `start` is
+called, so that all actors start side by side.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ class TrainerActor:
         )
         return self._trainer.data_parallel_rank, self._trainer.is_writer
 
-    def train_sft(self, batches: list[ray.ObjectRef[dict[str, Column]]], lrs: list[float]) -> list[dict[str, float]]:
+    def train_sft(
+        self, batches: list[ray.ObjectRef[dict[str, Column]]], lrs: list[float]
+    ) -> list[dict[str, float]]:
         """Take one supervised step per batch; see `Trainer.train_sft_step`."""
         trainer = self._started()
         loaded = ray.get(batches, timeout=self._recipe.cluster.actor_timeout_seconds)
@@ -99,6 +102,5 @@ class TrainerActor:
 
     def _started(self) -> Trainer:
         if self._trainer is None:
-            msg = f"trainer rank {self._rank} was not started: call start first"
-            raise RuntimeError(msg)
+            raise RuntimeError(f"trainer rank {self._rank} was not started: call start first")
         return self._trainer

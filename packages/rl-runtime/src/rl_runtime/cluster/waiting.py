@@ -1,6 +1,7 @@
-"""Wait for Ray tasks with a deadline, while watching that nothing they depend on has died. Layer: cluster.
+"""Wait for Ray tasks with a deadline, while watching that nothing they depend on has died.
 
-Invariants: a wait ends at the deadline; the first failed task ends it at once, while its peers may hang in a collective; watchers run at least every interval.
+Invariants: a wait ends at the deadline; the first failed task ends it at once, while its peers may
+hang in a collective; watchers run at least every interval.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class Waiter:
         self._run_deadline = run_deadline
         self.watch = watch
 
-    def all(self, refs: Sequence[ray.ObjectRef[Any]], what: str, *, timeout_seconds: float) -> list[Any]:
+    def all(
+        self, refs: Sequence[ray.ObjectRef[Any]], what: str, *, timeout_seconds: float
+    ) -> list[Any]:
         """Wait for all tasks and return their results, in order.
 
         Args:
@@ -58,9 +61,15 @@ class Waiter:
                 self._result(ref, what)
             self.watch()
             if pending and time.monotonic() > deadline:
-                limit = "run.deadline_seconds" if deadline == self._run_deadline else f"{timeout_seconds:.0f} s"
-                msg = f"{what}: not done within {limit}; {len(pending)} of {len(refs)} tasks are still running"
-                raise DeadlineError(msg)
+                limit = (
+                    "run.deadline_seconds"
+                    if deadline == self._run_deadline
+                    else f"{timeout_seconds:.0f} s"
+                )
+                raise DeadlineError(
+                    f"{what}: not done within {limit}; {len(pending)} of {len(refs)} tasks are"
+                    " still running"
+                )
         return [self._result(ref, what) for ref in refs]
 
     def one(self, ref: ray.ObjectRef[Any], what: str, *, timeout_seconds: float) -> Any:
@@ -76,8 +85,7 @@ class Waiter:
         except RayError as error:
             _log.error("%s: %s", what, error)
             self._wait_for_the_name_of_the_dead()
-            msg = f"{what}: {type(error).__name__}: {why_it_died(error)}"
-            raise ActorError(msg) from None
+            raise ActorError(f"{what}: {type(error).__name__}: {why_it_died(error)}") from None
 
     def _wait_for_the_name_of_the_dead(self) -> None:
         """Let the watch say which actor it was: its news come by another way than the failed task's, at about the same time."""

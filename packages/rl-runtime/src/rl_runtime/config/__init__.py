@@ -1,4 +1,4 @@
-"""Typed recipes: one module per section. Layer: config, above `errors` only."""
+"""Typed recipes: one module per section."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What every section of the recipe shares. Layer: config.
+"""What every section of the recipe shares.
 
-Invariants: a section is frozen, refuses unknown keys and numbers that are not finite, and takes each field's description from the docstring under it.
+Invariants: a section is frozen, refuses unknown keys and numbers that are not finite, and takes
+each field's description from the docstring under it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`[cluster]`: Ray. Layer: config."""
+"""`[cluster]`: Ray."""
 
 from __future__ import annotations
 
@@ -13,13 +13,19 @@ class ClusterSection(Section):
     """Which Ray cluster runs the actors and how much of it they take."""
 
     address: str = ""
-    """Address of an existing Ray cluster ("auto" finds one). Empty: start one on this machine and stop it at the end."""
+    """Address of an existing Ray cluster ("auto" finds one).
+
+    Empty: start one on this machine and stop it at the end.
+    """
 
     colocate: bool = True
     """Engines and trainers share the same devices."""
 
     cpus_per_trainer: float = Field(default=0.5, ge=0)
-    """CPU cores that Ray counts for one trainer actor. Fractions let more actors than cores be placed."""
+    """CPU cores that Ray counts for one trainer actor.
+
+    Fractions let more actors than cores be placed.
+    """
 
     cpus_per_engine: float = Field(default=0.5, ge=0)
     """CPU cores that Ray counts for one engine actor."""

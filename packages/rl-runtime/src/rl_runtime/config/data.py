@@ -1,4 +1,4 @@
-"""`[data]`: where prompts come from. Layer: config."""
+"""`[data]`: where prompts come from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ class DataSection(Section):
     """Where prompts come from."""
 
     kind: Literal["reasoning_gym", "jsonl"] = "reasoning_gym"
-    """reasoning_gym: a task generator with its own verifier. jsonl: a file with one {"prompt", "label"} object a line."""
+    """reasoning_gym: a task generator with its own verifier.
+
+    jsonl: a file with one {"prompt", "label"} object a line.
+    """
 
     task: str = "spell_backward"
     """Name of the reasoning-gym task."""
@@ -30,7 +33,10 @@ class DataSection(Section):
     """User message, a format string over the entry's metadata and `question` (for files: the line's fields, and `question` = its prompt)."""
 
     chat_template: bool = True
-    """Render the message with the tokenizer's chat template. Off: the message is the prompt as it is."""
+    """Render the message with the tokenizer's chat template.
+
+    Off: the message is the prompt as it is.
+    """
 
     held_out_fraction: float = Field(default=0.2, gt=0, lt=1)
     """Share of entries, chosen by a hash of `split_key`, that only evaluation sees."""

@@ -1,4 +1,4 @@
-"""`[debug]`: half a loop at a time. Layer: config."""
+"""`[debug]`: half a loop at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`[dump]`: what is written for every batch. Layer: config."""
+"""`[dump]`: what is written for every batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`[engine]`: the SGLang servers. Layer: config."""
+"""`[engine]`: the SGLang servers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ class EngineSection(Section):
     """Address that the servers listen on."""
 
     port: int = Field(default=0, ge=0, le=65535)
-    """Port of the first server; the next ones follow it. 0: free ports are chosen. A taken port is an error."""
+    """Port of the first server; the next ones follow it.
+
+    0: free ports are chosen. A taken port is an error.
+    """
 
     url: str = ""
     """URL of a server that is already running. Empty: the run starts its own."""

@@ -1,4 +1,4 @@
-"""`[eval]`: held-out evaluation. Layer: config."""
+"""`[eval]`: held-out evaluation."""
 
 from __future__ import annotations
 

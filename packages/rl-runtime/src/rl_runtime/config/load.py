@@ -1,6 +1,7 @@
-"""Read a recipe from TOML with overrides, and write the resolved one. Layer: config.
+"""Read a recipe from TOML with overrides, and write the resolved one.
 
-Invariants: every problem of a recipe is reported at once; an unknown key names the nearest known one; values are checked before anything starts.
+Invariants: every problem of a recipe is reported at once; an unknown key names the nearest known
+one; values are checked before anything starts.
 """
 
 from __future__ import annotations
@@ -25,37 +26,45 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
     Args:
         path: TOML file.
-        overrides: strings "section.key=value"; the value is TOML, or taken as a string where it is no TOML value.
+        overrides: strings "section.key=value"; the value is TOML, or taken as a string where it is
+            no TOML value.
 
     Returns:
         The checked recipe.
 
     Raises:
-        ConfigError: the file is missing or no TOML, a key is unknown, or a value is wrong. One line per problem.
+        ConfigError: the file is missing or no TOML, a key is unknown, or a value is wrong. One line
+            per problem.
     """
     try:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        msg = f"recipe {path}: {error.strerror or error}: give the path of a TOML recipe, such as recipes/quickstart.toml"
-        raise ConfigError(msg) from error
+        raise ConfigError(
+            f"recipe {path}: {error.strerror or error}: give the path of a TOML recipe, such as"
+            " recipes/quickstart.toml"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        msg = f"recipe {path}: not valid TOML: {error}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"recipe {path}: not valid TOML: {error}") from error
     for override in overrides:
         _apply_override(table, override)
     try:
         return Recipe.model_validate(table)
     except ValidationError as error:
-        msg = "\n".join(f"{_origin(problem, path, overrides)}: {_describe(problem)}" for problem in error.errors())
-        raise ConfigError(msg) from error
+        raise ConfigError(
+            "\n".join(
+                f"{_origin(problem, path, overrides)}: {_describe(problem)}"
+                for problem in error.errors()
+            )
+        ) from error
 
 
 def _apply_override(table: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     sections = key.strip().split(".")
     if not separator or len(sections) < 2 or not all(sections):
-        msg = f"override {override!r}: expected section.key=value, such as optimizer.lr=1e-4"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"override {override!r}: expected section.key=value, such as optimizer.lr=1e-4"
+        )
     try:
         value = tomllib.loads(f"value = {text.strip()}")["value"]
     except tomllib.TOMLDecodeError:
@@ -63,8 +72,7 @@ def _apply_override(table: dict[str, Any], override: str) -> None:
     for section in sections[:-1]:
         inner: object = table.setdefault(section, {})
         if not isinstance(inner, dict):
-            msg = f"override {override!r}: {section} is a value, not a table"
-            raise ConfigError(msg)
+            raise ConfigError(f"override {override!r}: {section} is a value, not a table")
         table = inner
     table[sections[-1]] = value
 
@@ -72,7 +80,11 @@ def _apply_override(table: dict[str, Any], override: str) -> None:
 def _origin(problem: Mapping[str, Any], path: str | Path, overrides: Sequence[str]) -> str:
     """Name the override that a wrong value came from, else the file."""
     key = ".".join(str(part) for part in problem["loc"])
-    given = [override for override in overrides if f"{key}.".startswith(f"{override.partition('=')[0].strip()}.")]
+    given = [
+        override
+        for override in overrides
+        if f"{key}.".startswith(f"{override.partition('=')[0].strip()}.")
+    ]
     return f"--set {given[-1]}" if given else f"recipe {path}"
 
 
@@ -101,14 +113,24 @@ def recipe_to_toml(recipe: Recipe) -> str:
     lines: list[str] = []
     for section, values in recipe.model_dump(mode="json").items():
         lines.append(f"[{section}]")
-        lines += [f"{json.dumps(key)} = {_toml_value(value)}" for key, value in values.items() if value is not None]
+        lines += [
+            f"{json.dumps(key)} = {_toml_value(value)}"
+            for key, value in values.items()
+            if value is not None
+        ]
         lines.append("")
     return "\n".join(lines)
 
 
 def _toml_value(value: object) -> str:
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(str(key))} = {_toml_value(item)}" for key, item in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(
+                f"{json.dumps(str(key))} = {_toml_value(item)}" for key, item in value.items()
+            )
+            + "}"
+        )
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml_value(item) for item in value) + "]"
     return json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""`[model]`: the policy. Layer: config."""
+"""`[model]`: the policy."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ class ModelSection(Section):
     """The policy: a folder in Hugging Face layout, or the shape of a small Qwen3 model that the run makes and warms up itself."""
 
     path: str = ""
-    """Folder with config.json, *.safetensors and a tokenizer. Empty: make a small model of the shape below and warm it up by SFT."""
+    """Folder with config.json, *.safetensors and a tokenizer.
+
+    Empty: make a small model of the shape below and warm it up by SFT.
+    """
 
     reference_path: str = ""
-    """Folder of the reference policy for the KL term. Empty: the policy before the first batch. Read only when `algorithm.kl_coef` > 0."""
+    """Folder of the reference policy for the KL term.
+
+    Empty: the policy before the first batch. Read only when `algorithm.kl_coef` > 0.
+    """
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of weights and activations, in the trainer and in the engine. bfloat16 needs a GPU."""

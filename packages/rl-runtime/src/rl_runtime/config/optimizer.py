@@ -1,4 +1,4 @@
-"""`[optimizer]`: Adam and its learning-rate schedule. Layer: config."""
+"""`[optimizer]`: Adam and its learning-rate schedule."""
 
 from __future__ import annotations
 

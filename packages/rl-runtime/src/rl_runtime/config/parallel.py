@@ -1,4 +1,4 @@
-"""`[parallel]`: how trainer ranks divide the work. Layer: config."""
+"""`[parallel]`: how trainer ranks divide the work."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Paths of a recipe as every process of a run sees them. Layer: config.
+"""Paths of a recipe as every process of a run sees them.
 
-A user writes them relative to where the command is started; actors on an existing cluster work somewhere else.
+A user writes them relative to where the command is started; actors on an existing cluster work
+somewhere else.
 
 Invariants: after `absolute_paths` no path of a recipe depends on a working folder.
 """
@@ -27,7 +28,9 @@ def absolute_paths(recipe: Recipe) -> Recipe:
     sections = {}
     for name, keys in _PATHS.items():
         section = getattr(recipe, name)
-        sections[name] = section.model_copy(update={key: _absolute(getattr(section, key)) for key in keys})
+        sections[name] = section.model_copy(
+            update={key: _absolute(getattr(section, key)) for key in keys}
+        )
     return recipe.model_copy(update=sections)
 
 

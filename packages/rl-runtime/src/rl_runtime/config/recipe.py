@@ -1,4 +1,4 @@
-"""A whole recipe: its sections and what must hold between them. Layer: config.
+"""A whole recipe: its sections and what must hold between them.
 
 Invariants: what cannot be honoured is an error here, before anything starts.
 """
@@ -58,18 +58,19 @@ class Recipe(Section):
     def _check_between_sections(self) -> Self:
         rollouts = self.rollout.prompts_per_batch * self.rollout.rollouts_per_prompt
         if rollouts < self.train.global_batch_size and self.train.on_trailing != "partial_step":
-            msg = (
-                f"train.global_batch_size = {self.train.global_batch_size} rollouts, but a batch has only {rollouts} "
-                f"(rollout.prompts_per_batch * rollout.rollouts_per_prompt): lower it, or set train.on_trailing = 'partial_step'"
+            raise ValueError(
+                f"train.global_batch_size = {self.train.global_batch_size} rollouts, but a batch"
+                f" has only {rollouts} (rollout.prompts_per_batch * rollout.rollouts_per_prompt):"
+                " lower it, or set train.on_trailing = 'partial_step'"
             )
-            raise ValueError(msg)
         if self.algorithm.old_log_probs == "reuse" and rollouts > self.train.global_batch_size:
-            msg = (
-                f"algorithm.old_log_probs = 'reuse' needs one step per batch, but {rollouts} rollouts make more than one step of "
-                f"train.global_batch_size = {self.train.global_batch_size}: use 'recompute'"
+            raise ValueError(
+                f"algorithm.old_log_probs = 'reuse' needs one step per batch, but {rollouts}"
+                " rollouts make more than one step of train.global_batch_size ="
+                f" {self.train.global_batch_size}: use 'recompute'"
             )
-            raise ValueError(msg)
         if self.debug.rollout_only and self.debug.load_rollout_dump:
-            msg = "debug.rollout_only and debug.load_rollout_dump exclude each other: set one of them"
-            raise ValueError(msg)
+            raise ValueError(
+                "debug.rollout_only and debug.load_rollout_dump exclude each other: set one of them"
+            )
         return self

@@ -1,4 +1,4 @@
-"""`[reward]`: how responses are scored. Layer: config."""
+"""`[reward]`: how responses are scored."""
 
 from __future__ import annotations
 
@@ -16,4 +16,7 @@ class RewardSection(Section):
     """Import path `module:function` of the reward, called once per rollout, with its last sample."""
 
     timeout_seconds: float = Field(default=30.0, gt=0)
-    """How long one call may take, in seconds. A reward that is late or fails drops its rollout, with a warning."""
+    """How long one call may take, in seconds.
+
+    A reward that is late or fails drops its rollout, with a warning.
+    """

@@ -1,4 +1,4 @@
-"""`[rollout]`: what is sampled for one batch, and how. Layer: config."""
+"""`[rollout]`: what is sampled for one batch, and how."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ class RolloutSection(Section):
     """Strings that end a response, beside the tokenizer's end-of-sequence id."""
 
     replay: bool = True
-    """Train on the recorded kept sets. Off: log-probs are normalised over the whole vocabulary in training."""
+    """Train on the recorded kept sets.
+
+    Off: log-probs are normalised over the whole vocabulary in training.
+    """
 
     generate: str = ""
     """Import path `module:function` of a custom generate hook. Empty: one sample per rollout."""

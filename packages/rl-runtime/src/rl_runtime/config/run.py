@@ -1,4 +1,4 @@
-"""`[run]`: where a run lives, its random start and its deadline. Layer: config."""
+"""`[run]`: where a run lives, its random start and its deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`[tracking]`: where metrics go. Layer: config."""
+"""`[tracking]`: where metrics go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`[train]`: batches and steps. Layer: config."""
+"""`[train]`: batches and steps."""
 
 from __future__ import annotations
 
@@ -30,5 +30,8 @@ class TrainSection(Section):
     """What happens to a sample longer than the token cap."""
 
     on_trailing: Literal["drop", "partial_step", "error"] = "drop"
-    """What happens to rollouts that do not fill a last step. drop: they are left out; a batch that lost so many rollouts that it does not fill one
-    step is trained as one smaller step."""
+    """What happens to rollouts that do not fill a last step.
+
+    drop: they are left out; a batch that lost so many rollouts that it does not fill one step is
+    trained as one smaller step.
+    """

@@ -1,4 +1,4 @@
-"""`[warm_start]`: supervised fine-tuning before the first batch. Layer: config."""
+"""`[warm_start]`: supervised fine-tuning before the first batch."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""A generate hook with a fan-out of 1 + (i mod 3) samples, as an agent has that compacts its context while it works.
+"""A generate hook with a fan-out of 1 + (i mod 3) samples, as an agent has that compacts its
+context while it works.
 
-The response of rollout i is cut into 1 + (i mod 3) segments. Sibling k ends with segment k and trains on that segment only, so that each
-generated token is trained exactly once. With the rollout mean the gradient is the one without fan-out: each token has the same prefix and the
-same weight, 1 / (trained tokens of the rollout).
+The response of rollout i is cut into 1 + (i mod 3) segments. Sibling k ends with segment k and
+trains on that segment only, so that each generated token is trained exactly once. With the rollout
+mean the gradient is the one without fan-out: each token has the same prefix and the same weight, 1
+/ (trained tokens of the rollout).
 
 Name it in a recipe as `rollout.generate = "rl_runtime.examples.compact_rollouts:generate"`.
 """
@@ -39,10 +41,12 @@ def cut_into_segments(sample: Sample, count: int) -> list[Sample]:
         count: siblings. More than R: the first ones have an all-zero loss mask.
 
     Returns:
-        `count` samples; sibling k holds the response up to the end of segment k. The last one is the whole response.
+        `count` samples; sibling k holds the response up to the end of segment k. The last one is
+        the whole response.
 
     Example:
-        R = 5, count = 2: segments [0, 2) and [2, 5); siblings of 2 and 5 response tokens with masks 11 and 00111.
+        R = 5, count = 2: segments [0, 2) and [2, 5); siblings of 2 and 5 response tokens with masks
+        11 and 00111.
     """
     R = sample.response_tokens.size
     ends = [R * (k + 1) // count for k in range(count)]
@@ -55,7 +59,9 @@ def cut_into_segments(sample: Sample, count: int) -> list[Sample]:
     return siblings
 
 
-def _shorten(sample: Sample, length: int, loss_mask: np.ndarray[tuple[int], np.dtype[np.int32]]) -> Sample:
+def _shorten(
+    sample: Sample, length: int, loss_mask: np.ndarray[tuple[int], np.dtype[np.int32]]
+) -> Sample:
     full = sample.rollout_full_log_probs
     return replace(
         sample,

@@ -1,9 +1,9 @@
-"""Plan one batch and cut its columns into one part per data-parallel rank. Layer: rollout.
+"""Plan one batch and cut its columns into one part per data-parallel rank.
 
 The plan is made once, here, so that trainer ranks can never disagree about it.
 
-Invariants: every kept sample is in exactly one part; a rank's columns are in the order of its partition; loss denominators are taken over
-the whole step, before packing.
+Invariants: every kept sample is in exactly one part; a rank's columns are in the order of its
+partition; loss denominators are taken over the whole step, before packing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ from rl_metrics import Aggregation, count_step_units, loss_denominators
 from rl_runtime.batch import Column, RankBatch, take_columns
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import BatchMismatchError
-from rl_schedule import InfeasibleScheduleError, SchedulePlan, ScheduleRequest, check_plan, plan_schedule
+from rl_schedule import (
+    InfeasibleScheduleError,
+    SchedulePlan,
+    ScheduleRequest,
+    check_plan,
+    plan_schedule,
+)
 
 __all__ = ["Assignment", "assign_batch"]
 
@@ -54,28 +60,44 @@ def assign_batch(columns: Mapping[str, Column], recipe: Recipe, *, batch_id: int
     request, plan = _planned(columns, recipe, batch_id)
     problems = check_plan(plan, request)
     if problems:
-        msg = f"batch {batch_id}: the plan breaks its promises: " + "; ".join(str(problem) for problem in problems)
-        raise BatchMismatchError(msg)
+        raise BatchMismatchError(
+            f"batch {batch_id}: the plan breaks its promises: "
+            + "; ".join(str(problem) for problem in problems)
+        )
     step = _step_of_each_sample(plan, num_samples=len(columns["total_lengths"]))
     aggregation = recipe.algorithm.loss_aggregation
-    planned = {**columns, "step": step, "loss_denominators": _denominators(columns, step, aggregation)}
+    planned = {
+        **columns,
+        "step": step,
+        "loss_denominators": _denominators(columns, step, aggregation),
+    }
     units = _step_units(columns, step, aggregation, steps=len(plan.num_microbatches))
     rank_batches = tuple(
-        RankBatch(batch_id=batch_id, plan=view, columns=take_columns(planned, view.partition), step_units=units)
+        RankBatch(
+            batch_id=batch_id,
+            plan=view,
+            columns=take_columns(planned, view.partition),
+            step_units=units,
+        )
         for view in (plan.rank_view(rank) for rank in range(recipe.parallel.data))
     )
     return Assignment(plan=plan, columns=planned, rank_batches=rank_batches)
 
 
-def _planned(columns: Mapping[str, Column], recipe: Recipe, batch_id: int) -> tuple[ScheduleRequest, SchedulePlan]:
+def _planned(
+    columns: Mapping[str, Column], recipe: Recipe, batch_id: int
+) -> tuple[ScheduleRequest, SchedulePlan]:
     request = _request(columns, recipe)
     try:
         return request, plan_schedule(request)
     except InfeasibleScheduleError as error:
         if request.on_trailing != "drop":
             raise
-        # Rollouts were lost on the way; what is left is a smaller step rather than the end of the run.
-        _log.warning("batch %d does not fill one step, and is trained as a smaller one: %s", batch_id, error)
+        # Rollouts were lost on the way; what is left is a smaller step rather than the end of the
+        # run.
+        _log.warning(
+            "batch %d does not fill one step, and is trained as a smaller one: %s", batch_id, error
+        )
         smaller = replace(request, on_trailing="partial_step")
         return smaller, plan_schedule(smaller)
 
@@ -105,7 +127,9 @@ def _step_of_each_sample(plan: SchedulePlan, *, num_samples: int) -> npt.NDArray
     return step
 
 
-def _denominators(columns: Mapping[str, Column], step: npt.NDArray[np.int64], aggregation: Aggregation) -> npt.NDArray[np.float32]:
+def _denominators(
+    columns: Mapping[str, Column], step: npt.NDArray[np.int64], aggregation: Aggregation
+) -> npt.NDArray[np.float32]:
     # A prompt group may be spread over steps, and then counts in each of them by its part there.
     pairs = np.stack([step, _integers(columns, "group_ids")], axis=1)
     groups_of_steps = np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1)
@@ -119,7 +143,11 @@ def _denominators(columns: Mapping[str, Column], step: npt.NDArray[np.int64], ag
 
 
 def _step_units(
-    columns: Mapping[str, Column], step: npt.NDArray[np.int64], aggregation: Aggregation, *, steps: int
+    columns: Mapping[str, Column],
+    step: npt.NDArray[np.int64],
+    aggregation: Aggregation,
+    *,
+    steps: int,
 ) -> npt.NDArray[np.float64]:
     units = np.empty(steps, np.float64)
     for index in range(steps):

@@ -1,7 +1,7 @@
-"""From scored rollouts to the columns of one batch. Layer: rollout.
+"""From scored rollouts to the columns of one batch.
 
-Invariants: one entry per sample in rollout order; `rollout_position` is the entry's index; dtypes are those of `rollout-batch.v1`;
-kept sets are present for all samples or for none.
+Invariants: one entry per sample in rollout order; `rollout_position` is the entry's index; dtypes
+are those of `rollout-batch.v1`; kept sets are present for all samples or for none.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ def batch_columns(samples: Sequence[Sample], *, divide_by_std: bool) -> dict[str
 
     Args:
         samples: scored samples in rollout order.
-        divide_by_std: whether group-normalised rewards are divided by the group's standard deviation.
+        divide_by_std: whether group-normalised rewards are divided by the group's standard
+            deviation.
 
     Returns:
-        Columns by name. Kept sets come as `nucleus_ids`, `nucleus_offsets`, `nucleus_status` where the samples carry them.
+        Columns by name. Kept sets come as `nucleus_ids`, `nucleus_offsets`, `nucleus_status` where
+        the samples carry them.
 
     Raises:
         RewardError: a sample has no reward.
@@ -52,20 +54,36 @@ def batch_columns(samples: Sequence[Sample], *, divide_by_std: bool) -> dict[str
     prompt_lengths = np.array([sample.prompt_tokens.size for sample in samples], np.int64)
     columns: dict[str, Column] = {
         "rollout_position": np.arange(len(samples), dtype=np.int64),
-        "sample_index": np.array([ABSENT_INDEX if sample.sample_index is None else sample.sample_index for sample in samples], np.int64),
+        "sample_index": np.array(
+            [
+                ABSENT_INDEX if sample.sample_index is None else sample.sample_index
+                for sample in samples
+            ],
+            np.int64,
+        ),
         "rollout_ids": rollout_ids,
         "group_ids": group_ids,
-        "tokens": _ragged(samples, lambda sample: np.concatenate([sample.prompt_tokens, sample.response_tokens]), np.int64),
+        "tokens": _ragged(
+            samples,
+            lambda sample: np.concatenate([sample.prompt_tokens, sample.response_tokens]),
+            np.int64,
+        ),
         "total_lengths": prompt_lengths + response_lengths,
         "response_lengths": response_lengths,
         "loss_masks": _ragged(samples, lambda sample: sample.loss_mask, np.int32),
         "raw_reward": raw_reward,
-        "rewards": normalise_group_rewards(raw_reward, rollout_ids, group_ids, divide_by_std=divide_by_std),
+        "rewards": normalise_group_rewards(
+            raw_reward, rollout_ids, group_ids, divide_by_std=divide_by_std
+        ),
         "rollout_log_probs": _ragged(samples, lambda sample: sample.rollout_log_probs, np.float32),
         "weight_versions": _ragged(samples, lambda sample: sample.weight_versions, np.int64),
         "truncated": np.array([sample.truncated for sample in samples], np.bool_),
     }
-    full = [sample.rollout_full_log_probs for sample in samples if sample.rollout_full_log_probs is not None]
+    full = [
+        sample.rollout_full_log_probs
+        for sample in samples
+        if sample.rollout_full_log_probs is not None
+    ]
     if full:
         columns["rollout_full_log_probs"] = RaggedArray.from_list(full, np.float32)
     sets = [sample.nucleus for sample in samples if sample.nucleus is not None]
@@ -82,23 +100,35 @@ def _nucleus_columns(sets: Sequence[NucleusSet]) -> dict[str, Column]:
     }
 
 
-def _ragged(samples: Sequence[Sample], take: Callable[[Sample], npt.NDArray[np.generic]], dtype: type[np.generic]) -> RaggedArray:
+def _ragged(
+    samples: Sequence[Sample],
+    take: Callable[[Sample], npt.NDArray[np.generic]],
+    dtype: type[np.generic],
+) -> RaggedArray:
     return RaggedArray.from_list([take(sample) for sample in samples], dtype)
 
 
 def _check(samples: Sequence[Sample]) -> None:
     unscored = sorted({sample.rollout_id for sample in samples if sample.reward is None})
     if unscored:
-        msg = f"rollouts {unscored[:8]} have no reward: score every rollout before it enters a batch"
-        raise RewardError(msg)
+        raise RewardError(
+            f"rollouts {unscored[:8]} have no reward: score every rollout before it enters a batch"
+        )
     for name, present in (
         ("kept sets (nucleus)", [sample.nucleus is not None for sample in samples]),
-        ("rollout_full_log_probs", [sample.rollout_full_log_probs is not None for sample in samples]),
+        (
+            "rollout_full_log_probs",
+            [sample.rollout_full_log_probs is not None for sample in samples],
+        ),
     ):
         if any(present) and not all(present):
-            without = [sample.rollout_id for sample, has in zip(samples, present, strict=True) if not has]
-            msg = f"rollouts {without[:8]} have no {name}, but others of the batch do: a batch has them for all samples or for none"
-            raise GenerateError(msg)
+            without = [
+                sample.rollout_id for sample, has in zip(samples, present, strict=True) if not has
+            ]
+            raise GenerateError(
+                f"rollouts {without[:8]} have no {name}, but others of the batch do: a batch has"
+                " them for all samples or for none"
+            )
 
 
 def scores_by_rollout(groups: Sequence[PromptGroup]) -> dict[str, list[float]]:

@@ -1,9 +1,10 @@
-"""Where prompts come from: reasoning-gym generators and JSON-lines files. Layer: rollout.
+"""Where prompts come from: reasoning-gym generators and JSON-lines files.
 
-Prompts are tokenised here, once. Entries are split into train, check (early stopping of the warm start) and eval by a hash of one metadata
-field, so that no word of an evaluation was trained on.
+Prompts are tokenised here, once. Entries are split into train, check (early stopping of the warm
+start) and eval by a hash of one metadata field, so that no word of an evaluation was trained on.
 
-Invariants: the same recipe gives the same prompts in the same order; the three splits share no `split_key` value; group ids never repeat.
+Invariants: the same recipe gives the same prompts in the same order; the three splits share no
+`split_key` value; group ids never repeat.
 """
 
 from __future__ import annotations
@@ -20,14 +21,26 @@ from rl_runtime.config.data import DataSection
 from rl_runtime.errors import ConfigError
 from rl_runtime.records import Prompt
 
-__all__ = ["DataSource", "Entry", "Split", "Tokenizer", "check_data", "make_data_source", "split_of"]
+__all__ = [
+    "DataSource",
+    "Entry",
+    "Split",
+    "Tokenizer",
+    "check_data",
+    "make_data_source",
+    "split_of",
+]
 
 Split = Literal["train", "check", "eval"]
 Entry = Mapping[str, Any]
 """Keys `question`, `answer` and `metadata`, as in reasoning-gym."""
 
 _STREAM_LENGTH = 10**7
-"""Entries set aside for one stream. reasoning-gym draws entry i from Random(seed + i): streams that start closer would repeat each other."""
+"""Entries set aside for one stream.
+
+reasoning-gym draws entry i from Random(seed + i): streams that start closer would repeat each
+other.
+"""
 _SPLIT_STREAMS: Mapping[Split, int] = {"train": 0, "check": 1, "eval": 2}
 _NUM_STREAMS = 4
 _WARM_START_STREAM = 3
@@ -38,7 +51,9 @@ class Tokenizer(Protocol):
 
     eos_token_id: int | None
 
-    def apply_chat_template(self, conversation: list[dict[str, str]], *, add_generation_prompt: bool, tokenize: bool) -> str:
+    def apply_chat_template(
+        self, conversation: list[dict[str, str]], *, add_generation_prompt: bool, tokenize: bool
+    ) -> str:
         """Render messages as text."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -91,13 +106,22 @@ class DataSource:
         group_id = self._next_group
         self._next_group += 1
         tokens = np.asarray(self._tokenizer.encode(text, add_special_tokens=False), np.int64)
-        return Prompt(group_id=group_id, sample_index=group_id, text=text, tokens=tokens, label=str(entry["answer"]), metadata=dict(entry))
+        return Prompt(
+            group_id=group_id,
+            sample_index=group_id,
+            text=text,
+            tokens=tokens,
+            label=str(entry["answer"]),
+            metadata=dict(entry),
+        )
 
     def _render(self, entry: Entry) -> str:
         content = _message(self._section, entry)
         if not self._section.chat_template:
             return content
-        return self._tokenizer.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False)
+        return self._tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+        )
 
 
 def _message(section: DataSection, entry: Entry) -> str:
@@ -105,8 +129,10 @@ def _message(section: DataSection, entry: Entry) -> str:
     try:
         return section.prompt_template.format_map(fields)
     except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
-        msg = f"data.prompt_template = {section.prompt_template!r}: {error!r}; the entry has the fields {sorted(fields)}"
-        raise ConfigError(msg) from error
+        raise ConfigError(
+            f"data.prompt_template = {section.prompt_template!r}: {error!r}; the entry has the"
+            f" fields {sorted(fields)}"
+        ) from error
 
 
 class _Entries(Protocol):
@@ -120,17 +146,26 @@ class _ReasoningGymEntries:
         self._section = section
         seed = rng * _NUM_STREAMS * _STREAM_LENGTH
         try:
-            self._dataset = reasoning_gym.create_dataset(section.task, size=_NUM_STREAMS * _STREAM_LENGTH, seed=seed, **section.options)
+            self._dataset = reasoning_gym.create_dataset(
+                section.task, size=_NUM_STREAMS * _STREAM_LENGTH, seed=seed, **section.options
+            )
         except Exception as error:
-            # A task checks its options in its own way: by assertions, by arithmetic, or not at all before its first entry.
-            msg = f"data.task = {section.task!r} with data.options = {section.options}: {error}"
-            raise ConfigError(msg) from error
+            # A task checks its options in its own way: by assertions, by arithmetic, or not at all
+            # before its first entry.
+            raise ConfigError(
+                f"data.task = {section.task!r} with data.options = {section.options}: {error}"
+            ) from error
 
     def stream(self, split: Split, *, warm_start: bool = False) -> Iterator[Entry]:
         start = (_WARM_START_STREAM if warm_start else _SPLIT_STREAMS[split]) * _STREAM_LENGTH
         for index in range(start, start + _STREAM_LENGTH):
             entry = self._dataset[index]
-            if split_of(_split_value(entry, self._section.split_key), self._section.held_out_fraction) == split:
+            if (
+                split_of(
+                    _split_value(entry, self._section.split_key), self._section.held_out_fraction
+                )
+                == split
+            ):
                 yield entry
 
 
@@ -141,25 +176,35 @@ class _FileEntries:
         try:
             lines = Path(section.path).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            msg = f"data.path = {section.path!r}: {getattr(error, 'strerror', None) or error}: give a file with one JSON object a line"
-            raise ConfigError(msg) from error
+            raise ConfigError(
+                f"data.path = {section.path!r}: {getattr(error, 'strerror', None) or error}: give a"
+                " file with one JSON object a line"
+            ) from error
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 entry = self._parse(line, number)
-                value = _split_value(entry, section.split_key) if section.split_key else str(entry["question"])
+                value = (
+                    _split_value(entry, section.split_key)
+                    if section.split_key
+                    else str(entry["question"])
+                )
                 self._by_split[split_of(value, section.held_out_fraction)].append(entry)
         empty = [split for split, entries in self._by_split.items() if not entries]
         if empty:
-            msg = f"data.path = {section.path!r}: no entry fell into {empty}; give more lines or another data.held_out_fraction"
-            raise ConfigError(msg)
+            raise ConfigError(
+                f"data.path = {section.path!r}: no entry fell into {empty}; give more lines or"
+                " another data.held_out_fraction"
+            )
 
     def _parse(self, line: str, number: int) -> Entry:
         try:
             record = json.loads(line)
             prompt, label = str(record["prompt"]), str(record.get("label", ""))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            msg = f'data.path = {self._section.path!r}, line {number}: expected an object with "prompt" (and "label"): {error!r}'
-            raise ConfigError(msg) from error
+            raise ConfigError(
+                f"data.path = {self._section.path!r}, line {number}: expected an object with"
+                f' "prompt" (and "label"): {error!r}'
+            ) from error
         return {"question": prompt, "answer": label, "metadata": {**record, "prompt": prompt}}
 
     def stream(self, split: Split, *, warm_start: bool = False) -> Iterator[Entry]:
@@ -172,8 +217,9 @@ def _split_value(entry: Entry, key: str) -> str:
     try:
         return str(entry["metadata"][key]).casefold()
     except KeyError as error:
-        msg = f"data.split_key = {key!r}: the entry's metadata has {sorted(entry['metadata'])}"
-        raise ConfigError(msg) from error
+        raise ConfigError(
+            f"data.split_key = {key!r}: the entry's metadata has {sorted(entry['metadata'])}"
+        ) from error
 
 
 def check_data(section: DataSection, *, rng: int) -> None:
@@ -187,8 +233,10 @@ def check_data(section: DataSection, *, rng: int) -> None:
     except ConfigError:
         raise
     except Exception as error:
-        msg = f"data.task = {section.task!r} with data.options = {section.options}: {type(error).__name__}: {error}"
-        raise ConfigError(msg) from error
+        raise ConfigError(
+            f"data.task = {section.task!r} with data.options = {section.options}:"
+            f" {type(error).__name__}: {error}"
+        ) from error
 
 
 def make_data_source(section: DataSection, tokenizer: Tokenizer, *, rng: int) -> DataSource:
@@ -206,4 +254,6 @@ def make_data_source(section: DataSection, tokenizer: Tokenizer, *, rng: int) ->
 
 
 def _make_entries(section: DataSection, *, rng: int) -> _Entries:
-    return _FileEntries(section) if section.kind == "jsonl" else _ReasoningGymEntries(section, rng=rng)
+    return (
+        _FileEntries(section) if section.kind == "jsonl" else _ReasoningGymEntries(section, rng=rng)
+    )

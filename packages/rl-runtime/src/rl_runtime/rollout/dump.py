@@ -1,6 +1,7 @@
-"""Write what was generated, and read it back as the columns of a batch. Layer: rollout.
+"""Write what was generated, and read it back as the columns of a batch.
 
-Invariants: what is loaded trains exactly as what was dumped; a failed write raises before the next batch is written.
+Invariants: what is loaded trains exactly as what was dumped; a failed write raises before the next
+batch is written.
 """
 
 from __future__ import annotations
@@ -12,7 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from rl_dump import ROLLOUT_DUMP, BackgroundWriter, DumpError, RaggedArray, open_dump, resolve_template, write_dump
+from rl_dump import (
+    ROLLOUT_DUMP,
+    BackgroundWriter,
+    DumpError,
+    RaggedArray,
+    open_dump,
+    resolve_template,
+    write_dump,
+)
 from rl_runtime.batch import Column
 from rl_runtime.config.dump import in_run_folder
 from rl_runtime.config.recipe import Recipe
@@ -24,7 +33,15 @@ from rl_runtime.rollout.groups import divides_by_std, normalise_group_rewards
 __all__ = ["RolloutDumper", "dump_path", "load_rollout_dump", "loaded_dump_path"]
 
 _RAGGED = ("tokens", "loss_masks", "rollout_log_probs", "weight_versions")
-_SCALARS = ("rollout_position", "rollout_ids", "group_ids", "total_lengths", "response_lengths", "raw_reward", "truncated")
+_SCALARS = (
+    "rollout_position",
+    "rollout_ids",
+    "group_ids",
+    "total_lengths",
+    "response_lengths",
+    "raw_reward",
+    "truncated",
+)
 _OPTIONAL = ("rollout_full_log_probs", "nucleus_ids", "nucleus_offsets", "nucleus_status")
 
 
@@ -41,7 +58,9 @@ class RolloutDumper:
         self._recipe = recipe
         # Given up before the driver gives this actor up: so the error says which file it was.
         deadline_seconds = recipe.cluster.actor_timeout_seconds / 2
-        self._writer = BackgroundWriter(deadline_seconds=deadline_seconds) if recipe.dump.rollout else None
+        self._writer = (
+            BackgroundWriter(deadline_seconds=deadline_seconds) if recipe.dump.rollout else None
+        )
 
     def write(self, batch_id: int, columns: dict[str, Column], samples: Sequence[Sample]) -> None:
         """Queue one batch.
@@ -51,7 +70,10 @@ class RolloutDumper:
         """
         if self._writer is None:
             return
-        absent = [None if index == ABSENT_INDEX else int(index) for index in np.asarray(columns["sample_index"])]
+        absent = [
+            None if index == ABSENT_INDEX else int(index)
+            for index in np.asarray(columns["sample_index"])
+        ]
         texts: dict[str, list[Any]] = {
             "prompt": [sample.prompt for sample in samples],
             "response": [sample.response for sample in samples],
@@ -77,7 +99,9 @@ def loaded_dump_path(recipe: Recipe, batch_id: int) -> Path:
 
 
 def load_rollout_dump(recipe: Recipe, batch_id: int, *, vocab_size: int) -> dict[str, Column]:
-    """Read the columns of a batch from `debug.load_rollout_dump`. Rewards are normalised anew, by the recipe's algorithm.
+    """Read the columns of a batch from `debug.load_rollout_dump`.
+
+    Rewards are normalised anew, by the recipe's algorithm.
 
     Args:
         recipe: names the file, and the algorithm.
@@ -85,30 +109,43 @@ def load_rollout_dump(recipe: Recipe, batch_id: int, *, vocab_size: int) -> dict
         vocab_size: token ids of the model that is trained.
 
     Raises:
-        ConfigError: the file lacks a column that training needs, or has token ids that the model does not know.
+        ConfigError: the file lacks a column that training needs, or has token ids that the model
+            does not know.
         DumpError: the file cannot be read.
     """
     path = loaded_dump_path(recipe, batch_id)
     dump = open_dump(path)
     missing = [name for name in (*_RAGGED, *_SCALARS) if name not in dump.fields]
     if missing:
-        msg = f"debug.load_rollout_dump = {path}: lacks the fields {missing}; give a rollout dump that this program wrote"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"debug.load_rollout_dump = {path}: lacks the fields {missing}; give a rollout dump"
+            " that this program wrote"
+        )
     present = [*_RAGGED, *_SCALARS, *(name for name in _OPTIONAL if name in dump.fields)]
     columns: dict[str, Column] = {}
     for name in present:
         column = dump.column(name)
         if not isinstance(column, np.ndarray | RaggedArray):
-            msg = f"{path}: field {name} is no numeric column"
-            raise DumpError(msg)
+            raise DumpError(f"{path}: field {name} is no numeric column")
         columns[name] = column
     tokens = columns["tokens"]
-    if isinstance(tokens, RaggedArray) and tokens.values.size and int(tokens.values.max()) >= vocab_size:
-        msg = f"debug.load_rollout_dump = {path}: has token id {int(tokens.values.max())}, but model.path has {vocab_size} ids: give the model it was sampled from"
-        raise ConfigError(msg)
+    if (
+        isinstance(tokens, RaggedArray)
+        and tokens.values.size
+        and int(tokens.values.max()) >= vocab_size
+    ):
+        raise ConfigError(
+            f"debug.load_rollout_dump = {path}: has token id {int(tokens.values.max())}, but"
+            f" model.path has {vocab_size} ids: give the model it was sampled from"
+        )
     columns["rewards"] = normalise_group_rewards(
-        *(np.asarray(columns[name]) for name in ("raw_reward", "rollout_ids", "group_ids")), divide_by_std=divides_by_std(recipe.algorithm)
+        *(np.asarray(columns[name]) for name in ("raw_reward", "rollout_ids", "group_ids")),
+        divide_by_std=divides_by_std(recipe.algorithm),
     )
-    index = dump.column("sample_index") if "sample_index" in dump.fields else [None] * dump.num_samples
-    columns["sample_index"] = np.array([ABSENT_INDEX if value is None else int(value) for value in index], np.int64)
+    index = (
+        dump.column("sample_index") if "sample_index" in dump.fields else [None] * dump.num_samples
+    )
+    columns["sample_index"] = np.array(
+        [ABSENT_INDEX if value is None else int(value) for value in index], np.int64
+    )
     return columns

@@ -1,7 +1,8 @@
-"""One SGLang server as a process of its own: started, watched, stopped. Layer: engine, no torch and no Ray.
+"""One SGLang server as a process of its own: started, watched, stopped.
 
-Invariants: the server has its own session, so that `stop` reaches every process of it; it dies when this process does; what it leaves behind is removed
-either way (`engine_janitor`); every wait has a deadline; an error quotes the end of the server's log.
+Invariants: the server has its own session, so that `stop` reaches every process of it; it dies when
+this process does; what it leaves behind is removed either way (`engine_janitor`); every wait has a
+deadline; an error quotes the end of the server's log.
 """
 
 from __future__ import annotations
@@ -32,8 +33,11 @@ from rl_runtime.rollout.engine_server import PARENT_VARIABLE, SCRATCH_VARIABLE
 __all__ = ["EngineProcess", "check_port_free", "choose_port", "server_arguments"]
 
 _PORTS = range(20_000, 32_000)
-"""Ports to choose from. Below Linux's ephemeral ports (from 32768), so that no outgoing connection or `bind(0)` of SGLang, Ray or torch takes one
-between the choice and the start."""
+"""Ports to choose from.
+
+Below Linux's ephemeral ports (from 32768), so that no outgoing connection or `bind(0)` of SGLang,
+Ray or torch takes one between the choice and the start.
+"""
 
 _HIGHEST_PORT = 55_535
 """SGLang derives a second number, port + 10000, and refuses one above 65535 even though it opens no such port here."""
@@ -59,7 +63,8 @@ class EngineProcess:
 
         Args:
             recipe: sections `[engine]`, `[model]`, `[run]` and `[sglang]` are read.
-            index: number of the engine, from 0; names its log and, with a fixed `engine.port`, its port.
+            index: number of the engine, from 0; names its log and, with a fixed `engine.port`, its
+                port.
             model_folder: HF folder that the server loads.
             run_dir: the log goes to `run_dir/logs/engine_<index>.log`.
         """
@@ -91,7 +96,10 @@ class EngineProcess:
         return (
             None
             if code is None
-            else f"engine {self._index} ({self.url}, pid {self.pid}) ended with exit code {code}; its log is {self._log_path}"
+            else (
+                f"engine {self._index} ({self.url}, pid {self.pid}) ended with exit code {code};"
+                f" its log is {self._log_path}"
+            )
         )
 
     def start(self) -> None:
@@ -100,18 +108,24 @@ class EngineProcess:
         Raises:
             RuntimeSetupError: the port is taken, or the model folder is none.
             EngineError: the server ended before it answered; quotes the end of its log.
-            DeadlineError: it did not answer within `engine.start_timeout_seconds`; it is stopped, and the end of its log is quoted.
+            DeadlineError: it did not answer within `engine.start_timeout_seconds`; it is stopped,
+                and the end of its log is quoted.
         """
         section = self._recipe.engine
         if not (self._model_folder / "config.json").is_file():
-            msg = f"engine {self._index}: {self._model_folder} has no config.json: give a model folder in Hugging Face layout"
-            raise RuntimeSetupError(msg)
+            raise RuntimeSetupError(
+                f"engine {self._index}: {self._model_folder} has no config.json: give a model"
+                " folder in Hugging Face layout"
+            )
         self._port = section.port + self._index if section.port else choose_port(section.host)
         check_port_free(section.host, self._port)
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
-        # SGLang leaves its socket files where tempfile puts them; a short path, for a socket's may have 107 characters.
+        # SGLang leaves its socket files where tempfile puts them; a short path, for a socket's may
+        # have 107 characters.
         self._scratch = Path(tempfile.mkdtemp(prefix="rl_engine_"))
-        arguments = server_arguments(self._recipe, index=self._index, port=self._port, model_folder=self._model_folder)
+        arguments = server_arguments(
+            self._recipe, index=self._index, port=self._port, model_folder=self._model_folder
+        )
         command = [sys.executable, "-m", "rl_runtime.rollout.engine_server", *arguments]
         self._process = _start_kept(command, self._log_path, _environment(self._scratch))
         try:
@@ -119,11 +133,15 @@ class EngineProcess:
         except BaseException:
             self.stop()
             raise
-        # SGLang collects garbage at each flush: 0.3 s on a CPU unless what its imports made is left out.
-        httpx.post(f"{self.url}/freeze_gc", timeout=section.request_timeout_seconds).raise_for_status()
+        # SGLang collects garbage at each flush: 0.3 s on a CPU unless what its imports made is left
+        # out.
+        httpx.post(
+            f"{self.url}/freeze_gc", timeout=section.request_timeout_seconds
+        ).raise_for_status()
 
     def stop(self, deadline_seconds: float = 10.0) -> None:
-        """Kill every process of the server and remove what it left behind; does nothing when there is none.
+        """Kill every process of the server and remove what it left behind; does nothing when there
+        is none.
 
         There is nothing to finish: a server holds no state that outlives it.
 
@@ -141,8 +159,10 @@ class EngineProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
             if time.monotonic() > deadline:
-                msg = f"engine {self._index}: processes {members} are still there {deadline_seconds:g} s after they were killed"
-                raise DeadlineError(msg)
+                raise DeadlineError(
+                    f"engine {self._index}: processes {members} are still there"
+                    f" {deadline_seconds:g} s after they were killed"
+                )
             time.sleep(_POLL_SECONDS)
         if self._scratch is not None:
             # The janitor does it too, if the server lived long enough to start one.
@@ -153,17 +173,20 @@ class EngineProcess:
         while True:
             code = self.poll()
             if code is not None:
-                msg = f"engine {self._index} ended with exit code {code} before it answered; end of {self._log_path}:\n{self._log_tail()}"
-                raise EngineError(msg)
+                raise EngineError(
+                    f"engine {self._index} ended with exit code {code} before it answered; end of"
+                    f" {self._log_path}:\n{self._log_tail()}"
+                )
             with contextlib.suppress(httpx.TransportError):
                 if httpx.get(f"{self.url}/health", timeout=5.0).status_code == httpx.codes.OK:
                     return
             if time.monotonic() > deadline:
-                msg = (
-                    f"engine {self._index} did not answer at {self.url} within engine.start_timeout_seconds = "
-                    f"{self._recipe.engine.start_timeout_seconds:g}; end of {self._log_path}:\n{self._log_tail()}"
+                raise DeadlineError(
+                    f"engine {self._index} did not answer at {self.url} within"
+                    " engine.start_timeout_seconds ="
+                    f" {self._recipe.engine.start_timeout_seconds:g}; end of"
+                    f" {self._log_path}:\n{self._log_tail()}"
                 )
-                raise DeadlineError(msg)
             time.sleep(_POLL_SECONDS)
 
     def _log_tail(self) -> str:
@@ -175,8 +198,9 @@ class EngineProcess:
 def server_arguments(recipe: Recipe, *, index: int, port: int, model_folder: Path) -> list[str]:
     """Return the arguments of `rl_runtime.rollout.engine_server` for one engine.
 
-    The table `[sglang]` comes last and so wins: `{"page_size": 16, "disable_radix_cache": true, "cuda_graph_bs": [1, 8]}` becomes
-    `--page-size 16 --disable-radix-cache --cuda-graph-bs 1 8`; false leaves a switch out.
+    The table `[sglang]` comes last and so wins: `{"page_size": 16, "disable_radix_cache": true,
+    "cuda_graph_bs": [1, 8]}` becomes `--page-size 16 --disable-radix-cache --cuda-graph-bs 1 8`;
+    false leaves a switch out.
     """
     section = recipe.engine
     settings: dict[str, Any] = {
@@ -189,7 +213,9 @@ def server_arguments(recipe: Recipe, *, index: int, port: int, model_folder: Pat
         "max_total_tokens": section.max_total_tokens,
         "log_level_http": "warning",
     }
-    settings |= {"tp_size": section.gpus_per_engine} if section.gpus_per_engine else {"device": "cpu"}
+    settings |= (
+        {"tp_size": section.gpus_per_engine} if section.gpus_per_engine else {"device": "cpu"}
+    )
     settings |= recipe.sglang
     arguments: list[str] = []
     for name, value in settings.items():
@@ -207,27 +233,32 @@ def check_port_free(host: str, port: int) -> None:
     """Check that a server can listen on a port now.
 
     Raises:
-        RuntimeSetupError: another process listens there, the port may not be used, or SGLang cannot use it.
+        RuntimeSetupError: another process listens there, the port may not be used, or SGLang cannot
+            use it.
     """
     if port > _HIGHEST_PORT:
-        msg = (
-            f"port {port} is too high for SGLang, which derives port + 10000 from it: choose one up to {_HIGHEST_PORT}, or engine.port = 0"
+        raise RuntimeSetupError(
+            f"port {port} is too high for SGLang, which derives port + 10000 from it: choose one up"
+            f" to {_HIGHEST_PORT}, or engine.port = 0"
         )
-        raise RuntimeSetupError(msg)
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As servers do: connections of an earlier server that linger in TIME_WAIT do not count as taken.
+        # As servers do: connections of an earlier server that linger in TIME_WAIT do not count as
+        # taken.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            msg = f"port {port} on {host} cannot be used ({error.strerror}): choose another, or engine.port = 0 to have a free one chosen"
-            raise RuntimeSetupError(msg) from error
+            raise RuntimeSetupError(
+                f"port {port} on {host} cannot be used ({error.strerror}): choose another, or"
+                " engine.port = 0 to have a free one chosen"
+            ) from error
 
 
 def choose_port(host: str) -> int:
     """Return a port that is free now and that nothing else picks by itself.
 
-    A server opens no other fixed port: its processes talk over socket files, and torch's rendezvous takes an ephemeral port.
+    A server opens no other fixed port: its processes talk over socket files, and torch's rendezvous
+    takes an ephemeral port.
 
     Raises:
         RuntimeSetupError: none of 50 drawn ports was free.
@@ -236,15 +267,20 @@ def choose_port(host: str) -> int:
         with contextlib.suppress(RuntimeSetupError):
             check_port_free(host, port)
             return port
-    msg = f"none of {_PORT_ATTEMPTS} ports drawn from {_PORTS.start} to {_PORTS.stop - 1} is free on {host}: set engine.port"
-    raise RuntimeSetupError(msg)
+    raise RuntimeSetupError(
+        f"none of {_PORT_ATTEMPTS} ports drawn from {_PORTS.start} to {_PORTS.stop - 1} is free on"
+        f" {host}: set engine.port"
+    )
 
 
-def _start_kept(command: list[str], log_path: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _start_kept(
+    command: list[str], log_path: Path, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     """Start a process from a thread that waits for it.
 
-    The server asks the kernel to be killed when its parent ends, and the kernel means the thread that started it: started from a worker thread of an
-    actor it would die with that thread, in the middle of a run.
+    The server asks the kernel to be killed when its parent ends, and the kernel means the thread
+    that started it: started from a worker thread of an actor it would die with that thread, in the
+    middle of a run.
     """
     started: queue.SimpleQueue[subprocess.Popen[bytes] | BaseException] = queue.SimpleQueue()
 
@@ -252,7 +288,12 @@ def _start_kept(command: list[str], log_path: Path, environment: Mapping[str, st
         try:
             with log_path.open("wb") as log:
                 process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=dict(environment), start_new_session=True
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=dict(environment),
+                    start_new_session=True,
                 )
         except BaseException as error:
             started.put(error)
@@ -273,7 +314,8 @@ def _environment(scratch: Path) -> dict[str, str]:
         **os.environ,
         # One thread for each of the server's processes: the trainers need the other cores.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-        # /health then tells whether the server is up, without generating a token and sleeping a second.
+        # /health then tells whether the server is up, without generating a token and sleeping a
+        # second.
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
         "TMPDIR": str(scratch),
         SCRATCH_VARIABLE: str(scratch),

@@ -1,11 +1,14 @@
-"""Attention of SGLang's `torch_native` backend over whole batches, for the CPU. Layer: engine; runs inside SGLang's processes.
+"""Attention of SGLang's `torch_native` backend over whole batches, for the CPU.
 
-SGLang's own loops over the sequences of a batch in Python, once per layer and step: with 512 short sequences that is most of a decode step. Here the
-sequences are padded to the longest and go through one call of torch's attention; rows are taken in groups, so that the padded keys stay small.
+SGLang's own loops over the sequences of a batch in Python, once per layer and step: with 512 short
+sequences that is most of a decode step. Here the sequences are padded to the longest and go through
+one call of torch's attention; rows are taken in groups, so that the padded keys stay small.
 
-Shape legend: B sequences, N tokens of all sequences, Q longest query, L longest sequence, H query heads, G key-value heads, D head size.
+Shape legend: B sequences, N tokens of all sequences, Q longest query, L longest sequence, H query
+heads, G key-value heads, D head size.
 
-Invariants: values equal SGLang's own up to the order of float32 sums; whatever is not plain causal self-attention is left to SGLang's own.
+Invariants: values equal SGLang's own up to the order of float32 sums; whatever is not plain causal
+self-attention is left to SGLang's own.
 """
 
 from __future__ import annotations
@@ -34,7 +37,13 @@ def install() -> None:
 
 
 def attend_decode(
-    query_NHD: Tensor, output_NHD: Tensor, keys: Tensor, values: Tensor, slots_BL: Tensor, lengths_B: Tensor, scale: float | None
+    query_NHD: Tensor,
+    output_NHD: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots_BL: Tensor,
+    lengths_B: Tensor,
+    scale: float | None,
 ) -> None:
     """Attend from the last token of each sequence to all of it.
 
@@ -49,7 +58,9 @@ def attend_decode(
     """
     mask_B11L = (torch.arange(slots_BL.shape[1]) < lengths_B.view(-1, 1))[:, None, None, :]
     for rows in _row_groups(slots_BL.shape[0], slots_BL.shape[1] * keys.shape[1] * keys.shape[2]):
-        output_NHD[rows] = _attend(query_NHD[rows].unsqueeze(2), keys, values, slots_BL[rows], mask_B11L[rows], scale).squeeze(2)
+        output_NHD[rows] = _attend(
+            query_NHD[rows].unsqueeze(2), keys, values, slots_BL[rows], mask_B11L[rows], scale
+        ).squeeze(2)
 
 
 def attend_extend(
@@ -84,16 +95,32 @@ def attend_extend(
     width = max(slots_BL.shape[1], len(offset_Q) * query_NHD.shape[1] // keys.shape[1])
     for rows in _row_groups(slots_BL.shape[0], width * keys.shape[1] * keys.shape[2]):
         mask_B1QL = (position_L <= position_BQ[rows].unsqueeze(-1)).unsqueeze(1)
-        attended_BHQD = _attend(query_NHD[token_BQ[rows]].transpose(1, 2), keys, values, slots_BL[rows], mask_B1QL, scale)
+        attended_BHQD = _attend(
+            query_NHD[token_BQ[rows]].transpose(1, 2),
+            keys,
+            values,
+            slots_BL[rows],
+            mask_B1QL,
+            scale,
+        )
         chosen = is_new_BQ[rows]
         output_NHD[token_BQ[rows][chosen]] = attended_BHQD.transpose(1, 2)[chosen]
 
 
-def _attend(query_BHQD: Tensor, keys: Tensor, values: Tensor, slots_BL: Tensor, mask_B1QL: Tensor, scale: float | None) -> Tensor:
+def _attend(
+    query_BHQD: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots_BL: Tensor,
+    mask_B1QL: Tensor,
+    scale: float | None,
+) -> Tensor:
     """Return masked attention of a group of padded rows, float [B, H, Q, D]."""
     key_BGLD = keys[slots_BL].transpose(1, 2).to(query_BHQD.dtype)
     value_BGLD = values[slots_BL].transpose(1, 2).to(query_BHQD.dtype)
-    return scaled_dot_product_attention(query_BHQD, key_BGLD, value_BGLD, attn_mask=mask_B1QL, scale=scale, enable_gqa=True)
+    return scaled_dot_product_attention(
+        query_BHQD, key_BGLD, value_BGLD, attn_mask=mask_B1QL, scale=scale, enable_gqa=True
+    )
 
 
 def _row_groups(num_rows: int, elements_per_row: int) -> Iterator[slice]:
@@ -115,14 +142,31 @@ def _decode_hook(original: Callable[..., Any], backend: Any, *args: Any, **kwarg
 
 def _extend_hook(original: Callable[..., Any], backend: Any, *args: Any, **kwargs: Any) -> Any:
     """`_run_sdpa_forward_extend`."""
-    query, output, keys, values, req_to_token, req_pool_indices, lengths_B, _, new_lengths_B, encoder_lens = args
+    (
+        query,
+        output,
+        keys,
+        values,
+        req_to_token,
+        req_pool_indices,
+        lengths_B,
+        _,
+        new_lengths_B,
+        encoder_lens,
+    ) = args
     if not _is_plain(encoder_lens, kwargs) or not kwargs["causal"]:
         return original(backend, *args, **kwargs)
     slots_BL = req_to_token[req_pool_indices, : int(lengths_B.max())]
-    attend_extend(query, output, keys, values, slots_BL, lengths_B, new_lengths_B, kwargs["scaling"])
+    attend_extend(
+        query, output, keys, values, slots_BL, lengths_B, new_lengths_B, kwargs["scaling"]
+    )
     return output
 
 
 def _is_plain(encoder_lens: Tensor | None, kwargs: dict[str, Any]) -> bool:
     """Whether this is self-attention without a window."""
-    return encoder_lens is None and not kwargs["is_cross_attn"] and kwargs["sliding_window_size"] is None
+    return (
+        encoder_lens is None
+        and not kwargs["is_cross_attn"]
+        and kwargs["sliding_window_size"] is None
+    )

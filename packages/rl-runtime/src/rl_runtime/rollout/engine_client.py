@@ -1,10 +1,11 @@
-"""Talks to one SGLang server: token ids in; ids, log-probs and kept sets out. Layer: engine, no torch and no Ray.
+"""Talks to one SGLang server: token ids in; ids, log-probs and kept sets out.
 
-Prompts that are asked for at the same time share one HTTP request: a server that gets 512 of them one by one starts each in a forward pass of its own and takes
-several times as long. The reply is a stream, so each answer is handed on when it is finished, whatever the others of its request do.
+Prompts that are asked for at the same time share one HTTP request: a server that gets 512 of them
+one by one starts each in a forward pass of its own and takes several times as long. The reply is a
+stream, so each answer is handed on when it is finished, whatever the others of its request do.
 
-Invariants: every call has a deadline; only connection errors are tried again, and only a few times; an answer to a request with a filter always carries its
-kept sets, or the call fails.
+Invariants: every call has a deadline; only connection errors are tried again, and only a few times;
+an answer to a request with a filter always carries its kept sets, or the call fails.
 """
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ from typing import Any
 import httpx
 import numpy as np
 import numpy.typing as npt
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_exponential
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception_type,
+    stop_after_attempt,
+    wait_exponential,
+)
 
 from rl_runtime.config.engine import EngineSection
 from rl_runtime.errors import DeadlineError, EngineError
@@ -82,7 +89,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """One answer of R tokens, the end-of-sequence id included. R is 0 when it was aborted before its first token."""
+    """One answer of R tokens, the end-of-sequence id included.
+
+    R is 0 when it was aborted before its first token.
+    """
 
     tokens: npt.NDArray[np.int64]
     """int64 [R], the sampled ids."""
@@ -128,7 +138,12 @@ class EngineClient:
     """
 
     def __init__(
-        self, url: str, section: EngineSection, *, vocab_size: int, failure: Callable[[], Awaitable[str | None]] | None = None
+        self,
+        url: str,
+        section: EngineSection,
+        *,
+        vocab_size: int,
+        failure: Callable[[], Awaitable[str | None]] | None = None,
     ) -> None:
         """Remember where the server is; nothing is sent yet.
 
@@ -136,7 +151,8 @@ class EngineClient:
             url: base URL.
             section: deadlines and the number of prompts in flight.
             vocab_size: `vocab_size` of the model's config.json; ids at or above it are refused.
-            failure: says why the server process is dead, or gives None; asked when a connection fails, so that a dead server is not tried again.
+            failure: says why the server process is dead, or gives None; asked when a connection
+                fails, so that a dead server is not tried again.
         """
         self.url = url
         self._section = section
@@ -145,9 +161,15 @@ class EngineClient:
         self._slots = asyncio.Semaphore(section.max_concurrent_requests)
         self._asked: list[_Asked] = []
         self._sending: set[asyncio.Task[None]] = set()
-        self._http = httpx.AsyncClient(base_url=url, timeout=section.request_timeout_seconds, limits=httpx.Limits(max_connections=None))
+        self._http = httpx.AsyncClient(
+            base_url=url,
+            timeout=section.request_timeout_seconds,
+            limits=httpx.Limits(max_connections=None),
+        )
 
-    async def generate(self, prompt_tokens: npt.NDArray[np.int64], sampling: Sampling) -> Generation:
+    async def generate(
+        self, prompt_tokens: npt.NDArray[np.int64], sampling: Sampling
+    ) -> Generation:
         """Draw one answer.
 
         Args:
@@ -155,19 +177,26 @@ class EngineClient:
             sampling: how.
 
         Raises:
-            EngineError: the server is dead, refused, or answered without the kept sets that were asked for.
+            EngineError: the server is dead, refused, or answered without the kept sets that were
+                asked for.
             DeadlineError: no answer within `engine.request_timeout_seconds` of being sent.
         """
         async with self._slots:
-            asked = _Asked(prompt_tokens.tolist(), sampling, asyncio.get_running_loop().create_future())
+            asked = _Asked(
+                prompt_tokens.tolist(), sampling, asyncio.get_running_loop().create_future()
+            )
             if not self._asked:
                 asyncio.get_running_loop().call_later(_GATHER_SECONDS, self._send_asked)
             self._asked.append(asked)
             return await asked.answer
 
-    async def generate_many(self, prompt_tokens: npt.NDArray[np.int64], count: int, sampling: Sampling) -> list[Generation]:
+    async def generate_many(
+        self, prompt_tokens: npt.NDArray[np.int64], count: int, sampling: Sampling
+    ) -> list[Generation]:
         """Draw `count` independent answers to one prompt; raises as `generate` does."""
-        return list(await asyncio.gather(*(self.generate(prompt_tokens, sampling) for _ in range(count))))
+        return list(
+            await asyncio.gather(*(self.generate(prompt_tokens, sampling) for _ in range(count)))
+        )
 
     async def model_info(self) -> ModelInfo:
         """Ask what the server serves; raises as `generate` does."""
@@ -188,12 +217,18 @@ class EngineClient:
 
     async def flush(self) -> None:
         """Forget all cached keys and values; waits until nothing runs; raises as `generate` does."""
-        await self._call("POST", f"/flush_cache?timeout={self._section.request_timeout_seconds:.1f}")
+        await self._call(
+            "POST", f"/flush_cache?timeout={self._section.request_timeout_seconds:.1f}"
+        )
 
-    async def update_weights(self, weights: Mapping[str, npt.NDArray[np.generic]], version: int) -> None:
+    async def update_weights(
+        self, weights: Mapping[str, npt.NDArray[np.generic]], version: int
+    ) -> None:
         """Load weights and check that the server took them; see `rl_runtime.weights.sync_tensor.update_weights`."""
         timeout = self._section.request_timeout_seconds
-        await asyncio.to_thread(update_weights, self.url, weights, version=version, timeout_seconds=timeout)
+        await asyncio.to_thread(
+            update_weights, self.url, weights, version=version, timeout_seconds=timeout
+        )
 
     async def aclose(self) -> None:
         """Cancel what is in flight and close the connections."""
@@ -206,7 +241,9 @@ class EngineClient:
         """Send the prompts that gathered, in requests of at most `_PROMPTS_PER_REQUEST`."""
         asked, self._asked = self._asked, []
         for start in range(0, len(asked), _PROMPTS_PER_REQUEST):
-            task = asyncio.get_running_loop().create_task(self._send(asked[start : start + _PROMPTS_PER_REQUEST]))
+            task = asyncio.get_running_loop().create_task(
+                self._send(asked[start : start + _PROMPTS_PER_REQUEST])
+            )
             self._sending.add(task)
             task.add_done_callback(self._sending.discard)
 
@@ -217,7 +254,11 @@ class EngineClient:
                 with attempt:
                     await self._stream([one for one in asked if not one.answer.done()])
         except BaseException as error:
-            failure = error if isinstance(error, Exception) else EngineError(f"engine {self.url}: the client was closed")
+            failure = (
+                error
+                if isinstance(error, Exception)
+                else EngineError(f"engine {self.url}: the client was closed")
+            )
             for one in asked:
                 if not one.answer.done():
                     one.answer.set_exception(failure)
@@ -232,7 +273,10 @@ class EngineClient:
             "return_logprob": True,
             "stream": True,
         }
-        async with self._deadline("/generate"), self._http.stream("POST", "/generate", json=body) as response:
+        async with (
+            self._deadline("/generate"),
+            self._http.stream("POST", "/generate", json=body) as response,
+        ):
             if response.status_code != httpx.codes.OK:
                 await response.aread()
                 self._refuse("/generate", response)
@@ -242,17 +286,19 @@ class EngineClient:
                     self._take_chunk(json.loads(line.removeprefix("data: ")), asked)
                 is_whole = is_whole or line == "data: [DONE]"
         if not is_whole:
-            msg = f"the stream of /generate at {self.url} was cut"
-            raise httpx.RemoteProtocolError(msg)
+            raise httpx.RemoteProtocolError(f"the stream of /generate at {self.url} was cut")
         if any(not one.answer.done() for one in asked):
-            msg = f"engine {self.url}: the stream of /generate ended before all of its {len(asked)} answers were there"
-            raise EngineError(msg)
+            raise EngineError(
+                f"engine {self.url}: the stream of /generate ended before all of its {len(asked)}"
+                " answers were there"
+            )
 
     def _take_chunk(self, chunk: Mapping[str, Any], asked: Sequence[_Asked]) -> None:
         """Read one chunk; a finished answer goes to whoever waits for it."""
         if "error" in chunk:
-            msg = f"engine {self.url}: /generate: {chunk['error'].get('message', chunk['error'])}"
-            raise EngineError(msg)
+            raise EngineError(
+                f"engine {self.url}: /generate: {chunk['error'].get('message', chunk['error'])}"
+            )
         if chunk["meta_info"]["finish_reason"] is None:
             return
         one = asked[chunk.get("index", 0)]
@@ -269,14 +315,23 @@ class EngineClient:
         kept: npt.NDArray[np.float32] | None = full
         try:
             if sampling.has_filter:
-                nucleus = from_sglang_meta(meta, expected_num_tokens=tokens.size, vocab_size=self._vocab_size)
-                kept = kept_log_probs_from_sglang_meta(meta, expected_num_tokens=tokens.size) if tokens.size else full
+                nucleus = from_sglang_meta(
+                    meta, expected_num_tokens=tokens.size, vocab_size=self._vocab_size
+                )
+                kept = (
+                    kept_log_probs_from_sglang_meta(meta, expected_num_tokens=tokens.size)
+                    if tokens.size
+                    else full
+                )
         except NucleusError as error:
-            msg = f"engine {self.url}: the kept sets of an answer cannot be read: {error}"
-            raise EngineError(msg) from error
+            raise EngineError(
+                f"engine {self.url}: the kept sets of an answer cannot be read: {error}"
+            ) from error
         if full.size != tokens.size or kept is None:
-            msg = f"engine {self.url}: {tokens.size} tokens came with {full.size} log-probs and {0 if kept is None else kept.size} kept-set log-probs"
-            raise EngineError(msg)
+            raise EngineError(
+                f"engine {self.url}: {tokens.size} tokens came with {full.size} log-probs and"
+                f" {0 if kept is None else kept.size} kept-set log-probs"
+            )
         return Generation(
             tokens=tokens,
             full_log_probs=full,
@@ -290,8 +345,10 @@ class EngineClient:
         """Read a weight version; SGLang calls the weights that it was started with "default" unless it is told otherwise."""
         version = info["weight_version"]
         if version != "default" and not version.isdecimal():
-            msg = f"engine {self.url}: has weight version {version!r}, expected a number: another program updates it"
-            raise EngineError(msg)
+            raise EngineError(
+                f"engine {self.url}: has weight version {version!r}, expected a number: another"
+                " program updates it"
+            )
         return 0 if version == "default" else int(version)
 
     async def _call(self, method: str, path: str, body: Any = None) -> httpx.Response:
@@ -305,8 +362,9 @@ class EngineClient:
         return response
 
     def _refuse(self, path: str, response: httpx.Response) -> None:
-        msg = f"engine {self.url}: {path} answered {response.status_code}: {response.text[:500]}"
-        raise EngineError(msg)
+        raise EngineError(
+            f"engine {self.url}: {path} answered {response.status_code}: {response.text[:500]}"
+        )
 
     def _attempts(self) -> AsyncRetrying:
         """Return the retry rule: connection errors only, a few times, and not when the process is known to be dead."""
@@ -328,8 +386,10 @@ class EngineClient:
         """Raise after the last attempt."""
         await self._raise_if_dead(state)
         cause = state.outcome.exception() if state.outcome else None
-        msg = f"engine {self.url}: cannot be reached after {_ATTEMPTS} attempts ({type(cause).__name__}: {cause}): is the server alive?"
-        raise EngineError(msg) from cause
+        raise EngineError(
+            f"engine {self.url}: cannot be reached after {_ATTEMPTS} attempts"
+            f" ({type(cause).__name__}: {cause}): is the server alive?"
+        ) from cause
 
     @asynccontextmanager
     async def _deadline(self, path: str) -> AsyncIterator[None]:
@@ -339,5 +399,7 @@ class EngineClient:
             async with asyncio.timeout(seconds):
                 yield
         except (TimeoutError, httpx.TimeoutException) as error:
-            msg = f"engine {self.url}: {path} was not answered within engine.request_timeout_seconds = {seconds:g}"
-            raise DeadlineError(msg) from error
+            raise DeadlineError(
+                f"engine {self.url}: {path} was not answered within engine.request_timeout_seconds"
+                f" = {seconds:g}"
+            ) from error

@@ -1,9 +1,12 @@
-"""A small process that removes what a server leaves behind, however it ends. Layer: engine; standard library only.
+"""A small process that removes what a server leaves behind, however it ends.
 
-SGLang leaves socket files and a shared-memory file when it is killed, and killed it is: by `EngineProcess.stop`, or by the kernel when its parent dies, when nobody
-else is left to clean up. The janitor holds the reading end of a pipe whose writing end lives in the server's processes; when it closes, they are gone.
+SGLang leaves socket files and a shared-memory file when it is killed, and killed it is: by
+`EngineProcess.stop`, or by the kernel when its parent dies, when nobody else is left to clean up.
+The janitor holds the reading end of a pipe whose writing end lives in the server's processes; when
+it closes, they are gone.
 
-Invariants: the janitor outlives the server by a moment and nothing else; it removes only its server's scratch folder and the files that it was told.
+Invariants: the janitor outlives the server by a moment and nothing else; it removes only its
+server's scratch folder and the files that it was told.
 """
 
 from __future__ import annotations
@@ -40,7 +43,8 @@ def start_janitor(scratch: Path | None) -> Janitor:
         # Forked children of the server hold the pipe too, so that it closes with the last of them.
         return Janitor(writing)
     try:
-        # Out of the server's session: neither a signal to its group nor a terminal's reaches the janitor.
+        # Out of the server's session: neither a signal to its group nor a terminal's reaches the
+        # janitor.
         os.setsid()
         os.close(writing)
         _clean_up(reading, scratch)

@@ -1,15 +1,20 @@
-"""Starts one SGLang server: `python -m rl_runtime.rollout.engine_server --model-path DIR --port P [--device cpu] ...`. Layer: engine.
+"""Starts one SGLang server: `python -m rl_runtime.rollout.engine_server --model-path DIR --port P
+[--device cpu] ...`.
 
-Every argument is SGLang's own. On a GPU this is SGLang's own start. With `--device cpu` the same stock server starts faster and runs on a plain CPU:
+Every argument is SGLang's own. On a GPU this is SGLang's own start. With `--device cpu` the same
+stock server starts faster and runs on a plain CPU:
 
 - `SGLANG_USE_CPU_ENGINE=1` makes its layers use native torch operations;
-- its processes are forked, so torch and SGLang are imported once, not three times (there is no CUDA context that a fork could break);
+- its processes are forked, so torch and SGLang are imported once, not three times (there is no CUDA
+  context that a fork could break);
 - model modules other than the served one's are not imported;
 - attention runs over whole batches (`engine_attention`);
-- the flags in `CPU_DEFAULTS` are added unless they are given: above all `--sleep-on-idle`, without which an idle server keeps a core busy.
+- the flags in `CPU_DEFAULTS` are added unless they are given: above all `--sleep-on-idle`, without
+  which an idle server keeps a core busy.
 
-Invariants: the server dies with its parent, and its children with it; what it leaves behind is removed (`engine_janitor`); it refuses to start when the plugin of rl-topp, which records the kept sets,
-did not apply every hook.
+Invariants: the server dies with its parent, and its children with it; what it leaves behind is
+removed (`engine_janitor`); it refuses to start when the plugin of rl-topp, which records the kept
+sets, did not apply every hook.
 
 This module imports neither torch nor SGLang until `main` runs.
 """
@@ -30,7 +35,15 @@ from typing import Any
 
 from rl_runtime.rollout.engine_janitor import Janitor, start_janitor
 
-__all__ = ["CPU_DEFAULTS", "PARENT_VARIABLE", "SCRATCH_VARIABLE", "cpu_arguments", "cpu_environment", "die_with_parent", "main"]
+__all__ = [
+    "CPU_DEFAULTS",
+    "PARENT_VARIABLE",
+    "SCRATCH_VARIABLE",
+    "cpu_arguments",
+    "cpu_environment",
+    "die_with_parent",
+    "main",
+]
 
 CPU_DEFAULTS: dict[str, str | None] = {
     "--attention-backend": "torch_native",
@@ -61,7 +74,8 @@ def main(arguments: Sequence[str]) -> None:
     """Start the server and serve until it is told to stop.
 
     Args:
-        arguments: SGLang's server arguments, such as `["--model-path", "DIR", "--port", "21000", "--device", "cpu"]`.
+        arguments: SGLang's server arguments, such as `["--model-path", "DIR", "--port", "21000",
+            "--device", "cpu"]`.
 
     Raises:
         RuntimeError: the plugin of rl-topp did not apply its hooks.
@@ -81,12 +95,18 @@ def main(arguments: Sequence[str]) -> None:
 
     load_plugins()
     require_installed()
-    HookRegistry.register("sglang.srt.server_args.PortArgs.init_new", partial(_tell_of_load_file, janitor), HookType.AROUND)
+    HookRegistry.register(
+        "sglang.srt.server_args.PortArgs.init_new",
+        partial(_tell_of_load_file, janitor),
+        HookType.AROUND,
+    )
     if on_cpu:
         from rl_runtime.rollout import engine_attention
 
         engine_attention.install()
-        HookRegistry.register("sglang.srt.entrypoints.engine._set_envs_and_config", _then_fork, HookType.AROUND)
+        HookRegistry.register(
+            "sglang.srt.entrypoints.engine._set_envs_and_config", _then_fork, HookType.AROUND
+        )
     HookRegistry.apply_hooks()
     if on_cpu:
         # The forked scheduler needs the registry; imported here, the parent pays for it once.
@@ -105,10 +125,16 @@ def main(arguments: Sequence[str]) -> None:
 def cpu_arguments(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with every flag of `CPU_DEFAULTS` that they lack.
 
-    Example: `["--port", "1"]` becomes `["--port", "1", "--attention-backend", "torch_native", ...]`; a given `--dtype bfloat16` stays.
+    Example: `["--port", "1"]` becomes `["--port", "1", "--attention-backend", "torch_native",
+    ...]`; a given `--dtype bfloat16` stays.
     """
     given = {argument.partition("=")[0] for argument in arguments}
-    added = [part for flag, value in CPU_DEFAULTS.items() if flag not in given for part in ((flag,) if value is None else (flag, value))]
+    added = [
+        part
+        for flag, value in CPU_DEFAULTS.items()
+        if flag not in given
+        for part in ((flag,) if value is None else (flag, value))
+    ]
     return [*arguments, *added]
 
 
@@ -116,13 +142,18 @@ def cpu_environment(model_path: Path) -> dict[str, str]:
     """Return the environment variables of a CPU server.
 
     Args:
-        model_path: HF folder; `model_type` of its `config.json` decides which model modules are imported. A type that no module is named
-            after leaves all of them in: a slower start, never a missing model.
+        model_path: HF folder; `model_type` of its `config.json` decides which model modules are
+            imported. A type that no module is named after leaves all of them in: a slower start,
+            never a missing model.
     """
     environment = {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     modules = _model_modules()
     config = model_path / "config.json"
-    model_type = str(json.loads(config.read_text(encoding="utf-8")).get("model_type", "")) if config.is_file() else ""
+    model_type = (
+        str(json.loads(config.read_text(encoding="utf-8")).get("model_type", ""))
+        if config.is_file()
+        else ""
+    )
     if model_type in modules:
         skipped = sorted(modules - _ALWAYS_IMPORTED - {model_type})
         environment["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(skipped)
@@ -132,8 +163,9 @@ def cpu_environment(model_path: Path) -> dict[str, str]:
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when the thread that started it ends.
 
-    SGLang's children ask for the same, so none outlives it. `rl_runtime.rollout.engine` starts the server from a thread that waits for it, and names
-    itself in `PARENT_VARIABLE`: a parent that is dead before the kernel was asked would never be noticed.
+    SGLang's children ask for the same, so none outlives it. `rl_runtime.rollout.engine` starts the
+    server from a thread that waits for it, and names itself in `PARENT_VARIABLE`: a parent that is
+    dead before the kernel was asked would never be noticed.
 
     Raises:
         OSError: the kernel refuses.
@@ -144,8 +176,7 @@ def die_with_parent() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) was refused")
     parent = os.environ.get(PARENT_VARIABLE)
     if parent is not None and os.getppid() != int(parent):
-        msg = f"process {parent}, which started this server, is dead"
-        raise SystemExit(msg)
+        raise SystemExit(f"process {parent}, which started this server, is dead")
 
 
 def _tell_of_load_file(janitor: Janitor, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -169,8 +200,9 @@ def _model_modules() -> set[str]:
     """Return the module names of `sglang.srt.models` without importing SGLang."""
     spec = importlib.util.find_spec("sglang")
     if spec is None or spec.origin is None:
-        msg = "sglang is not installed in this environment: install rl-runtime with its dependencies"
-        raise RuntimeError(msg)
+        raise RuntimeError(
+            "sglang is not installed in this environment: install rl-runtime with its dependencies"
+        )
     folder = Path(spec.origin).parent / "srt" / "models"
     return {module.name for module in pkgutil.iter_modules([str(folder)]) if not module.ispkg}
 

@@ -1,6 +1,7 @@
-"""How one rollout of a prompt is played. Layer: rollout.
+"""How one rollout of a prompt is played.
 
-A generate hook gets a context that talks to the engine token in, token out, and builds samples from what the engine said.
+A generate hook gets a context that talks to the engine token in, token out, and builds samples from
+what the engine said.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ __all__ = ["Engine", "GenerateContext", "play_rollout", "sampling_of", "single_t
 class Engine(Protocol):
     """What a generate hook needs of an engine."""
 
-    async def generate(self, prompt_tokens: npt.NDArray[np.int64], sampling: Sampling) -> Generation:
+    async def generate(
+        self, prompt_tokens: npt.NDArray[np.int64], sampling: Sampling
+    ) -> Generation:
         """Sample one response."""
 
 
@@ -62,7 +65,9 @@ class GenerateContext:
             prompt_tokens=prompt.tokens,
             response_tokens=generation.tokens,
             loss_mask=np.ones(R, np.int32),
-            rollout_log_probs=generation.full_log_probs if nucleus is None else generation.kept_log_probs,
+            rollout_log_probs=(
+                generation.full_log_probs if nucleus is None else generation.kept_log_probs
+            ),
             rollout_full_log_probs=generation.full_log_probs,
             weight_versions=np.full(R, generation.weight_version, np.int64),
             nucleus=nucleus,
@@ -79,21 +84,23 @@ async def single_turn(context: GenerateContext, prompt: Prompt, sampling: Sampli
     return context.sample(prompt, await context.engine.generate(prompt.tokens, sampling))
 
 
-async def play_rollout(hook: GenerateHook, context: GenerateContext, prompt: Prompt, sampling: Sampling) -> Rollout:
+async def play_rollout(
+    hook: GenerateHook, context: GenerateContext, prompt: Prompt, sampling: Sampling
+) -> Rollout:
     """Call a generate hook and check what it returns.
 
     Raises:
-        GenerateError: the hook returned something that is no sample, an empty list, or samples with other ids; the message names the rollout.
+        GenerateError: the hook returned something that is no sample, an empty list, or samples with
+            other ids; the message names the rollout.
     """
     result = await hook(context, prompt, sampling)
     samples: list[object] = list(result) if isinstance(result, list) else [result]
     checked = []
     for sample in samples:
         if not isinstance(sample, Sample):
-            msg = (
-                f"rollout {context.rollout_id} (group {prompt.group_id}): the generate function returned "
-                f"{type(sample).__name__}; return a Sample or a list of Samples"
+            raise GenerateError(
+                f"rollout {context.rollout_id} (group {prompt.group_id}): the generate function"
+                f" returned {type(sample).__name__}; return a Sample or a list of Samples"
             )
-            raise GenerateError(msg)
         checked.append(sample)
     return Rollout(rollout_id=context.rollout_id, group_id=prompt.group_id, samples=tuple(checked))

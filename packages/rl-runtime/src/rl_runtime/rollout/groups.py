@@ -1,8 +1,10 @@
-"""Rewards relative to a prompt group. Layer: rollout.
+"""Rewards relative to a prompt group.
 
-Everything groups by id, never by position, so groups of any size and fan-outs of any size are normal.
+Everything groups by id, never by position, so groups of any size and fan-outs of any size are
+normal.
 
-Invariants: a rollout counts once, however many samples it has; its samples share one value; a group of one rollout, or one without spread, gives 0.
+Invariants: a rollout counts once, however many samples it has; its samples share one value; a group
+of one rollout, or one without spread, gives 0.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ def normalise_group_rewards(
     """Subtract the group's mean reward and, if asked, divide by its standard deviation.
 
     A_i = (r_i - mean(r)) / (std(r) + 1e-6) over the rollouts of one prompt group, std with n - 1
-    (Shao et al. 2024, DeepSeekMath, section 4.1.2); without the division it is Dr. GRPO (Liu et al. 2025, section 3).
+    (Shao et al. 2024, DeepSeekMath, section 4.1.2); without the division it is Dr. GRPO (Liu et al.
+    2025, section 3).
 
     Args:
         rewards: float64 [N], one per sample; equal among the samples of a rollout.
@@ -46,18 +49,23 @@ def normalise_group_rewards(
         float64 [N].
 
     Raises:
-        RewardError: samples of one rollout carry different rewards or groups; the message names the rollout.
+        RewardError: samples of one rollout carry different rewards or groups; the message names the
+            rollout.
 
     Example:
         One group with rewards 1 and 0: mean 0.5, std sqrt(0.5) = 0.7071, values 0.7071 and -0.7071.
     """
     _, first, inverse = np.unique(rollout_ids, return_index=True, return_inverse=True)
-    differing = np.flatnonzero((rewards != rewards[first][inverse]) | (group_ids != group_ids[first][inverse]))
+    differing = np.flatnonzero(
+        (rewards != rewards[first][inverse]) | (group_ids != group_ids[first][inverse])
+    )
     if differing.size:
         rollout = int(rollout_ids[differing[0]])
         values = rewards[rollout_ids == rollout].tolist()
-        msg = f"rollout {rollout}: its samples carry rewards {values} in groups {sorted(set(group_ids[rollout_ids == rollout].tolist()))}; both must be one"
-        raise RewardError(msg)
+        raise RewardError(
+            f"rollout {rollout}: its samples carry rewards {values} in groups"
+            f" {sorted(set(group_ids[rollout_ids == rollout].tolist()))}; both must be one"
+        )
     r, g = rewards[first], group_ids[first]
     _, group = np.unique(g, return_inverse=True)
     count = np.bincount(group)

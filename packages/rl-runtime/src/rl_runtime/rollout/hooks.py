@@ -1,6 +1,7 @@
-"""The places where a recipe names a user's function by import path, each as a Protocol. Layer: rollout.
+"""The places where a recipe names a user's function by import path, each as a Protocol.
 
-A hook is written `module:function`. It is loaded when the recipe is checked, so that a wrong path fails before anything starts.
+A hook is written `module:function`. It is loaded when the recipe is checked, so that a wrong path
+fails before anything starts.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ __all__ = ["GenerateHook", "RewardHook", "load_hook"]
 class GenerateHook(Protocol):
     """Plays one rollout of a prompt."""
 
-    def __call__(self, context: GenerateContext, prompt: Prompt, sampling: Sampling) -> Awaitable[Sample | list[Sample]]:
+    def __call__(
+        self, context: GenerateContext, prompt: Prompt, sampling: Sampling
+    ) -> Awaitable[Sample | list[Sample]]:
         """Generate one rollout.
 
         Args:
@@ -31,7 +34,8 @@ class GenerateHook(Protocol):
             sampling: the recipe's sampling settings.
 
         Returns:
-            One sample, or a list of them (a fan-out): siblings that share the context's `rollout_id`.
+            One sample, or a list of them (a fan-out): siblings that share the context's
+            `rollout_id`.
         """
 
 
@@ -42,7 +46,8 @@ class RewardHook(Protocol):
         """Score the last sample of a rollout; its siblings get the same reward.
 
         Returns:
-            The reward, or a mapping with the key "reward" and further scores that are logged, such as "exact_match".
+            The reward, or a mapping with the key "reward" and further scores that are logged, such
+            as "exact_match".
         """
 
 
@@ -53,22 +58,24 @@ def load_hook(path: str) -> object:
         path: "module:function".
 
     Raises:
-        ConfigError: not of that form, no such module or function, a module that cannot be imported, or not callable.
+        ConfigError: not of that form, no such module or function, a module that cannot be imported,
+            or not callable.
     """
     module_name, separator, name = path.partition(":")
     if not separator or not module_name or not name:
-        msg = f"hook {path!r}: expected module:function, such as rl_runtime.rollout.reward:verifier_reward"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"hook {path!r}: expected module:function, such as"
+            " rl_runtime.rollout.reward:verifier_reward"
+        )
     try:
         hook = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
-        msg = f"hook {path!r}: {error}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"hook {path!r}: {error}") from error
     except Exception as error:
         # Whatever a user's module does when it is imported.
-        msg = f"hook {path!r}: importing {module_name} raised {type(error).__name__}: {error}"
-        raise ConfigError(msg) from error
+        raise ConfigError(
+            f"hook {path!r}: importing {module_name} raised {type(error).__name__}: {error}"
+        ) from error
     if not callable(hook):
-        msg = f"hook {path!r}: is a {type(hook).__name__}, not a function"
-        raise ConfigError(msg)
+        raise ConfigError(f"hook {path!r}: is a {type(hook).__name__}, not a function")
     return hook

@@ -1,7 +1,7 @@
-"""The rollout side of the loop: prompts, generation, scoring, evaluation. Layer: rollout (no Ray; an actor wraps it).
+"""The rollout side of the loop: prompts, generation, scoring, evaluation.
 
-Invariants: one bad rollout never ends a run: it is tried again, then dropped and counted; a dead engine always does; no wait is without a deadline;
-rollout ids never repeat within a run.
+Invariants: one bad rollout never ends a run: it is tried again, then dropped and counted; a dead
+engine always does; no wait is without a deadline; rollout ids never repeat within a run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import EngineError, GenerateError, RewardError
 from rl_runtime.records import Prompt, PromptGroup, Rollout
 from rl_runtime.rollout.data_source import DataSource, Tokenizer
-from rl_runtime.rollout.generate import Engine, GenerateContext, play_rollout, sampling_of, single_turn
+from rl_runtime.rollout.generate import (
+    Engine,
+    GenerateContext,
+    play_rollout,
+    sampling_of,
+    single_turn,
+)
 from rl_runtime.rollout.hooks import GenerateHook, RewardHook, load_hook
 from rl_runtime.rollout.reward import Scorer
 
@@ -44,7 +50,9 @@ class GeneratedBatch:
 class RolloutManager:
     """Plays, scores and evaluates rollouts against the engines."""
 
-    def __init__(self, recipe: Recipe, source: DataSource, tokenizer: Tokenizer, engines: Sequence[Engine]) -> None:
+    def __init__(
+        self, recipe: Recipe, source: DataSource, tokenizer: Tokenizer, engines: Sequence[Engine]
+    ) -> None:
         """Load the recipe's hooks; prompts are spread over `engines` in turn.
 
         Raises:
@@ -55,8 +63,14 @@ class RolloutManager:
         self._tokenizer = tokenizer
         self._engines = tuple(engines)
         self._sampling = sampling_of(recipe.rollout)
-        self._generate = cast("GenerateHook", load_hook(recipe.rollout.generate) if recipe.rollout.generate else single_turn)
-        self._scorer = Scorer(cast("RewardHook", load_hook(recipe.reward.function)), timeout_seconds=recipe.reward.timeout_seconds)
+        self._generate = cast(
+            "GenerateHook",
+            load_hook(recipe.rollout.generate) if recipe.rollout.generate else single_turn,
+        )
+        self._scorer = Scorer(
+            cast("RewardHook", load_hook(recipe.reward.function)),
+            timeout_seconds=recipe.reward.timeout_seconds,
+        )
         self._next_rollout = 0
         self._last_failure = ""
 
@@ -72,7 +86,8 @@ class RolloutManager:
         return await self._play(prompts, section.rollouts_per_prompt, self._generate)
 
     async def evaluate(self, split: Literal["check", "eval"], count: int) -> GeneratedBatch:
-        """Answer held-out prompts once each, with the sampling settings of training and without a custom generate hook.
+        """Answer held-out prompts once each, with the sampling settings of training and without a
+        custom generate hook.
 
         Args:
             split: "eval", or "check" for the early stopping of the warm start.
@@ -80,13 +95,25 @@ class RolloutManager:
         """
         return await self._play(self._source.held_out(split, count), 1, single_turn)
 
-    async def _play(self, prompts: Sequence[Prompt], per_prompt: int, hook: GenerateHook) -> GeneratedBatch:
+    async def _play(
+        self, prompts: Sequence[Prompt], per_prompt: int, hook: GenerateHook
+    ) -> GeneratedBatch:
         start = time.perf_counter()
         self._last_failure = ""
-        tasks = [[asyncio.create_task(self._one(prompt, self._take_rollout_id(), hook)) for _ in range(per_prompt)] for prompt in prompts]
+        tasks = [
+            [
+                asyncio.create_task(self._one(prompt, self._take_rollout_id(), hook))
+                for _ in range(per_prompt)
+            ]
+            for prompt in prompts
+        ]
         flat = [task for group in tasks for task in group]
         try:
-            await asyncio.wait(flat, timeout=self._recipe.rollout.rollout_deadline_seconds, return_when=asyncio.FIRST_EXCEPTION)
+            await asyncio.wait(
+                flat,
+                timeout=self._recipe.rollout.rollout_deadline_seconds,
+                return_when=asyncio.FIRST_EXCEPTION,
+            )
             for task in flat:
                 if task.done() and task.exception() is not None:
                     await task
@@ -96,27 +123,47 @@ class RolloutManager:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
         if late:
-            _log.warning("%d rollouts were not done within rollout.rollout_deadline_seconds and are dropped", len(late))
-        results = [[None if task.cancelled() else task.result() for task in group] for group in tasks]
+            _log.warning(
+                "%d rollouts were not done within rollout.rollout_deadline_seconds and are dropped",
+                len(late),
+            )
+        results = [
+            [None if task.cancelled() else task.result() for task in group] for group in tasks
+        ]
         groups = tuple(
-            PromptGroup(group_id=prompt.group_id, rollouts=tuple(rollout for rollout in group if rollout is not None))
+            PromptGroup(
+                group_id=prompt.group_id,
+                rollouts=tuple(rollout for rollout in group if rollout is not None),
+            )
             for prompt, group in zip(prompts, results, strict=True)
             if any(rollout is not None for rollout in group)
         )
         dropped = sum(rollout is None for group in results for rollout in group)
         if not groups:
-            msg = f"all {dropped} rollouts of the batch failed or were late; the last cause is: {self._last_failure or 'rollout.rollout_deadline_seconds'}"
-            raise GenerateError(msg)
-        return GeneratedBatch(groups=groups, dropped_rollouts=dropped, seconds=time.perf_counter() - start)
+            raise GenerateError(
+                f"all {dropped} rollouts of the batch failed or were late; the last cause is:"
+                f" {self._last_failure or 'rollout.rollout_deadline_seconds'}"
+            )
+        return GeneratedBatch(
+            groups=groups, dropped_rollouts=dropped, seconds=time.perf_counter() - start
+        )
 
     async def _one(self, prompt: Prompt, rollout_id: int, hook: GenerateHook) -> Rollout | None:
         engine = self._engines[prompt.group_id % len(self._engines)]
         context = GenerateContext(engine=engine, rollout_id=rollout_id, decode=self._decode)
         played = await self._tried(
-            partial(play_rollout, hook, context, prompt, self._sampling), f"rollout {rollout_id} (group {prompt.group_id})"
+            partial(play_rollout, hook, context, prompt, self._sampling),
+            f"rollout {rollout_id} (group {prompt.group_id})",
         )
-        # What was sampled stays sampled: a response that its reward fails on must not be replaced by one that it likes better.
-        return None if played is None else await self._tried(partial(self._scorer.score, played), f"scoring rollout {rollout_id}")
+        # What was sampled stays sampled: a response that its reward fails on must not be replaced
+        # by one that it likes better.
+        return (
+            None
+            if played is None
+            else await self._tried(
+                partial(self._scorer.score, played), f"scoring rollout {rollout_id}"
+            )
+        )
 
     async def _tried(self, call: Callable[[], Awaitable[Rollout]], what: str) -> Rollout | None:
         """Call up to three times; None when it failed each time."""
@@ -127,7 +174,15 @@ class RolloutManager:
                 raise
             except Exception as error:
                 known = isinstance(error, GenerateError | RewardError)
-                _log.warning("attempt %d of %d: %s: %s: %s", attempt, _ATTEMPTS, what, type(error).__name__, error, exc_info=not known)
+                _log.warning(
+                    "attempt %d of %d: %s: %s: %s",
+                    attempt,
+                    _ATTEMPTS,
+                    what,
+                    type(error).__name__,
+                    error,
+                    exc_info=not known,
+                )
                 self._last_failure = f"{what}: {type(error).__name__}: {error}"
         return None
 

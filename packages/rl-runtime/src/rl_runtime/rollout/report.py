@@ -1,6 +1,7 @@
-"""Metrics of the rollout side, each a declared `rl_metrics.Metric`. Layer: rollout.
+"""Metrics of the rollout side, each a declared `rl_metrics.Metric`.
 
-Invariants: scores count each rollout once, however many samples it has; per-token metrics count trained tokens only; no data is no value.
+Invariants: scores count each rollout once, however many samples it has; per-token metrics count
+trained tokens only; no data is no value.
 """
 
 from __future__ import annotations
@@ -25,27 +26,47 @@ __all__ = ["mean_scores", "rollout_report", "schedule_report"]
 def mean_scores(generated: GeneratedBatch) -> dict[str, float]:
     """Mean of each score over rollouts, such as {"reward": 0.6, "exact_match": 0.2}."""
     scores = scores_by_rollout(generated.groups)
-    return _present(Metric.of_mean(name, sum(values), len(values), unit="rollout") for name, values in scores.items())
+    return _present(
+        Metric.of_mean(name, sum(values), len(values), unit="rollout")
+        for name, values in scores.items()
+    )
 
 
-def rollout_report(generated: GeneratedBatch, columns: Mapping[str, Column], *, weight_version: int) -> dict[str, float]:
+def rollout_report(
+    generated: GeneratedBatch, columns: Mapping[str, Column], *, weight_version: int
+) -> dict[str, float]:
     """Report one generated batch under the stable `rollout/*` names.
 
     Args:
         generated: the batch, with its wall time.
         columns: its columns.
-        weight_version: version the engines hold; a sample's staleness is the difference to the version that sampled it.
+        weight_version: version the engines hold; a sample's staleness is the difference to the
+            version that sampled it.
     """
     scores = scores_by_rollout(generated.groups)
     finals = [rollout.samples[-1] for group in generated.groups for rollout in group.rollouts]
     sampled_tokens = float(sum(final.response_tokens.size for final in finals))
-    staleness = np.concatenate([weight_version - final.weight_versions[final.weight_versions >= 0] for final in finals])
+    staleness = np.concatenate(
+        [weight_version - final.weight_versions[final.weight_versions >= 0] for final in finals]
+    )
     metrics = [
-        *(Metric.of_moments(f"rollout/{name}", values, unit="rollout") for name, values in scores.items()),
+        *(
+            Metric.of_moments(f"rollout/{name}", values, unit="rollout")
+            for name, values in scores.items()
+        ),
         Metric.of_mean("rollout/response_tokens_mean", sampled_tokens, len(finals), unit="rollout"),
-        Metric.of_mean("rollout/truncated_fraction", sum(final.truncated for final in finals), len(finals), unit="rollout"),
-        Metric.of_mean("rollout/staleness_batches", float(staleness.sum()), staleness.size, unit="token"),
-        Metric.of_mean("rollout/tokens_per_second", sampled_tokens, generated.seconds, unit="second"),
+        Metric.of_mean(
+            "rollout/truncated_fraction",
+            sum(final.truncated for final in finals),
+            len(finals),
+            unit="rollout",
+        ),
+        Metric.of_mean(
+            "rollout/staleness_batches", float(staleness.sum()), staleness.size, unit="token"
+        ),
+        Metric.of_mean(
+            "rollout/tokens_per_second", sampled_tokens, generated.seconds, unit="second"
+        ),
         Metric.of_sum("rollout/samples", len(columns["total_lengths"]), unit="sample"),
         Metric.of_sum("rollout/rollouts", len(finals), unit="rollout"),
         Metric.of_sum("rollout/dropped_rollouts", generated.dropped_rollouts, unit="rollout"),
@@ -60,7 +81,9 @@ def _kept_set_sizes(columns: Mapping[str, Column]) -> list[Metric]:
         return []
     sizes = np.concatenate([np.diff(item) for item in offsets])
     counted = sizes[(masks.values != 0) & (sizes > 0)]
-    return [Metric.of_mean("rollout/kept_set_mean", float(counted.sum()), counted.size, unit="token")]
+    return [
+        Metric.of_mean("rollout/kept_set_mean", float(counted.sum()), counted.size, unit="token")
+    ]
 
 
 def schedule_report(assignment: Assignment) -> dict[str, float]:

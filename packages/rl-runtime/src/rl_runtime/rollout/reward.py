@@ -1,6 +1,7 @@
-"""Scores of responses: the task's own verifier, guarded, and exact match. Layer: rollout.
+"""Scores of responses: the task's own verifier, guarded, and exact match.
 
-Invariants: a reward is a finite number; a reward function that fails or is late raises `RewardError` with the rollout's id, and never ends a run by itself.
+Invariants: a reward is a finite number; a reward function that fails or is late raises
+`RewardError` with the rollout's id, and never ends a run by itself.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from rl_runtime.rollout.hooks import RewardHook
 __all__ = ["Scorer", "exact_match", "guarded_score", "label_reward", "verifier_reward"]
 
 _CONCURRENCY = 32
-"""Reward calls at a time. More would only contend for Python's lock, or for whatever they call over the network."""
+"""Reward calls at a time.
+
+More would only contend for Python's lock, or for whatever they call over the network.
+"""
 
 
 def exact_match(response: str, label: str) -> float:
@@ -32,8 +36,9 @@ def exact_match(response: str, label: str) -> float:
 def guarded_score(score: float, *, response: str, label: str, finished: bool) -> float:
     """Close the two holes of verifiers that give credit per position.
 
-    reasoning-gym's spell_backward pays almost full marks for the right answer with any suffix, so an answer longer than the label scores 0;
-    an answer without an end scores 0, since otherwise rambling costs nothing. The rest is clamped to [0, 1].
+    reasoning-gym's spell_backward pays almost full marks for the right answer with any suffix, so
+    an answer longer than the label scores 0; an answer without an end scores 0, since otherwise
+    rambling costs nothing. The rest is clamped to [0, 1].
 
     Args:
         score: the verifier's score.
@@ -49,10 +54,14 @@ def guarded_score(score: float, *, response: str, label: str, finished: bool) ->
 def verifier_reward(sample: Sample) -> Mapping[str, float]:
     """Score a reasoning-gym entry by its own verifier, guarded by `guarded_score`; exact match beside it."""
     entry = dict(sample.metadata)
-    score = float(_verifier(str(entry["metadata"]["source_dataset"]))(answer=sample.response, entry=entry))
+    score = float(
+        _verifier(str(entry["metadata"]["source_dataset"]))(answer=sample.response, entry=entry)
+    )
     finished = sample.finish_reason == "stop"
     return {
-        "reward": guarded_score(score, response=sample.response, label=sample.label, finished=finished),
+        "reward": guarded_score(
+            score, response=sample.response, label=sample.label, finished=finished
+        ),
         "exact_match": exact_match(sample.response, sample.label) * finished,
     }
 
@@ -75,10 +84,13 @@ def label_reward(sample: Sample) -> Mapping[str, float]:
 class Scorer:
     """Calls a reward function in threads, so many at a time; belongs to one event loop.
 
-    Each call has a thread of its own: one that hangs cannot be stopped, and in a shared pool the next calls would wait for it in vain.
+    Each call has a thread of its own: one that hangs cannot be stopped, and in a shared pool the
+    next calls would wait for it in vain.
     """
 
-    def __init__(self, hook: RewardHook, *, timeout_seconds: float, concurrency: int = _CONCURRENCY) -> None:
+    def __init__(
+        self, hook: RewardHook, *, timeout_seconds: float, concurrency: int = _CONCURRENCY
+    ) -> None:
         """Remember what to call.
 
         Args:
@@ -91,7 +103,8 @@ class Scorer:
         self._turns = asyncio.Semaphore(concurrency)
 
     async def score(self, rollout: Rollout) -> Rollout:
-        """Give every sample of a rollout the reward of its last sample, unless the generate hook has set rewards itself.
+        """Give every sample of a rollout the reward of its last sample, unless the generate hook
+        has set rewards itself.
 
         Args:
             rollout: one rollout.
@@ -100,7 +113,8 @@ class Scorer:
             The rollout with rewards.
 
         Raises:
-            RewardError: the hook raised, was late, or gave no finite number; the message names the rollout.
+            RewardError: the hook raised, was late, or gave no finite number; the message names the
+                rollout.
         """
         rewards = {sample.reward for sample in rollout.samples}
         where = f"rollout {rollout.rollout_id} (group {rollout.group_id})"
@@ -109,23 +123,33 @@ class Scorer:
         elif len(rewards) == 1:
             given = rewards.pop()
         else:
-            msg = f"{where}: its samples carry different rewards {sorted(map(str, rewards))}: siblings of a rollout share one reward"
-            raise RewardError(msg)
+            raise RewardError(
+                f"{where}: its samples carry different rewards {sorted(map(str, rewards))}:"
+                " siblings of a rollout share one reward"
+            )
         scores = _numbers(given, where)
         reward = scores.pop("reward")
-        samples = tuple(replace(sample, reward=reward, scores={**sample.scores, **scores}) for sample in rollout.samples)
+        samples = tuple(
+            replace(sample, reward=reward, scores={**sample.scores, **scores})
+            for sample in rollout.samples
+        )
         return replace(rollout, samples=samples)
 
     async def _call(self, sample: Sample, where: str) -> object:
         try:
             async with self._turns:
-                return await asyncio.wait_for(_in_own_thread(partial(self._hook, sample)), self._timeout_seconds)
+                return await asyncio.wait_for(
+                    _in_own_thread(partial(self._hook, sample)), self._timeout_seconds
+                )
         except TimeoutError as error:
-            msg = f"{where}: the reward function took longer than reward.timeout_seconds = {self._timeout_seconds}"
-            raise RewardError(msg) from error
+            raise RewardError(
+                f"{where}: the reward function took longer than reward.timeout_seconds ="
+                f" {self._timeout_seconds}"
+            ) from error
         except Exception as error:
-            msg = f"{where}: the reward function raised {type(error).__name__}: {error}"
-            raise RewardError(msg) from error
+            raise RewardError(
+                f"{where}: the reward function raised {type(error).__name__}: {error}"
+            ) from error
 
 
 def _in_own_thread(call: Callable[[], object]) -> asyncio.Future[object]:
@@ -146,8 +170,13 @@ def _in_own_thread(call: Callable[[], object]) -> asyncio.Future[object]:
         try:
             value = call()
         except BaseException as caught:
-            # A StopIteration cannot be set on a future, and an exit of the thread is no exit of the run.
-            error = caught if isinstance(caught, Exception) and not isinstance(caught, StopIteration) else RuntimeError(repr(caught))
+            # A StopIteration cannot be set on a future, and an exit of the thread is no exit of the
+            # run.
+            error = (
+                caught
+                if isinstance(caught, Exception) and not isinstance(caught, StopIteration)
+                else RuntimeError(repr(caught))
+            )
         with contextlib.suppress(RuntimeError):  # the loop was closed while the call was late
             loop.call_soon_threadsafe(finish, value, error)
 
@@ -161,9 +190,13 @@ def _numbers(given: object, where: str) -> dict[str, float]:
     try:
         numbers = {str(name): float(value) for name, value in scores.items()}
     except (TypeError, ValueError) as error:
-        msg = f"{where}: the reward function gave {given!r}: return a finite number, or a mapping of numbers with the key 'reward'"
-        raise RewardError(msg) from error
+        raise RewardError(
+            f"{where}: the reward function gave {given!r}: return a finite number, or a mapping of"
+            " numbers with the key 'reward'"
+        ) from error
     if not math.isfinite(numbers.get("reward", math.nan)):
-        msg = f"{where}: the reward is {scores.get('reward')!r}: return a finite number, or a mapping with the key 'reward'"
-        raise RewardError(msg)
+        raise RewardError(
+            f"{where}: the reward is {scores.get('reward')!r}: return a finite number, or a mapping"
+            " with the key 'reward'"
+        )
     return numbers

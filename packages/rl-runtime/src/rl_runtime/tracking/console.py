@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: one progress display, a line per step, and the curve at the end. Layer: tracking."""
+"""What a person sees while a run goes on: one progress display, a line per step, and the curve at the end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 __all__ = ["Display"]
 
@@ -40,7 +49,12 @@ class Display:
         self._progress.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Stop drawing."""
         self._progress.stop()
 
@@ -61,7 +75,15 @@ class Display:
         _log.info(text)
         self._progress.console.print(text, soft_wrap=True)
 
-    def step_line(self, *, batch: int, num_batches: int, step: int, num_steps: int, metrics: Mapping[str, float | None]) -> None:
+    def step_line(
+        self,
+        *,
+        batch: int,
+        num_batches: int,
+        step: int,
+        num_steps: int,
+        metrics: Mapping[str, float | None],
+    ) -> None:
         """Print the line of one optimizer step: step `step` of `num_steps` of its batch, both of which count from 0."""
         names = {
             "rollout/reward_mean": "reward",
@@ -73,16 +95,30 @@ class Display:
             "rollout/response_tokens_mean": "tokens",
             "rollout/kept_set_mean": "kept",
         }
-        parts = [f"{label} {metrics[name]:.3g}" for name, label in names.items() if metrics.get(name) is not None]
-        place = f"batch {batch + 1:>3}/{num_batches}" + (f" step {step + 1}/{num_steps}" if num_steps > 1 else "")
+        parts = [
+            f"{label} {metrics[name]:.3g}"
+            for name, label in names.items()
+            if metrics.get(name) is not None
+        ]
+        place = f"batch {batch + 1:>3}/{num_batches}" + (
+            f" step {step + 1}/{num_steps}" if num_steps > 1 else ""
+        )
         self.print(f"{place}  " + "  ".join(parts))
 
     def curve(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Draw reward and exact match over batches in the terminal; evaluations as points."""
         import plotext
 
-        reward = [(line["batch"], line["rollout/reward_mean"]) for line in lines if "rollout/reward_mean" in line]
-        exact = [(line["batch"], line["eval/exact_match"]) for line in lines if "eval/exact_match" in line]
+        reward = [
+            (line["batch"], line["rollout/reward_mean"])
+            for line in lines
+            if "rollout/reward_mean" in line
+        ]
+        exact = [
+            (line["batch"], line["eval/exact_match"])
+            for line in lines
+            if "eval/exact_match" in line
+        ]
         if not reward:
             return
         plotext.clear_figure()

@@ -1,4 +1,4 @@
-"""TensorBoard files without torch or TensorFlow. Layer: tracking."""
+"""TensorBoard files without torch or TensorFlow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ class EventFile:
 
     def add_scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Append one value per tag at a step."""
-        summary = self._summary(value=[self._summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+        summary = self._summary(
+            value=[
+                self._summary.Value(tag=tag, simple_value=value) for tag, value in values.items()
+            ]
+        )
         self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
         self._writer.flush()
 

@@ -1,4 +1,4 @@
-"""`report.html` of a run: one page that needs no network. Layer: tracking."""
+"""`report.html` of a run: one page that needs no network."""
 
 from __future__ import annotations
 
@@ -29,16 +29,32 @@ _CHARTS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
         ),
     ),
     ("Response length", "tokens per rollout", (("rollout/response_tokens_mean", "tokens"),)),
-    ("Kept set", "ids that the sampler could pick, mean over trained tokens", (("rollout/kept_set_mean", "ids"),)),
-    ("Log-prob gap", "mean |train - rollout| over trained tokens, under the weights that sampled them", (("train/log_prob_gap", "nats"),)),
+    (
+        "Kept set",
+        "ids that the sampler could pick, mean over trained tokens",
+        (("rollout/kept_set_mean", "ids"),),
+    ),
+    (
+        "Log-prob gap",
+        "mean |train - rollout| over trained tokens, under the weights that sampled them",
+        (("train/log_prob_gap", "nats"),),
+    ),
     ("Loss", "policy loss of each step", (("train/loss", "loss"),)),
     ("Gradient norm", "before clipping", (("train/grad_norm", "norm"),)),
-    ("Clipped tokens", "fraction whose ratio left the clip range", (("train/clip_fraction", "fraction"),)),
+    (
+        "Clipped tokens",
+        "fraction whose ratio left the clip range",
+        (("train/clip_fraction", "fraction"),),
+    ),
     ("Entropy", "nats per trained token", (("train/entropy", "nats"),)),
     (
         "Time per batch",
         "seconds",
-        (("time/rollout_seconds", "rollout"), ("time/train_seconds", "train"), ("time/sync_seconds", "weights to engines")),
+        (
+            ("time/rollout_seconds", "rollout"),
+            ("time/train_seconds", "train"),
+            ("time/sync_seconds", "weights to engines"),
+        ),
     ),
     ("Micro-batch fill", "tokens over token cap", (("schedule/fill", "fill"),)),
 )
@@ -74,9 +90,15 @@ def write_report(run_dir: Path) -> Path:
     """
     lines = read_metrics(run_dir)
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
-        resources.files("rl_runtime.tracking").joinpath("report.html.jinja").read_text(encoding="utf-8")
+        resources.files("rl_runtime.tracking")
+        .joinpath("report.html.jinja")
+        .read_text(encoding="utf-8")
     )
-    charts = [chart for title, subtitle, names in _CHARTS if (chart := _chart(title, subtitle, names, lines)) is not None]
+    charts = [
+        chart
+        for title, subtitle, names in _CHARTS
+        if (chart := _chart(title, subtitle, names, lines)) is not None
+    ]
     page = template.render(
         run=run_dir.resolve().name,
         headline=_headline(lines),
@@ -101,11 +123,18 @@ def write_report(run_dir: Path) -> Path:
 
 def _headline(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
     cards: list[tuple[str, str, str]] = []
-    for name, label in (("eval/exact_match", "held-out exact match"), ("eval/reward_mean", "held-out reward")):
+    for name, label in (
+        ("eval/exact_match", "held-out exact match"),
+        ("eval/reward_mean", "held-out reward"),
+    ):
         values = [line[name] for line in lines if line.get(name) is not None]
         if values:
-            cards.append((label, f"{values[0]:.2f} → {values[-1]:.2f}", f"{values[-1] - values[0]:+.2f}"))
-    gaps = [line["train/log_prob_gap"] for line in lines if line.get("train/log_prob_gap") is not None]
+            cards.append(
+                (label, f"{values[0]:.2f} → {values[-1]:.2f}", f"{values[-1] - values[0]:+.2f}")
+            )
+    gaps = [
+        line["train/log_prob_gap"] for line in lines if line.get("train/log_prob_gap") is not None
+    ]
     if gaps:
         cards.append(("first log-prob gap", f"{gaps[0]:.1e}", "nats"))
     batches = {line["batch"] for line in lines if "train/loss" in line}
@@ -114,7 +143,9 @@ def _headline(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
     return cards
 
 
-def _chart(title: str, subtitle: str, names: Sequence[tuple[str, str]], lines: Sequence[Mapping[str, Any]]) -> _Chart | None:
+def _chart(
+    title: str, subtitle: str, names: Sequence[tuple[str, str]], lines: Sequence[Mapping[str, Any]]
+) -> _Chart | None:
     data = {name: _over_batches(name, lines) for name, _ in names}
     points = [point for values in data.values() for point in values]
     if not points:
@@ -139,7 +170,11 @@ def _chart(title: str, subtitle: str, names: Sequence[tuple[str, str]], lines: S
         for index, (name, label) in enumerate(names)
         if data[name]
     )
-    x_ticks = tuple((to_pixels(x, y_low)[0], f"{x:.0f}") for x in _ticks(x_low, x_high) if x_low <= x <= x_high and x == int(x))
+    x_ticks = tuple(
+        (to_pixels(x, y_low)[0], f"{x:.0f}")
+        for x in _ticks(x_low, x_high)
+        if x_low <= x <= x_high and x == int(x)
+    )
     y_ticks = tuple((to_pixels(x_low, y)[1], f"{y:.6g}") for y in y_steps)
     return _Chart(title=title, subtitle=subtitle, series=series, x_ticks=x_ticks, y_ticks=y_ticks)
 
@@ -173,8 +208,15 @@ def _over_batches(name: str, lines: Sequence[Mapping[str, Any]]) -> list[tuple[f
 
 def _files(run_dir: Path, folder: str) -> list[tuple[str, str, int]]:
     """List (name, relative link, bytes) of a folder's files, in the order of the numbers in their names."""
-    paths = sorted((run_dir / folder).glob("*"), key=lambda path: (path.stem.rstrip("0123456789"), len(path.stem), path.stem))
-    return [(path.name, os.path.relpath(path, run_dir), path.stat().st_size) for path in paths if path.is_file()]
+    paths = sorted(
+        (run_dir / folder).glob("*"),
+        key=lambda path: (path.stem.rstrip("0123456789"), len(path.stem), path.stem),
+    )
+    return [
+        (path.name, os.path.relpath(path, run_dir), path.stat().st_size)
+        for path in paths
+        if path.is_file()
+    ]
 
 
 def _step_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -191,5 +233,11 @@ def _step_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     for line in lines:
         if "train/loss" in line:
             values = [line.get(name) for name in names]
-            rows.append([str(line["batch"]), str(line["step"]), *("" if value is None else f"{value:.4g}" for value in values)])
+            rows.append(
+                [
+                    str(line["batch"]),
+                    str(line["step"]),
+                    *("" if value is None else f"{value:.4g}" for value in values),
+                ]
+            )
     return rows

@@ -1,7 +1,8 @@
-"""The one place through which every metric of a run leaves. Layer: tracking.
+"""The one place through which every metric of a run leaves.
 
-Invariants: `metrics.jsonl` holds one line per optimizer step and one per evaluation, each complete when it is written; a metric without data
-is left out, never written as 0; what is not finite is written as null in the file and named in a warning.
+Invariants: `metrics.jsonl` holds one line per optimizer step and one per evaluation, each complete
+when it is written; a metric without data is left out, never written as 0; what is not finite is
+written as null in the file and named in a warning.
 """
 
 from __future__ import annotations
@@ -41,7 +42,12 @@ class Tracker:
         values = {name: float(value) for name, value in metrics.items() if value is not None}
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         if len(finite) < len(values):
-            _log.warning("batch %d, step %d: not finite: %s", batch, step, sorted(values.keys() - finite.keys()))
+            _log.warning(
+                "batch %d, step %d: not finite: %s",
+                batch,
+                step,
+                sorted(values.keys() - finite.keys()),
+            )
         line = {"batch": batch, "step": step, **{name: finite.get(name) for name in values}}
         self.lines.append(line)
         self._file.write(json.dumps(line) + "\n")
@@ -53,7 +59,12 @@ class Tracker:
         """Give the tracker itself."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Close the files."""
         self._file.close()
         if self._events is not None:

@@ -1,11 +1,14 @@
-"""Attention over packed sequences for Megatron-Core's local layer spec. Layer: engine glue (torch, Megatron-Core).
+"""Attention over packed sequences for Megatron-Core's local layer spec.
 
-Megatron-Core's own core attention handles neither packed sequences nor context parallelism. `PackedAttention` takes its place in the layer spec: it
-rotates queries and keys, gathers keys and values over the context-parallel group, and attends by the micro-batch's plan: with torch's dense
-attention, one call per bucket of similar lengths, or with torch's varlen kernel where the device and dtype have it.
+Megatron-Core's own core attention handles neither packed sequences nor context parallelism.
+`PackedAttention` takes its place in the layer spec: it rotates queries and keys, gathers keys and
+values over the context-parallel group, and attends by the micro-batch's plan: with torch's dense
+attention, one call per bucket of similar lengths, or with torch's varlen kernel where the device
+and dtype have it.
 
-Invariants: packed and single sequences give the same numbers; keys and values cross the context-parallel group once per layer, and their gradients
-once back; every rank of the group takes part, whatever rows it holds.
+Invariants: packed and single sequences give the same numbers; keys and values cross the
+context-parallel group once per layer, and their gradients once back; every rank of the group takes
+part, whatever rows it holds.
 """
 
 from __future__ import annotations
@@ -36,7 +39,10 @@ class PackedStream(PackedSeqParams):  # type: ignore[misc]
     sin: torch.Tensor | None = None
     """float32 [T, 1, head_dim]: sines of the same."""
     dense: tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None], ...] = ()
-    """Per bucket: query rows [B, Q], key rows [B, K], visible [B, 1, Q, K] or None. Empty where the varlen kernel is used."""
+    """Per bucket: query rows [B, Q], key rows [B, K], visible [B, 1, Q, K] or None.
+
+    Empty where the varlen kernel is used.
+    """
     restore: torch.Tensor | None = None
     """int64 [T]: local rows' places in the buckets' outputs."""
     varlen: tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int] | None = None
@@ -44,13 +50,20 @@ class PackedStream(PackedSeqParams):  # type: ignore[misc]
 
 
 def pack_stream(
-    padded_lengths: Sequence[int], positions_T: torch.Tensor, rotary: RotaryTable, *, cp_size: int, cp_rank: int, dtype: torch.dtype
+    padded_lengths: Sequence[int],
+    positions_T: torch.Tensor,
+    rotary: RotaryTable,
+    *,
+    cp_size: int,
+    cp_rank: int,
+    dtype: torch.dtype,
 ) -> PackedStream:
     """Describe a packed stream to the model.
 
     Args:
         padded_lengths: tokens of each sequence over all context-parallel ranks.
-        positions_T: int64 [T], positions of this rank's tokens in their own sequences, on the device to compute on.
+        positions_T: int64 [T], positions of this rank's tokens in their own sequences, on the
+            device to compute on.
         rotary: table of the model's rotary angles.
         cp_size: context-parallel ranks.
         cp_rank: this rank.
@@ -62,7 +75,9 @@ def pack_stream(
     device = positions_T.device
     plan = plan_attention(padded_lengths, cp_size=cp_size, cp_rank=cp_rank)
     cos, sin = rotary.at(positions_T)
-    offsets = torch.tensor(np.concatenate([[0], np.cumsum(padded_lengths)]), dtype=torch.int32, device=device)
+    offsets = torch.tensor(
+        np.concatenate([[0], np.cumsum(padded_lengths)]), dtype=torch.int32, device=device
+    )
     stream = PackedStream(
         qkv_format="thd",
         cu_seqlens_q=offsets,
@@ -80,19 +95,26 @@ def pack_stream(
             (
                 torch.from_numpy(bucket.query_rows).to(device),
                 torch.from_numpy(bucket.key_rows).to(device),
-                None if bucket.visible is None else torch.from_numpy(bucket.visible).unsqueeze(1).to(device),
+                (
+                    None
+                    if bucket.visible is None
+                    else torch.from_numpy(bucket.visible).unsqueeze(1).to(device)
+                ),
             )
             for bucket in plan.buckets
         )
     return stream
 
 
-def _varlen_arguments(plan: AttentionPlan, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
+def _varlen_arguments(
+    plan: AttentionPlan, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
     num_queries = [segment.num_queries for segment in plan.segments]
     num_keys = [segment.keys.size for segment in plan.segments]
     rows = torch.from_numpy(np.concatenate([segment.keys for segment in plan.segments])).to(device)
     query_offsets, key_offsets = (
-        torch.tensor(np.concatenate([[0], np.cumsum(counts)]), dtype=torch.int32, device=device) for counts in (num_queries, num_keys)
+        torch.tensor(np.concatenate([[0], np.cumsum(counts)]), dtype=torch.int32, device=device)
+        for counts in (num_queries, num_keys)
     )
     return rows, query_offsets, key_offsets, max(num_queries), max(num_keys)
 
@@ -150,8 +172,10 @@ class PackedAttention(torch.nn.Module):
         del layer_number, attn_mask_type, cp_comm_type
         super().__init__()
         if config.attention_dropout or attention_type != "self":
-            msg = f"packed attention has no dropout and attends within a sequence; got attention_dropout = {config.attention_dropout}, {attention_type!r}"
-            raise RuntimeSetupError(msg)
+            raise RuntimeSetupError(
+                "packed attention has no dropout and attends within a sequence; got"
+                f" attention_dropout = {config.attention_dropout}, {attention_type!r}"
+            )
         self._scale = config.kv_channels**-0.5 if softmax_scale is None else softmax_scale
         self._cp_group: dist.ProcessGroup = pg_collection.cp
 
@@ -189,21 +213,37 @@ class PackedAttention(torch.nn.Module):
         query = apply_rotary(query, stream.cos, stream.sin)
         key = apply_rotary(key, stream.cos, stream.sin)
         if self._cp_group.size() > 1:
-            key, value = _gather_over_ranks(torch.stack([key, value], dim=1), self._cp_group).unbind(1)
+            key, value = _gather_over_ranks(
+                torch.stack([key, value], dim=1), self._cp_group
+            ).unbind(1)
         attend = self._varlen if stream.varlen is not None else self._dense
         return attend(query, key, value, stream).flatten(1)
 
-    def _dense(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, stream: PackedStream) -> torch.Tensor:
+    def _dense(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, stream: PackedStream
+    ) -> torch.Tensor:
         repeats = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
         outputs = []
         for query_rows, key_rows, visible in stream.dense:
-            q_BHQD, k_BHKD, v_BHKD = (x[rows].transpose(1, 2) for x, rows in ((query, query_rows), (key, key_rows), (value, key_rows)))
-            output = F.scaled_dot_product_attention(q_BHQD, k_BHKD, v_BHKD, attn_mask=visible, is_causal=visible is None, scale=self._scale)
+            q_BHQD, k_BHKD, v_BHKD = (
+                x[rows].transpose(1, 2)
+                for x, rows in ((query, query_rows), (key, key_rows), (value, key_rows))
+            )
+            output = F.scaled_dot_product_attention(
+                q_BHQD,
+                k_BHKD,
+                v_BHKD,
+                attn_mask=visible,
+                is_causal=visible is None,
+                scale=self._scale,
+            )
             outputs.append(output.transpose(1, 2).flatten(0, 1))
         return torch.cat(outputs)[stream.restore]
 
-    def _varlen(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, stream: PackedStream) -> torch.Tensor:
+    def _varlen(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, stream: PackedStream
+    ) -> torch.Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
         assert stream.varlen is not None
@@ -211,7 +251,15 @@ class PackedAttention(torch.nn.Module):
         if self._cp_group.size() > 1:
             key, value = key[rows], value[rows]
         output = varlen_attn(
-            query, key, value, query_offsets, key_offsets, longest_query, longest_key, scale=self._scale, window_size=(-1, 0)
+            query,
+            key,
+            value,
+            query_offsets,
+            key_offsets,
+            longest_query,
+            longest_key,
+            scale=self._scale,
+            window_size=(-1, 0),
         )
         assert isinstance(output, torch.Tensor)
         return output

@@ -1,13 +1,15 @@
-"""Which rows of a packed stream attend to which. Layer: algorithms (numpy); computed once per micro-batch, used by every layer.
+"""Which rows of a packed stream attend to which.
 
-A packed stream holds sequences end to end, each padded to a multiple of 2 * cp. Under context parallelism rank r holds chunks r and 2 * cp - 1 - r of
-each sequence (zigzag). A *segment* is a run of consecutive local queries that attend causally to a prefix of their sequence: the whole sequence
+A packed stream holds sequences end to end, each padded to a multiple of 2 * cp. Under context
+parallelism rank r holds chunks r and 2 * cp - 1 - r of each sequence (zigzag). A *segment* is a run
+of consecutive local queries that attend causally to a prefix of their sequence: the whole sequence
 without context parallelism, one chunk with it. The segment's last query sees the prefix's last key.
 
-Segments of similar length form a *bucket*, which is one dense attention call: lengths are rounded up to powers of 2 ** (1/4), which wastes at most
-41 % of its scores, and some 20 % on average.
+Segments of similar length form a *bucket*, which is one dense attention call: lengths are rounded
+up to powers of 2 ** (1/4), which wastes at most 41 % of its scores, and some 20 % on average.
 
-Invariants: every local row is the query of exactly one segment; a query attends to exactly the tokens of its sequence up to its own position.
+Invariants: every local row is the query of exactly one segment; a query attends to exactly the
+tokens of its sequence up to its own position.
 """
 
 from __future__ import annotations
@@ -63,14 +65,20 @@ def plan_attention(padded_lengths: Sequence[int], *, cp_size: int, cp_rank: int)
     """Plan the attention of one rank.
 
     Args:
-        padded_lengths: tokens of each sequence over all ranks; each a positive multiple of 2 * cp_size (of 1 where cp_size is 1).
+        padded_lengths: tokens of each sequence over all ranks; each a positive multiple of 2 *
+            cp_size (of 1 where cp_size is 1).
         cp_size: context-parallel ranks.
         cp_rank: this rank.
 
     Returns:
-        The plan. Lengths [3, 2] on one rank: segments of rows 0-2 and 3-4, each seeing itself causally.
+        The plan. Lengths [3, 2] on one rank: segments of rows 0-2 and 3-4, each seeing itself
+            causally.
     """
-    segments = _whole_sequences(padded_lengths) if cp_size == 1 else _zigzag_chunks(padded_lengths, cp_size, cp_rank)
+    segments = (
+        _whole_sequences(padded_lengths)
+        if cp_size == 1
+        else _zigzag_chunks(padded_lengths, cp_size, cp_rank)
+    )
     groups: dict[tuple[int, int], list[Segment]] = defaultdict(list)
     for segment in segments:
         groups[_rounded(segment.num_queries), _rounded(segment.keys.size)].append(segment)
@@ -102,12 +110,20 @@ def _zigzag_chunks(lengths: Sequence[int], cp_size: int, cp_rank: int) -> list[S
         chunk = length // (2 * cp_size)
         rows = _gathered_rows(chunk, cp_size, local_start, local_length)
         for half, index in enumerate((cp_rank, 2 * cp_size - 1 - cp_rank)):
-            segments.append(Segment(first_query=local_start + half * chunk, num_queries=chunk, keys=rows[: (index + 1) * chunk]))
+            segments.append(
+                Segment(
+                    first_query=local_start + half * chunk,
+                    num_queries=chunk,
+                    keys=rows[: (index + 1) * chunk],
+                )
+            )
         local_start += 2 * chunk
     return segments
 
 
-def _gathered_rows(chunk: int, cp_size: int, local_start: int, local_length: int) -> npt.NDArray[np.int64]:
+def _gathered_rows(
+    chunk: int, cp_size: int, local_start: int, local_length: int
+) -> npt.NDArray[np.int64]:
     """Rows, in the stream gathered rank by rank, of one sequence's tokens in sequence order."""
     index = np.arange(2 * cp_size)
     owner = np.where(index < cp_size, index, 2 * cp_size - 1 - index)

@@ -1,12 +1,14 @@
-"""Pack the samples of one micro-batch into this rank's part of one stream. Layer: torch, above rl-metrics' geometry and rl-topp's records.
+"""Pack the samples of one micro-batch into this rank's part of one stream.
 
-Every sequence is padded to a multiple of 2 * cp, the stream's tail to what tensor parallelism needs. A filler is a stream of `2 * cp * tp` padding
-tokens without samples: it runs through the model like any other micro-batch and weighs nothing.
+Every sequence is padded to a multiple of 2 * cp, the stream's tail to what tensor parallelism
+needs. A filler is a stream of `2 * cp * tp` padding tokens without samples: it runs through the
+model like any other micro-batch and weighs nothing.
 
 Legend: T = local tokens of the stream, K = local response tokens, n = samples.
 
-Invariants: the K entries are the response tokens that rl-metrics' geometry gives to this rank, sample by sample, ascending; padding tokens are never
-scored; every trained token has a score; loss masks are kept whole on every context-parallel rank.
+Invariants: the K entries are the response tokens that rl-metrics' geometry gives to this rank,
+sample by sample, ascending; padding tokens are never scored; every trained token has a score; loss
+masks are kept whole on every context-parallel rank.
 """
 
 from __future__ import annotations
@@ -96,12 +98,14 @@ class MicroBatch:
         return self.targets_K.numel()
 
 
-def pack_micro_batch(columns: Mapping[str, Column], samples: npt.NDArray[np.int64], rules: PackingRules) -> MicroBatch:
+def pack_micro_batch(
+    columns: Mapping[str, Column], samples: npt.NDArray[np.int64], rules: PackingRules
+) -> MicroBatch:
     """Pack samples.
 
     Args:
-        columns: the rank's columns; `tokens` and `loss_masks` are needed, `rollout_log_probs`, `loss_denominators` and the kept sets are used where
-            present.
+        columns: the rank's columns; `tokens` and `loss_masks` are needed, `rollout_log_probs`,
+            `loss_denominators` and the kept sets are used where present.
         samples: int64 [n], which of them; none makes a filler.
         rules: this rank's place and the model.
 
@@ -118,24 +122,45 @@ def pack_micro_batch(columns: Mapping[str, Column], samples: npt.NDArray[np.int6
     responses = np.array([item.size for item in masks], np.int64)
     stream_lengths, local = _layout(totals, rules)
     owned = packed_responses(totals, responses, rules.cp)
-    positions = _along_stream(np.concatenate([np.arange(size) for size in totals]) if totals.size else np.zeros(0, np.int64), local)
+    positions = _along_stream(
+        (
+            np.concatenate([np.arange(size) for size in totals])
+            if totals.size
+            else np.zeros(0, np.int64)
+        ),
+        local,
+    )
     positions_1T = torch.from_numpy(positions).to(rules.device).unsqueeze(0)
 
-    def pick(full_responses: Sequence[npt.NDArray[np.generic]], dtype: type[np.generic]) -> torch.Tensor:
+    def pick(
+        full_responses: Sequence[npt.NDArray[np.generic]], dtype: type[np.generic]
+    ) -> torch.Tensor:
         flat = np.concatenate(full_responses) if full_responses else np.zeros(0)
         return torch.from_numpy(flat.astype(dtype)[owned.flat_indices]).to(rules.device)
 
     return MicroBatch(
         samples=samples,
-        tokens_1T=torch.from_numpy(_along_stream(np.concatenate(tokens) if tokens else np.zeros(0, np.int64), local))
+        tokens_1T=torch.from_numpy(
+            _along_stream(np.concatenate(tokens) if tokens else np.zeros(0, np.int64), local)
+        )
         .to(rules.device)
         .unsqueeze(0),
         positions_1T=positions_1T,
-        stream=pack_stream(stream_lengths, positions_1T[0], rules.rotary, cp_size=rules.cp.size, cp_rank=rules.cp.rank, dtype=rules.dtype),
+        stream=pack_stream(
+            stream_lengths,
+            positions_1T[0],
+            rules.rotary,
+            cp_size=rules.cp.size,
+            cp_rank=rules.cp.rank,
+            dtype=rules.dtype,
+        ),
         counts=owned.counts,
         response_indices=owned.response_indices,
         rows_K=torch.from_numpy(owned.logit_rows).to(rules.device),
-        targets_K=pick([item[item.size - mask.size :] for item, mask in zip(tokens, masks, strict=True)], np.int64),
+        targets_K=pick(
+            [item[item.size - mask.size :] for item, mask in zip(tokens, masks, strict=True)],
+            np.int64,
+        ),
         trained_K=pick(masks, np.bool_),
         kept_sets=_kept_sets(columns, samples, masks, owned.flat_indices, rules),
         total_lengths=totals,
@@ -160,7 +185,9 @@ def local_values(full: RaggedArray, part: MicroBatch) -> torch.Tensor:
     return torch.from_numpy(full.values[starts + part.response_indices]).to(part.targets_K.device)
 
 
-def _layout(totals: npt.NDArray[np.int64], rules: PackingRules) -> tuple[list[int], npt.NDArray[np.int64]]:
+def _layout(
+    totals: npt.NDArray[np.int64], rules: PackingRules
+) -> tuple[list[int], npt.NDArray[np.int64]]:
     """Padded length of every sequence, a padding tail among them, and the source of each local row in the unpadded tokens (-1: padding)."""
     padded = padded_lengths(totals, rules.cp)
     multiple = math.lcm(2 * rules.cp.size, rules.cp.size * rules.tp_size)
@@ -170,7 +197,9 @@ def _layout(totals: npt.NDArray[np.int64], rules: PackingRules) -> tuple[list[in
     return lengths, packed_token_index(totals, rules.cp, stream_length=length)
 
 
-def _along_stream(values: npt.NDArray[np.int64], local: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _along_stream(
+    values: npt.NDArray[np.int64], local: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
     """Values of the local rows; 0 where padding."""
     placed = np.append(values, 0)[local]
     placed[local < 0] = 0
@@ -182,7 +211,9 @@ def _items(column: Column, samples: npt.NDArray[np.int64]) -> list[npt.NDArray[n
     return [column[int(index)] for index in samples]
 
 
-def _scalars(columns: Mapping[str, Column], name: str, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.float32] | None:
+def _scalars(
+    columns: Mapping[str, Column], name: str, samples: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float32] | None:
     column = columns.get(name)
     return None if column is None else np.asarray(column)[samples].astype(np.float32)
 
@@ -196,7 +227,10 @@ def _kept_sets(
 ) -> NucleusSet:
     if not rules.use_kept_sets or "nucleus_ids" not in columns:
         return NucleusSet.unfiltered(flat_indices.size, vocab_size=rules.vocab_size)
-    parts = (_items(columns[name], samples) for name in ("nucleus_ids", "nucleus_offsets", "nucleus_status"))
+    parts = (
+        _items(columns[name], samples)
+        for name in ("nucleus_ids", "nucleus_offsets", "nucleus_status")
+    )
     sets = [
         NucleusSet(ids=ids, offsets=offsets, status=status, vocab_size=rules.vocab_size)
         for ids, offsets, status in zip(*parts, strict=True)
@@ -205,11 +239,11 @@ def _kept_sets(
         unscored = np.flatnonzero((mask != 0) & ~item.scored_mask())
         if unscored.size:
             token = int(unscored[0])
-            msg = (
-                f"sample {sample} of this rank: response token {token} is trained, but it was not sampled or its kept set is incomplete "
-                f"(status {item.status[token]}), so it has no log-prob: give it loss mask 0, or set rollout.replay = false"
+            raise TrainerError(
+                f"sample {sample} of this rank: response token {token} is trained, but it was not"
+                f" sampled or its kept set is incomplete (status {item.status[token]}), so it has"
+                " no log-prob: give it loss mask 0, or set rollout.replay = false"
             )
-            raise TrainerError(msg)
     return NucleusSet.concat(sets, vocab_size=rules.vocab_size).take(flat_indices)
 
 

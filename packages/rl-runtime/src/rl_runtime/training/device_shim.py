@@ -1,11 +1,14 @@
-"""Let Megatron-Core 0.19.2 train without a GPU. Layer: engine glue; the only module that touches Megatron's internals.
+"""Let Megatron-Core 0.19.2 train without a GPU.
 
-Megatron-Core names CUDA directly in its train step (`torch.cuda.current_device()`, `device="cuda"`, `torch.cuda.synchronize()`), in its pipeline
-transport and in its optimizer. The shim replaces the module-level name `torch`, in the modules that do so, by a proxy that answers for the CPU, and
-replaces three functions: one insists on CUDA gradients, two read and set CUDA's random state, which nothing draws from. `torch` itself stays as it is.
+Megatron-Core names CUDA directly in its train step (`torch.cuda.current_device()`, `device="cuda"`,
+`torch.cuda.synchronize()`), in its pipeline transport and in its optimizer. The shim replaces the
+module-level name `torch`, in the modules that do so, by a proxy that answers for the CPU, and
+replaces three functions: one insists on CUDA gradients, two read and set CUDA's random state, which
+nothing draws from. `torch` itself stays as it is.
 
-Invariants: nothing is installed where a GPU is present; a module that the shim does not know is never touched; installing twice does nothing;
-another Megatron-Core version than the tested one is refused, because the shim names internals.
+Invariants: nothing is installed where a GPU is present; a module that the shim does not know is
+never touched; installing twice does nothing; another Megatron-Core version than the tested one is
+refused, because the shim names internals.
 """
 
 from __future__ import annotations
@@ -82,11 +85,15 @@ for _name in ("empty", "full", "ones", "tensor", "zeros"):
     setattr(_TorchOfCpu, _name, staticmethod(_on_cpu(getattr(torch, _name))))
 
 
-def _clip_grads_by_total_norm(parameters: Any, max_norm: float, total_norm: float, use_decoupled_grad: bool = False) -> None:
+def _clip_grads_by_total_norm(
+    parameters: Any, max_norm: float, total_norm: float, use_decoupled_grad: bool = False
+) -> None:
     """Scale gradients by min(1, max_norm / (total_norm + 1e-6)) in place, as Megatron-Core does for CUDA gradients."""
     if use_decoupled_grad:
-        msg = "the CPU optimizer has no decoupled gradients: leave `use_precision_aware_optimizer` off"
-        raise RuntimeSetupError(msg)
+        raise RuntimeSetupError(
+            "the CPU optimizer has no decoupled gradients: leave"
+            " `use_precision_aware_optimizer` off"
+        )
     coefficient = max_norm / (float(total_norm) + 1e-6)
     if coefficient >= 1.0:
         return
@@ -108,18 +115,21 @@ def install_device_shim() -> bool:
         return False
     found = importlib.metadata.version("megatron-core")
     if found != TESTED_MEGATRON_VERSION:
-        msg = (
-            f"training without a GPU is tested with megatron-core {TESTED_MEGATRON_VERSION}, found {found}: "
-            f"install the tested version, or train on a GPU"
+        raise RuntimeSetupError(
+            f"training without a GPU is tested with megatron-core {TESTED_MEGATRON_VERSION}, found"
+            f" {found}: install the tested version, or train on a GPU"
         )
-        raise RuntimeSetupError(msg)
     modules: list[Any] = [importlib.import_module(name) for name in _MODULES]
     if all(isinstance(module.torch, _TorchOfCpu) for module in modules):
         return True
     for module in modules:
         module.torch = _TorchOfCpu()
     _replace_functions()
-    _log.warning("no GPU: Megatron-Core %s runs on the CPU through a device shim (%d modules)", TESTED_MEGATRON_VERSION, len(modules))
+    _log.warning(
+        "no GPU: Megatron-Core %s runs on the CPU through a device shim (%d modules)",
+        TESTED_MEGATRON_VERSION,
+        len(modules),
+    )
     return True
 
 
@@ -129,8 +139,11 @@ def _replace_functions() -> None:
     random_module: Any = importlib.import_module("megatron.core.tensor_parallel.random")
     random_module._get_cuda_rng_state = _no_rng_state  # noqa: SLF001 - the name is Megatron-Core's
     random_module._set_cuda_rng_state = _ignore_rng_state  # noqa: SLF001 - as above
-    # Sequence parallelism forks a stream of this name; there is no dropout, so nothing is drawn from it.
-    random_module.get_cuda_rng_tracker().set_states({random_module._MODEL_PARALLEL_RNG_TRACKER_NAME: _no_rng_state()})  # noqa: SLF001 - as above
+    # Sequence parallelism forks a stream of this name; there is no dropout, so nothing is drawn
+    # from it.
+    random_module.get_cuda_rng_tracker().set_states(
+        {random_module._MODEL_PARALLEL_RNG_TRACKER_NAME: _no_rng_state()}
+    )
 
 
 def _no_rng_state(*_args: object, **_kwargs: object) -> torch.Tensor:
@@ -147,7 +160,8 @@ def _stay(tensor: torch.Tensor, *_args: object, **_kwargs: object) -> torch.Tens
 
 @contextlib.contextmanager
 def cpu_construction() -> Iterator[None]:
-    """Keep `Tensor.cuda()` from leaving the CPU while a model is built: Megatron-Core calls it on tied embeddings of a pipeline.
+    """Keep `Tensor.cuda()` from leaving the CPU while a model is built: Megatron-Core calls it on
+    tied embeddings of a pipeline.
 
     With a GPU, nothing is changed.
     """

@@ -1,14 +1,18 @@
-"""Log-probs of the sampled tokens from the model's last stage. Layer: engine glue (Megatron-Core's output hook, rl-topp).
+"""Log-probs of the sampled tokens from the model's last stage.
 
-`score_responses` is what `GPTModel.forward(output_processor=...)` calls in place of its own output step. It takes the hidden states of the rows that
-predict response tokens, and only of those, to rl-topp's output layer, which scores the sampled ids over their kept sets without logits; rows without a
-filter, and full scores where they are wanted, go over the vocabulary block by block in the same call. Prompt and padding rows never reach the
-vocabulary. The gradient of the weight, tied or not, goes straight into Megatron-Core's `main_grad`; that of the hidden states is this rank's part, and
-the operation by which they enter the tensor-parallel region (a copy, or a gather under sequence parallelism) sums the parts.
+`score_responses` is what `GPTModel.forward(output_processor=...)` calls in place of its own output
+step. It takes the hidden states of the rows that predict response tokens, and only of those, to
+rl-topp's output layer, which scores the sampled ids over their kept sets without logits; rows
+without a filter, and full scores where they are wanted, go over the vocabulary block by block in
+the same call. Prompt and padding rows never reach the vocabulary. The gradient of the weight, tied
+or not, goes straight into Megatron-Core's `main_grad`; that of the hidden states is this rank's
+part, and the operation by which they enter the tensor-parallel region (a copy, or a gather under
+sequence parallelism) sums the parts.
 
-Invariants: no tensor of rows times vocabulary exists, in forward or backward; scores are in float32 at least, whatever the model's dtype; a micro-batch
-without local response tokens still takes one unscored row through the output layer, so that every rank takes part in every collective of forward and
-backward.
+Invariants: no tensor of rows times vocabulary exists, in forward or backward; scores are in float32
+at least, whatever the model's dtype; a micro-batch without local response tokens still takes one
+unscored row through the output layer, so that every rank takes part in every collective of forward
+and backward.
 """
 
 from __future__ import annotations
@@ -19,7 +23,10 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from megatron.core.tensor_parallel.mappings import copy_to_tensor_model_parallel_region, gather_from_sequence_parallel_region
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+)
 
 from rl_topp import NucleusSet
 from rl_topp.lm_head import nucleus_lm_head_log_probs
@@ -27,7 +34,11 @@ from rl_topp.lm_head import nucleus_lm_head_log_probs
 __all__ = ["ResponseScores", "ScoreName", "ScoreRequest", "score_responses"]
 
 ScoreName = Literal["log_probs", "entropy", "full_log_probs", "full_entropy"]
-"""A score of one response token. The first two are over its kept set, or over the vocabulary where there is none; the others always over the vocabulary."""
+"""A score of one response token.
+
+The first two are over its kept set, or over the vocabulary where there is none; the others always
+over the vocabulary.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +82,20 @@ class ResponseScores:
 
 
 def score_responses(
-    *, hidden_states: torch.Tensor, output_layer: Any, output_weight: torch.Tensor | None, context: ScoreRequest, **_: Any
+    *,
+    hidden_states: torch.Tensor,
+    output_layer: Any,
+    output_weight: torch.Tensor | None,
+    context: ScoreRequest,
+    **_: Any,
 ) -> ResponseScores:
     """Score the sampled tokens; the `output_processor` of `GPTModel.forward`.
 
     Args:
-        hidden_states: [T, 1, H] (its part of T under sequence parallelism), the decoder's output after the final norm.
-        output_layer: Megatron-Core's vocabulary-parallel output layer, which gives its weight and is not called.
+        hidden_states: [T, 1, H] (its part of T under sequence parallelism), the decoder's output
+            after the final norm.
+        output_layer: Megatron-Core's vocabulary-parallel output layer, which gives its weight and
+            is not called.
         output_weight: the tied embedding, or None.
         context: what to score.
         **_: what else the hook gives; not used.
@@ -113,10 +131,14 @@ def score_responses(
     )
 
 
-def _hidden_rows(hidden_states: torch.Tensor, rows_K: torch.Tensor, tp_group: dist.ProcessGroup, *, gather: bool) -> torch.Tensor:
+def _hidden_rows(
+    hidden_states: torch.Tensor, rows_K: torch.Tensor, tp_group: dist.ProcessGroup, *, gather: bool
+) -> torch.Tensor:
     """Take rows [K, H] into the tensor-parallel region: the same on every rank, their gradient summed over ranks on the way back."""
     if gather:
-        hidden_states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=True, group=tp_group)
+        hidden_states = gather_from_sequence_parallel_region(
+            hidden_states, tensor_parallel_output_grad=True, group=tp_group
+        )
     # Not `hidden_states[rows]`, whose gradient sorts the rows in case one comes twice.
     rows_KH = hidden_states.squeeze(1).index_select(0, rows_K)
     if not gather:

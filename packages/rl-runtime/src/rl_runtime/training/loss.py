@@ -1,4 +1,4 @@
-"""The policy loss per token, as small pure functions. Layer: algorithms (torch).
+"""The policy loss per token, as small pure functions.
 
 With new, old and reference log-probs l, o, f of a sampled token and its advantage A:
 
@@ -7,8 +7,10 @@ With new, old and reference log-probs l, o, f of a sampled token and its advanta
     KL         exp(f - l) - (f - l) - 1                                Schulman 2020, "Approximating KL Divergence", estimator k3
     loss       surrogate + kl_coef * KL - entropy_coef * H             Shao et al. 2024 (DeepSeekMath), eq. 3
 
-l and o are over the same support, in the ratio as in the KL term l and f; the two may differ: the ratio is taken over the kept set that was sampled from,
-the KL term over the kept set or over the vocabulary. k3 is unbiased over the kept set; over the vocabulary it leaves out the tokens that the filter cut.
+l and o are over the same support, in the ratio as in the KL term l and f; the two may differ: the
+ratio is taken over the kept set that was sampled from, the KL term over the kept set or over the
+vocabulary. k3 is unbiased over the kept set; over the vocabulary it leaves out the tokens that the
+filter cut.
 
 How tokens become one number is rl-metrics' business.
 
@@ -51,7 +53,12 @@ class PolicyLoss:
 
 
 def clipped_surrogate(
-    log_probs: torch.Tensor, old_log_probs: torch.Tensor, advantages: torch.Tensor, *, clip_low: float, clip_high: float
+    log_probs: torch.Tensor,
+    old_log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
 ) -> Surrogate:
     """Compute PPO's clipped surrogate.
 
@@ -63,17 +70,22 @@ def clipped_surrogate(
         clip_high: the ratio is clipped above at 1 + clip_high.
 
     Returns:
-        Loss, ratio and clipped tokens. A ratio of 1.5 with advantage 2 and clip_high 0.2 gives loss -2.4, clipped; with advantage -2 it gives 3.0,
-        not clipped.
+        Loss, ratio and clipped tokens. A ratio of 1.5 with advantage 2 and clip_high 0.2 gives loss
+        -2.4, clipped; with advantage -2 it gives 3.0, not clipped.
     """
     ratio = torch.exp(log_probs - old_log_probs)
     plain = -advantages * ratio
     bounded = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
-    return Surrogate(loss=torch.maximum(plain, bounded), ratio=ratio.detach(), clipped=(bounded > plain).to(ratio.dtype))
+    return Surrogate(
+        loss=torch.maximum(plain, bounded),
+        ratio=ratio.detach(),
+        clipped=(bounded > plain).to(ratio.dtype),
+    )
 
 
 def k3_divergence(log_probs: torch.Tensor, ref_log_probs: torch.Tensor) -> torch.Tensor:
-    """Estimate KL(policy || reference) from one token: never negative, unbiased for tokens sampled from the policy.
+    """Estimate KL(policy || reference) from one token: never negative, unbiased for tokens sampled
+    from the policy.
 
     Args:
         log_probs: float32 [K], under the policy.
@@ -108,7 +120,8 @@ def policy_loss(
         clip_low: as in `clipped_surrogate`.
         clip_high: as in `clipped_surrogate`.
         ref_log_probs: float32 [K], under the reference; None: no KL term.
-        kl_log_probs: float32 [K], under the policy that is trained, over the support of `ref_log_probs`; None: that is the support of `log_probs`.
+        kl_log_probs: float32 [K], under the policy that is trained, over the support of
+            `ref_log_probs`; None: that is the support of `log_probs`.
         kl_coef: weight of the KL term.
         entropy: float32 [K], of the policy; needed where `entropy_coef` is not 0.
         entropy_coef: weight of the entropy bonus.
@@ -116,11 +129,15 @@ def policy_loss(
     Returns:
         The loss and its parts.
     """
-    surrogate = clipped_surrogate(log_probs, old_log_probs, advantages, clip_low=clip_low, clip_high=clip_high)
+    surrogate = clipped_surrogate(
+        log_probs, old_log_probs, advantages, clip_low=clip_low, clip_high=clip_high
+    )
     loss = surrogate.loss
     kl = None
     if ref_log_probs is not None:
-        divergence = k3_divergence(log_probs if kl_log_probs is None else kl_log_probs, ref_log_probs)
+        divergence = k3_divergence(
+            log_probs if kl_log_probs is None else kl_log_probs, ref_log_probs
+        )
         loss = loss + kl_coef * divergence
         kl = divergence.detach()
     if entropy_coef:

@@ -1,10 +1,11 @@
-"""Build a Megatron-Core GPT model from a shape and a recipe. Layer: engine glue (Megatron-Core).
+"""Build a Megatron-Core GPT model from a shape and a recipe.
 
-The local layer spec with our packed attention and RMS norm runs on the CPU and on GPUs alike. Rotary embeddings are part of the packed attention, so
-Megatron-Core's own are off.
+The local layer spec with our packed attention and RMS norm runs on the CPU and on GPUs alike.
+Rotary embeddings are part of the packed attention, so Megatron-Core's own are off.
 
-Invariants: settings that the trainer depends on (sizes, parallel axes, loss normalisation) cannot be changed through `[megatron]`; an unknown field
-there is an error; dropout is 0, so that a forward pass repeats exactly.
+Invariants: settings that the trainer depends on (sizes, parallel axes, loss normalisation) cannot
+be changed through `[megatron]`; an unknown field there is an error; dropout is 0, so that a forward
+pass repeats exactly.
 """
 
 from __future__ import annotations
@@ -14,11 +15,18 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.module import Float16Module
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_block import (
+    TransformerBlockSubmodules,
+    get_num_layers_to_build,
+)
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from rl_runtime.config.recipe import Recipe
@@ -38,7 +46,9 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class RmsNorm(torch.nn.RMSNorm):
     """RMS norm for the local spec that also serves sequence parallelism: its gradient is then summed over tensor-parallel ranks."""
 
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: object) -> None:
+    def __init__(
+        self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: object
+    ) -> None:
         """Take what Megatron-Core gives to a norm."""
         super().__init__(hidden_size, eps=eps)
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
@@ -54,13 +64,15 @@ def megatron_config(shape: ModelShape, recipe: Recipe) -> TransformerConfig:
 
     Args:
         shape: the model's shape.
-        recipe: `[parallel]`, `model.dtype`, `algorithm.loss_aggregation` and the pass-through `[megatron]` are used.
+        recipe: `[parallel]`, `model.dtype`, `algorithm.loss_aggregation` and the pass-through
+            `[megatron]` are used.
 
     Returns:
         The config.
 
     Raises:
-        ConfigError: `[megatron]` has an unknown field, or one that another section decides; or an axis does not divide the model.
+        ConfigError: `[megatron]` has an unknown field, or one that another section decides; or an
+            axis does not divide the model.
     """
     problems = mesh_problems(shape, recipe)
     if problems:
@@ -89,7 +101,8 @@ def megatron_config(shape: ModelShape, recipe: Recipe) -> TransformerConfig:
         "pipeline_dtype": dtype,
         "bf16": dtype == torch.bfloat16,
         "calculate_per_token_loss": recipe.algorithm.loss_aggregation == "token_mean",
-        # Micro-batches differ in length, and Megatron-Core couples that to a token dispatcher even without experts.
+        # Micro-batches differ in length, and Megatron-Core couples that to a token dispatcher even
+        # without experts.
         "variable_seq_lengths": recipe.parallel.pipeline > 1,
         "moe_token_dispatcher_type": "alltoall",
         "finalize_model_grads_func": finalize_model_grads,
@@ -104,13 +117,19 @@ def megatron_config(shape: ModelShape, recipe: Recipe) -> TransformerConfig:
 
 
 def _check_pass_through(given: Mapping[str, Any], decided: Mapping[str, Any]) -> None:
-    problems = [f"megatron.{name}: is decided by the other sections or by the model; remove it" for name in given if name in decided]
+    problems = [
+        f"megatron.{name}: is decided by the other sections or by the model; remove it"
+        for name in given
+        if name in decided
+    ]
     problems += unknown_names(megatron=given, sglang={})
     if problems:
         raise ConfigError("; ".join(problems))
 
 
-def build_model(shape: ModelShape, config: TransformerConfig, topology: Topology) -> torch.nn.Module:
+def build_model(
+    shape: ModelShape, config: TransformerConfig, topology: Topology
+) -> torch.nn.Module:
     """Build this rank's part of the model, with weights not yet set.
 
     Args:
@@ -127,7 +146,9 @@ def build_model(shape: ModelShape, config: TransformerConfig, topology: Topology
     attention.core_attention = PackedAttention
     if shape.qk_norm:
         attention.q_layernorm = attention.k_layernorm = RmsNorm
-    block = TransformerBlockSubmodules(layer_specs=[layer] * get_num_layers_to_build(config), layer_norm=RmsNorm)
+    block = TransformerBlockSubmodules(
+        layer_specs=[layer] * get_num_layers_to_build(config), layer_norm=RmsNorm
+    )
     with cpu_construction():
         model = GPTModel(
             config=config,
@@ -146,5 +167,7 @@ def build_model(shape: ModelShape, config: TransformerConfig, topology: Topology
 def wrap_for_training(model: torch.nn.Module, config: TransformerConfig) -> torch.nn.Module:
     """Wrap a model in Megatron-Core's data parallelism, with gradients accumulated and reduced in float32."""
     inner = Float16Module(config, model) if config.bf16 else model
-    wrapped: torch.nn.Module = DistributedDataParallel(config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), inner)
+    wrapped: torch.nn.Module = DistributedDataParallel(
+        config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), inner
+    )
     return wrapped

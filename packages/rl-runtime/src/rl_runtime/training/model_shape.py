@@ -1,7 +1,8 @@
-"""What a Hugging Face `config.json` says of a dense decoder, as one record. Layer: records; no torch.
+"""What a Hugging Face `config.json` says of a dense decoder, as one record.
 
-Invariants: a config that this trainer would compute differently from the published model (sliding windows, biases it has no place for, RoPE
-scalings other than Llama 3's) is refused here, by name, and never approximated.
+Invariants: a config that this trainer would compute differently from the published model (sliding
+windows, biases it has no place for, RoPE scalings other than Llama 3's) is refused here, by name,
+and never approximated.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ __all__ = ["SUPPORTED_MODEL_TYPES", "ModelShape", "read_model_config"]
 
 SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3")
 
-_LLAMA3_SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+_LLAMA3_SCALING = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,21 +67,24 @@ class ModelShape:
             config: the content of `config.json`; `model_type` is one of `SUPPORTED_MODEL_TYPES`.
 
         Returns:
-            The shape. For the config of Qwen3-0.6B: 28 layers, 16 query and 8 key-value heads of width 128, hidden size 1024, tied, with qk-norm.
+            The shape. For the config of Qwen3-0.6B: 28 layers, 16 query and 8 key-value heads of
+            width 128, hidden size 1024, tied, with qk-norm.
 
         Raises:
-            RuntimeSetupError: another architecture, a missing key, or a feature that the trainer does not have; all of them in one message.
+            RuntimeSetupError: another architecture, a missing key, or a feature that the trainer
+                does not have; all of them in one message.
         """
         model_type = config.get("model_type")
         if model_type not in SUPPORTED_MODEL_TYPES:
-            msg = f"config.json: model_type is {model_type!r}; the trainer knows {', '.join(SUPPORTED_MODEL_TYPES)}"
-            raise RuntimeSetupError(msg)
+            raise RuntimeSetupError(
+                f"config.json: model_type is {model_type!r}; the trainer knows"
+                f" {', '.join(SUPPORTED_MODEL_TYPES)}"
+            )
         problems = _unsupported(config, model_type)
         missing = [key for key in _REQUIRED if config.get(key) is None]
         problems += [f"{key} is missing" for key in missing]
         if problems:
-            msg = f"config.json ({model_type}): {'; '.join(problems)}"
-            raise RuntimeSetupError(msg)
+            raise RuntimeSetupError(f"config.json ({model_type}): {'; '.join(problems)}")
         heads = int(config["num_attention_heads"])
         rope = _rope(config)
         return cls(
@@ -90,7 +98,9 @@ class ModelShape:
             max_positions=int(config["max_position_embeddings"]),
             rms_norm_eps=float(config["rms_norm_eps"]),
             rope_theta=float(rope.get("rope_theta", 10000.0)),
-            rope_scaling_factor=float(rope["factor"]) if rope.get("rope_type") == "llama3" else None,
+            rope_scaling_factor=(
+                float(rope["factor"]) if rope.get("rope_type") == "llama3" else None
+            ),
             tied_embeddings=bool(config.get("tie_word_embeddings", False)),
             qkv_bias=model_type == "qwen2" or bool(config.get("attention_bias", False)),
             qk_norm=model_type == "qwen3",
@@ -125,13 +135,18 @@ def _unsupported(config: Mapping[str, Any], model_type: str) -> list[str]:
     if config.get("mlp_bias"):
         problems.append("mlp_bias is on, only SwiGLU layers without biases are supported")
     if model_type != "qwen2" and config.get("attention_bias"):
-        problems.append("attention_bias is on, which adds a bias to the output projection; that is not supported")
+        problems.append(
+            "attention_bias is on, which adds a bias to the output projection; that is not"
+            " supported"
+        )
     if config.get("pretraining_tp", 1) != 1:
         problems.append("pretraining_tp is not 1")
     rope = _rope(config)
     kind = rope["rope_type"]
     if kind == "llama3":
-        wrong = {key: rope.get(key) for key, value in _LLAMA3_SCALING.items() if rope.get(key) != value}
+        wrong = {
+            key: rope.get(key) for key, value in _LLAMA3_SCALING.items() if rope.get(key) != value
+        }
         if wrong:
             problems.append(f"rope scaling {wrong} differs from Llama 3's {_LLAMA3_SCALING}")
     elif kind != "default":
@@ -155,9 +170,9 @@ def read_model_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        msg = f"{path}: {error}; `model.path` names a folder in Hugging Face layout"
-        raise RuntimeSetupError(msg) from error
+        raise RuntimeSetupError(
+            f"{path}: {error}; `model.path` names a folder in Hugging Face layout"
+        ) from error
     if not isinstance(config, dict):
-        msg = f"{path}: holds {type(config).__name__}, not an object"
-        raise RuntimeSetupError(msg)
+        raise RuntimeSetupError(f"{path}: holds {type(config).__name__}, not an object")
     return config

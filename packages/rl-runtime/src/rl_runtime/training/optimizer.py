@@ -1,9 +1,10 @@
-"""Megatron-Core's optimizer with a learning rate that is set step by step. Layer: engine glue (Megatron-Core).
+"""Megatron-Core's optimizer with a learning rate that is set step by step.
 
 The learning-rate schedule is not here: it is counted in rollouts, which only the loop knows.
 
-Invariants: every step uses exactly the learning rate it was given; the gradient norm is that of all ranks, before clipping, and is reported whether or
-not gradients are clipped; norms and biases are not decayed.
+Invariants: every step uses exactly the learning rate it was given; the gradient norm is that of all
+ranks, before clipping, and is reported whether or not gradients are clipped; norms and biases are
+not decayed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class AdamSettings:
 class TrainerOptimizer:
     """One model's optimizer."""
 
-    def __init__(self, model: torch.nn.Module, settings: AdamSettings, *, dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: torch.nn.Module, settings: AdamSettings, *, dtype: torch.dtype
+    ) -> None:
         """Make an optimizer with empty moments.
 
         Args:
@@ -66,7 +69,9 @@ class TrainerOptimizer:
             bf16=self._dtype == torch.bfloat16,
             params_dtype=self._dtype,
         )
-        self._optimizer = get_megatron_optimizer(config, [self._model], use_gloo_process_groups=False)
+        self._optimizer = get_megatron_optimizer(
+            config, [self._model], use_gloo_process_groups=False
+        )
 
     def zero_grad(self) -> None:
         """Clear gradients and the buffers they are reduced in."""
@@ -92,9 +97,13 @@ class TrainerOptimizer:
         overflow = optimizer.prepare_grads()
         grad_norm = float(optimizer.get_grad_norm())
         if overflow or not math.isfinite(grad_norm):
-            msg = f"the gradient norm is {grad_norm}; the weights were not changed: look at the losses and log-probs of this batch"
-            raise TrainerError(msg)
+            raise TrainerError(
+                f"the gradient norm is {grad_norm}; the weights were not changed: look at the"
+                " losses and log-probs of this batch"
+            )
         if self._settings.clip_grad:
-            megatron_optimizer.clip_grad_by_total_norm_fp32(optimizer.get_parameters(), self._settings.clip_grad, grad_norm)
+            megatron_optimizer.clip_grad_by_total_norm_fp32(
+                optimizer.get_parameters(), self._settings.clip_grad, grad_norm
+            )
         optimizer.step_with_ready_grads()
         return grad_norm

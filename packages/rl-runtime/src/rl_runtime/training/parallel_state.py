@@ -1,9 +1,10 @@
-"""Where a trainer rank stands in the mesh, and the process groups of its axes. Layer: engine glue (torch.distributed, Megatron-Core).
+"""Where a trainer rank stands in the mesh, and the process groups of its axes.
 
-Axes from fastest to slowest: tp, cp, dp, pp (Megatron-Core's order). The report rank, which also writes dumps and exports weights, is on the last
-pipeline stage with tp = cp = dp = 0.
+Axes from fastest to slowest: tp, cp, dp, pp (Megatron-Core's order). The report rank, which also
+writes dumps and exports weights, is on the last pipeline stage with tp = cp = dp = 0.
 
-Invariants: every wait in a collective has the deadline given here; the product of the axes is the world size.
+Invariants: every wait in a collective has the deadline given here; the product of the axes is the
+world size.
 """
 
 from __future__ import annotations
@@ -83,7 +84,14 @@ class Topology:
         return self.is_last_stage and self.tp_rank == self.cp_rank == self.dp_rank == 0
 
 
-def start_process_groups(parallel: ParallelSection, *, rank: int, world_size: int, rendezvous: str, timeout_seconds: float) -> Topology:
+def start_process_groups(
+    parallel: ParallelSection,
+    *,
+    rank: int,
+    world_size: int,
+    rendezvous: str,
+    timeout_seconds: float,
+) -> Topology:
     """Join the world and build the groups of every axis.
 
     Args:
@@ -100,8 +108,10 @@ def start_process_groups(parallel: ParallelSection, *, rank: int, world_size: in
         RuntimeSetupError: the axes do not multiply to the world size.
     """
     if parallel.world_size != world_size:
-        msg = f"rank {rank}: {world_size} trainer ranks were started, but [parallel] asks for {parallel.world_size}"
-        raise RuntimeSetupError(msg)
+        raise RuntimeSetupError(
+            f"rank {rank}: {world_size} trainer ranks were started, but [parallel] asks for"
+            f" {parallel.world_size}"
+        )
     has_gpu = torch.cuda.is_available()
     timeout = dt.timedelta(seconds=timeout_seconds)
     if has_gpu:
@@ -121,10 +131,13 @@ def start_process_groups(parallel: ParallelSection, *, rank: int, world_size: in
         create_gloo_process_groups=False,
     )
     if has_gpu:
-        # Sequence parallelism forks this stream; the model has no dropout, so the seed changes nothing.
+        # Sequence parallelism forks this stream; the model has no dropout, so the seed changes
+        # nothing.
         model_parallel_cuda_manual_seed(0)
     first = (parallel.pipeline - 1) * parallel.data * parallel.context * parallel.tensor
-    senders = [first + dp_rank * parallel.context * parallel.tensor for dp_rank in range(parallel.data)]
+    senders = [
+        first + dp_rank * parallel.context * parallel.tensor for dp_rank in range(parallel.data)
+    ]
     shard_group = dist.new_group(senders, backend="gloo", timeout=timeout)
     return Topology(
         rank=rank,
@@ -137,7 +150,9 @@ def start_process_groups(parallel: ParallelSection, *, rank: int, world_size: in
         dp_size=parallel.data,
         pp_rank=mpu.get_pipeline_model_parallel_rank(),
         pp_size=parallel.pipeline,
-        device=torch.device("cuda", torch.cuda.current_device()) if has_gpu else torch.device("cpu"),
+        device=(
+            torch.device("cuda", torch.cuda.current_device()) if has_gpu else torch.device("cpu")
+        ),
         tp_group=mpu.get_tensor_model_parallel_group(),
         cp_group=mpu.get_context_parallel_group(),
         dp_group=mpu.get_data_parallel_group(),

@@ -1,10 +1,11 @@
-"""Run micro-batches through Megatron-Core's forward-backward function. Layer: engine glue (Megatron-Core).
+"""Run micro-batches through Megatron-Core's forward-backward function.
 
-Two kinds of pass: a scoring pass (no gradients) and a training pass. Both use the same micro-batches in the same order, so their log-probs agree
-exactly as long as the weights are the same.
+Two kinds of pass: a scoring pass (no gradients) and a training pass. Both use the same
+micro-batches in the same order, so their log-probs agree exactly as long as the weights are the
+same.
 
-Invariants: the loss function always returns Megatron-Core's 3-tuple; every rank, with whatever tokens, enters backward; what a pass computes for a
-token is kept in its micro-batch's `fields`.
+Invariants: the loss function always returns Megatron-Core's 3-tuple; every rank, with whatever
+tokens, enters backward; what a pass computes for a token is kept in its micro-batch's `fields`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def run_scoring_pass(
     tp_group: dist.ProcessGroup,
     fields: Mapping[str, ScoreName],
 ) -> None:
-    """Compute scores without gradients and keep them in the micro-batches, on the last pipeline stage.
+    """Compute scores without gradients and keep them in the micro-batches, on the last pipeline
+    stage.
 
     Args:
         model: the model, wrapped or not.
@@ -55,7 +57,15 @@ def run_scoring_pass(
         return collect
 
     with torch.no_grad():
-        _run(model, micro_batches, keep, temperature=temperature, wanted=set(fields.values()), tp_group=tp_group, forward_only=True)
+        _run(
+            model,
+            micro_batches,
+            keep,
+            temperature=temperature,
+            wanted=set(fields.values()),
+            tp_group=tp_group,
+            forward_only=True,
+        )
 
 
 def run_training_pass(
@@ -86,11 +96,23 @@ def run_training_pass(
         def finish(scores: ResponseScores) -> tuple[torch.Tensor, torch.Tensor, MicroBatchMetrics]:
             loss, metrics = loss_function(batch, scores)
             num_tokens = batch.num_trained_tokens if per_token else 1
-            return loss + scores.anchor, torch.tensor(num_tokens, dtype=torch.int, device=loss.device), metrics
+            return (
+                loss + scores.anchor,
+                torch.tensor(num_tokens, dtype=torch.int, device=loss.device),
+                metrics,
+            )
 
         return finish
 
-    return _run(model, micro_batches, close, temperature=temperature, wanted=wanted, tp_group=tp_group, forward_only=False)
+    return _run(
+        model,
+        micro_batches,
+        close,
+        temperature=temperature,
+        wanted=wanted,
+        tp_group=tp_group,
+        forward_only=False,
+    )
 
 
 def _run(
@@ -127,7 +149,8 @@ def _run(
         data_iterator=iter(micro_batches),
         model=[model],
         num_microbatches=len(micro_batches),
-        # Shapes travel with the tensors (variable_seq_lengths); Megatron-Core still wants a length here.
+        # Shapes travel with the tensors (variable_seq_lengths); Megatron-Core still wants a length
+        # here.
         seq_length=micro_batches[0].tokens_1T.shape[1],
         micro_batch_size=1,
         forward_only=forward_only,

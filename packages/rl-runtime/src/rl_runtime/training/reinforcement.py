@@ -1,15 +1,18 @@
-"""The policy loss of one optimizer step, as a loss function for a training pass. Layer: training, above `passes`.
+"""The policy loss of one optimizer step, as a loss function for a training pass.
 
 Which log-probs the ratio is taken against, by `algorithm.old_log_probs`:
     recompute   those of a scoring pass before the batch's first step
     reuse       those of the training forward itself: the ratio is 1 and its gradient that of the log-prob (one step per batch)
     rollout     the engine's
 
-Which scores of policy and reference the KL term compares: `algorithm.kl_log_probs`. The ratio and the entropy bonus are always over the kept set.
+Which scores of policy and reference the KL term compares: `algorithm.kl_log_probs`. The ratio and
+the entropy bonus are always over the kept set.
 
-Invariants: the scores in a micro-batch's `fields` are written once per batch and are the trainer's under the weights that it first saw the tokens with:
-with `recompute` and `reuse`, `fields["log_probs"]` is exactly what the loss used as old log-probs; with `rollout` it is that of the first training
-forward, because the old ones are `rollout_log_probs` already. A scoring pass asks for the same scores as training, so that both are computed alike.
+Invariants: the scores in a micro-batch's `fields` are written once per batch and are the trainer's
+under the weights that it first saw the tokens with: with `recompute` and `reuse`,
+`fields["log_probs"]` is exactly what the loss used as old log-probs; with `rollout` it is that of
+the first training forward, because the old ones are `rollout_log_probs` already. A scoring pass
+asks for the same scores as training, so that both are computed alike.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ __all__ = ["policy_scores", "reference_score", "reinforcement_loss"]
 
 def policy_scores(algorithm: AlgorithmSection) -> frozenset[ScoreName]:
     """Name the policy's scores that an algorithm computes of every token."""
-    full: tuple[ScoreName, ...] = ("full_log_probs", "full_entropy") if algorithm.full_scores else ()
+    full: tuple[ScoreName, ...] = (
+        ("full_log_probs", "full_entropy") if algorithm.full_scores else ()
+    )
     return frozenset(("log_probs", "entropy", *full))
 
 
@@ -40,7 +45,9 @@ def reference_score(algorithm: AlgorithmSection) -> ScoreName:
     return "full_log_probs" if algorithm.kl_is_full else "log_probs"
 
 
-def reinforcement_loss(algorithm: AlgorithmSection, *, num_microbatches: int, step_units: float, topology: Topology) -> LossFunction:
+def reinforcement_loss(
+    algorithm: AlgorithmSection, *, num_microbatches: int, step_units: float, topology: Topology
+) -> LossFunction:
     """Make the loss function of one step.
 
     Args:
@@ -54,7 +61,11 @@ def reinforcement_loss(algorithm: AlgorithmSection, *, num_microbatches: int, st
     """
     aggregation: Aggregation = algorithm.loss_aggregation
     scale = megatron_loss_scale(
-        aggregation, num_microbatches=num_microbatches, step_units=step_units, dp_size=topology.dp_size, cp_size=topology.cp_size
+        aggregation,
+        num_microbatches=num_microbatches,
+        step_units=step_units,
+        dp_size=topology.dp_size,
+        cp_size=topology.cp_size,
     )
     place = topology.context_parallel
     wanted = policy_scores(algorithm)
@@ -77,10 +88,17 @@ def reinforcement_loss(algorithm: AlgorithmSection, *, num_microbatches: int, st
             entropy_coef=algorithm.entropy_coef,
         )
         reducer = loss_reducer(
-            aggregation, batch.total_lengths, batch.response_lengths, batch.loss_masks, denominators=batch.denominators, cp=place
+            aggregation,
+            batch.total_lengths,
+            batch.response_lengths,
+            batch.loss_masks,
+            denominators=batch.denominators,
+            cp=place,
         )
         reduced = reducer(terms.loss)
-        train_log_probs = kept if algorithm.old_log_probs == "recompute" else scores.log_probs.detach()
+        train_log_probs = (
+            kept if algorithm.old_log_probs == "recompute" else scores.log_probs.detach()
+        )
         shown = {
             "ratio": terms.ratio,
             "clip_fraction": terms.clipped,

@@ -1,4 +1,4 @@
-"""What one optimizer step reports. Layer: above rl-metrics' reductions.
+"""What one optimizer step reports.
 
 Names and meaning:
     train/loss              the loss that was minimised, by `algorithm.loss_aggregation`
@@ -11,11 +11,14 @@ Names and meaning:
                             else under those of the step
     train/grad_norm         gradient norm over all ranks, before clipping
     train/lr                learning rate of the step
-    train/tokens_per_second tokens of all samples (prompt and response, without padding), over all ranks, per wall second
+    train/tokens_per_second tokens of all samples (prompt and response, without padding), over all
+    ranks, per wall second
 
-From ratio to log_prob_gap: means over the trained tokens of the step, so that a fully masked rollout moves none of them.
+From ratio to log_prob_gap: means over the trained tokens of the step, so that a fully masked
+rollout moves none of them.
 
-Invariants: every rank returns the same report; a name without data (no trained token in the step) is absent.
+Invariants: every rank returns the same report; a name without data (no trained token in the step)
+is absent.
 """
 
 from __future__ import annotations
@@ -51,10 +54,16 @@ def token_means(batch: MicroBatch, values: Mapping[str, torch.Tensor]) -> list[M
     Returns:
         One record per name, with this rank's sum and count.
     """
-    sums = [torch.where(batch.trained_K, value, 0.0).sum(dtype=torch.float64) for value in values.values()]
+    sums = [
+        torch.where(batch.trained_K, value, 0.0).sum(dtype=torch.float64)
+        for value in values.values()
+    ]
     # One transfer from the device for all of them.
     *totals, count = torch.stack([*sums, batch.trained_K.sum(dtype=torch.float64)]).tolist()
-    return [Metric.of_mean(name, total, count, unit="token") for name, total in zip(values, totals, strict=True)]
+    return [
+        Metric.of_mean(name, total, count, unit="token")
+        for name, total in zip(values, totals, strict=True)
+    ]
 
 
 def finish_report(
@@ -84,12 +93,21 @@ def finish_report(
     reduced: list[dict[str, float | None] | None] = [None]
     if topology.is_last_stage:
         reduced[0] = reduce_train_step_metrics(
-            metrics, aggregation=aggregation, step_units=step_units, cp_size=topology.cp_size, group=topology.dp_cp_group
+            metrics,
+            aggregation=aggregation,
+            step_units=step_units,
+            cp_size=topology.cp_size,
+            group=topology.dp_cp_group,
         )
     if topology.pp_size > 1:
         last = dist.get_global_rank(topology.pp_group, topology.pp_size - 1)
-        dist.broadcast_object_list(reduced, src=last, group=topology.pp_group, device=topology.device)
+        dist.broadcast_object_list(
+            reduced, src=last, group=topology.pp_group, device=topology.device
+        )
     assert reduced[0] is not None
     found = {name: value for name, value in reduced[0].items() if value is not None}
     tokens = found.pop(TOKENS, 0.0)
-    return {f"{prefix}/{name}": value for name, value in {**found, **values, "tokens_per_second": tokens / seconds}.items()}
+    return {
+        f"{prefix}/{name}": value
+        for name, value in {**found, **values, "tokens_per_second": tokens / seconds}.items()
+    }

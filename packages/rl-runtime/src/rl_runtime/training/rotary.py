@@ -1,7 +1,8 @@
-"""Rotary position embeddings for packed sequences, all sequences in one call. Layer: algorithms (torch).
+"""Rotary position embeddings for packed sequences, all sequences in one call.
 
-Megatron-Core's unfused packed RoPE loops over sequences in Python, eight times a layer and pass; short samples make that the largest cost of a CPU
-step. Here the angles are looked up once per micro-batch by position id, and queries and keys are rotated with one multiply-add each.
+Megatron-Core's unfused packed RoPE loops over sequences in Python, eight times a layer and pass;
+short samples make that the largest cost of a CPU step. Here the angles are looked up once per
+micro-batch by position id, and queries and keys are rotated with one multiply-add each.
 
 Equation (Su et al. 2021, "RoFormer", eq. 34; halves instead of pairs, as in Llama and Qwen):
     y = x * cos(p * f) + rotate_half(x) * sin(p * f),   f_i = theta ** (-2i / d),   rotate_half([a, b]) = [-b, a]
@@ -25,8 +26,8 @@ _LLAMA3_ORIGINAL_POSITIONS = 8192
 def rotary_frequencies(shape: ModelShape) -> torch.Tensor:
     """Angular frequencies per pair of dimensions.
 
-    Llama 3's scaling (Llama 3.1 model card; Dubey et al. 2024, section 3.4): wavelengths above 8192 tokens are stretched by the factor, those below
-    2048 are kept, those between are interpolated.
+    Llama 3's scaling (Llama 3.1 model card; Dubey et al. 2024, section 3.4): wavelengths above 8192
+    tokens are stretched by the factor, those below 2048 are kept, those between are interpolated.
 
     Returns:
         float32 [head_dim / 2], radians per token. For head_dim 4 and theta 100: [1.0, 0.1].

@@ -1,8 +1,10 @@
-"""One step of supervised fine-tuning. Layer: training, above `passes`.
+"""One step of supervised fine-tuning.
 
-Loss: the mean over trained tokens, of all ranks, of -log p(token) over the whole vocabulary at temperature 1.
+Loss: the mean over trained tokens, of all ranks, of -log p(token) over the whole vocabulary at
+temperature 1.
 
-Invariants: the result does not depend on how examples are spread over ranks and micro-batches; every rank runs the same number of micro-batches.
+Invariants: the result does not depend on how examples are spread over ranks and micro-batches;
+every rank runs the same number of micro-batches.
 """
 
 from __future__ import annotations
@@ -31,12 +33,15 @@ __all__ = ["pack_examples", "supervised_aggregation", "supervised_loss"]
 def supervised_aggregation(*, per_token: bool) -> Aggregation:
     """Name the aggregation that is a token mean under the way the model normalises its loss.
 
-    Megatron-Core fixes at construction whether it divides by tokens itself. Where it does not, the number of trained tokens is the constant divisor.
+    Megatron-Core fixes at construction whether it divides by tokens itself. Where it does not, the
+    number of trained tokens is the constant divisor.
     """
     return "token_mean" if per_token else "constant"
 
 
-def pack_examples(columns: Mapping[str, Column], token_cap: int, rules: PackingRules, topology: Topology) -> tuple[list[MicroBatch], int]:
+def pack_examples(
+    columns: Mapping[str, Column], token_cap: int, rules: PackingRules, topology: Topology
+) -> tuple[list[MicroBatch], int]:
     """Pack this rank's examples, in order, under the token cap.
 
     Args:
@@ -59,14 +64,16 @@ def pack_examples(columns: Mapping[str, Column], token_cap: int, rules: PackingR
     trained = torch.tensor(int(masks.values.sum()), device=topology.device)
     dist.all_reduce(trained, group=topology.dp_group)
     if not int(trained):
-        msg = "no token of this step is trained: every loss mask is 0"
-        raise TrainerError(msg)
+        raise TrainerError("no token of this step is trained: every loss mask is 0")
     groups += [np.zeros(0, np.int64)] * (int(count) - len(groups))
     return [pack_micro_batch(columns, group, rules) for group in groups], int(trained)
 
 
 def _in_order(lengths: npt.NDArray[np.int64], token_cap: int) -> list[npt.NDArray[np.int64]]:
-    """Cut positions into consecutive runs of at most `token_cap` tokens. Lengths [3, 3, 5] and cap 6: [0, 1], [2]."""
+    """Cut positions into consecutive runs of at most `token_cap` tokens.
+
+    Lengths [3, 3, 5] and cap 6: [0, 1], [2].
+    """
     groups: list[list[int]] = []
     room = 0
     for position, length in enumerate(lengths.tolist()):
@@ -78,7 +85,9 @@ def _in_order(lengths: npt.NDArray[np.int64], token_cap: int) -> list[npt.NDArra
     return [np.array(group, np.int64) for group in groups]
 
 
-def supervised_loss(*, aggregation: Aggregation, num_microbatches: int, trained_tokens: int, topology: Topology) -> LossFunction:
+def supervised_loss(
+    *, aggregation: Aggregation, num_microbatches: int, trained_tokens: int, topology: Topology
+) -> LossFunction:
     """Make the loss function of one step.
 
     Args:
@@ -100,10 +109,14 @@ def supervised_loss(*, aggregation: Aggregation, num_microbatches: int, trained_
     place = topology.context_parallel
 
     def loss(batch: MicroBatch, scores: ResponseScores) -> tuple[torch.Tensor, MicroBatchMetrics]:
-        reducer = loss_reducer(aggregation, batch.total_lengths, batch.response_lengths, batch.loss_masks, cp=place)
+        reducer = loss_reducer(
+            aggregation, batch.total_lengths, batch.response_lengths, batch.loss_masks, cp=place
+        )
         reduced = reducer(-scores.log_probs)
         metrics = MicroBatchMetrics(
-            sums={"loss": reduced.detach().clone()}, num_tokens=batch.num_trained_tokens, metrics=[token_count(batch, topology.cp_size)]
+            sums={"loss": reduced.detach().clone()},
+            num_tokens=batch.num_trained_tokens,
+            metrics=[token_count(batch, topology.cp_size)],
         )
         return reduced * scale, metrics
 

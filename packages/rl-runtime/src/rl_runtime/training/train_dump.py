@@ -1,8 +1,9 @@
-"""Hand what was trained on to the train dump, which is written beside the training. Layer: training, above rl-dump.
+"""Hand what was trained on to the train dump, which is written beside the training.
 
-Invariants: one file per batch, written by the writer rank, with every sample of the batch's plan; response-aligned fields have full length; the
-`log_probs` in it are those of the micro-batches' fields, never computed again; everything is copied before training goes on; a file that could not
-be written ends the run, with its name, at the next batch or at `close`.
+Invariants: one file per batch, written by the writer rank, with every sample of the batch's plan;
+response-aligned fields have full length; the `log_probs` in it are those of the micro-batches'
+fields, never computed again; everything is copied before training goes on; a file that could not be
+written ends the run, with its name, at the next batch or at `close`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ def dump_topology(topology: Topology, deadline_seconds: float) -> DumpTopology:
 
 
 class TrainDumper:
-    """Writes one file per batch, in the background. Every rank has one and calls its methods in the same order."""
+    """Writes one file per batch, in the background.
+
+    Every rank has one and calls its methods in the same order.
+    """
 
     def __init__(self, recipe: Recipe, topology: Topology) -> None:
         """Write nothing when `dump.train` is empty."""
@@ -78,7 +82,9 @@ class TrainDumper:
         """
         if not self._template:
             return
-        data: dict[str, Any] = {name: column for name, column in batch.columns.items() if name not in RESPONSE_FIELDS}
+        data: dict[str, Any] = {
+            name: column for name, column in batch.columns.items() if name not in RESPONSE_FIELDS
+        }
         fields = _response_fields(batch, micro_batches)
         data |= {
             "partition": batch.plan.partition,
@@ -92,8 +98,15 @@ class TrainDumper:
             rollout_data=data | fields,
             topology=self._place,
             gather_tensor=self._gather if self._topology.cp_size > 1 else None,
-            sample_fields=[name for name, column in batch.columns.items() if not isinstance(column, RaggedArray)],
-            response_fields=[*RESPONSE_FIELDS, *(name for name in fields if name not in RESPONSE_FIELDS)],
+            sample_fields=[
+                name
+                for name, column in batch.columns.items()
+                if not isinstance(column, RaggedArray)
+            ],
+            response_fields=[
+                *RESPONSE_FIELDS,
+                *(name for name in fields if name not in RESPONSE_FIELDS),
+            ],
             metadata=self._metadata,
             background=self._writer,
         )
@@ -107,13 +120,26 @@ class TrainDumper:
         self._writer.close()
 
     def _gather(
-        self, pieces: Sequence[torch.Tensor], total_lengths: Sequence[int], response_lengths: Sequence[int], *, samples: range
+        self,
+        pieces: Sequence[torch.Tensor],
+        total_lengths: Sequence[int],
+        response_lengths: Sequence[int],
+        *,
+        samples: range,
     ) -> list[torch.Tensor]:
         del samples  # Every sequence is cut by itself (zigzag), wherever it lies in its stream.
-        return gather_responses(pieces, total_lengths, response_lengths, self._topology.context_parallel, group=self._topology.cp_group)
+        return gather_responses(
+            pieces,
+            total_lengths,
+            response_lengths,
+            self._topology.context_parallel,
+            group=self._topology.cp_group,
+        )
 
 
-def _response_fields(batch: RankBatch, micro_batches: Sequence[MicroBatch]) -> dict[str, list[torch.Tensor]]:
+def _response_fields(
+    batch: RankBatch, micro_batches: Sequence[MicroBatch]
+) -> dict[str, list[torch.Tensor]]:
     """Every response-aligned field as one local piece per sample, in the order of the rank's columns."""
     holding = [part for part in micro_batches if part.samples.size]
     computed = {name for part in holding for name in part.fields}
@@ -122,10 +148,17 @@ def _response_fields(batch: RankBatch, micro_batches: Sequence[MicroBatch]) -> d
         for name, column in batch.columns.items()
         if name in RESPONSE_FIELDS and name not in computed and isinstance(column, RaggedArray)
     }
-    pieces: dict[str, list[torch.Tensor]] = {name: [torch.empty(0)] * len(batch.plan.partition) for name in sorted({*computed, *given})}
+    pieces: dict[str, list[torch.Tensor]] = {
+        name: [torch.empty(0)] * len(batch.plan.partition) for name in sorted({*computed, *given})
+    }
     for part in holding:
-        values = {**part.fields, **{name: local_values(column, part) for name, column in given.items()}}
+        values = {
+            **part.fields,
+            **{name: local_values(column, part) for name, column in given.items()},
+        }
         for name, items in pieces.items():
-            for sample, piece in zip(part.samples, torch.split(values[name], part.counts.tolist()), strict=True):
+            for sample, piece in zip(
+                part.samples, torch.split(values[name], part.counts.tolist()), strict=True
+            ):
                 items[int(sample)] = piece
     return pieces

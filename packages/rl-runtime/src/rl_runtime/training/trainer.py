@@ -1,12 +1,13 @@
-"""One trainer rank: a Megatron-Core model, its optimizer, and what can be done with them. Layer: training; the top of it.
+"""One trainer rank: a Megatron-Core model, its optimizer, and what can be done with them.
 
-A plain class without any knowledge of actors. Every method is a collective: all ranks call it, in the same order, with their own part of the data.
+A plain class without any knowledge of actors. Every method is a collective: all ranks call it, in
+the same order, with their own part of the data.
 
-Life: construct; any number of `train_sft_step`; `start_reinforcement` once; any number of `train_batch`; `export_weights` and `save_hf` at any time
-between; `close`.
+Life: construct; any number of `train_sft_step`; `start_reinforcement` once; any number of
+`train_batch`; `export_weights` and `save_hf` at any time between; `close`.
 
-Invariants: no step starts before all ranks agree on the batch; old log-probs are under the weights that the batch began with; reports are equal on
-every rank.
+Invariants: no step starts before all ranks agree on the batch; old log-probs are under the weights
+that the batch began with; reports are equal on every rank.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ _log = logging.getLogger(__name__)
 class Trainer:
     """One rank of the trainers."""
 
-    def __init__(self, recipe: Recipe, *, rank: int, world_size: int, rendezvous: str, model_folder: Path) -> None:
+    def __init__(
+        self, recipe: Recipe, *, rank: int, world_size: int, rendezvous: str, model_folder: Path
+    ) -> None:
         """Join the other ranks, build this rank's part of the model and load its weights.
 
         Args:
@@ -60,8 +63,10 @@ class Trainer:
             model_folder: folder in Hugging Face layout.
 
         Raises:
-            RuntimeSetupError: the folder is missing something or holds a model that the trainer does not know.
-            ConfigError: an axis does not divide the model, or `[megatron]` has a field it must not have.
+            RuntimeSetupError: the folder is missing something or holds a model that the trainer
+                does not know.
+            ConfigError: an axis does not divide the model, or `[megatron]` has a field it must not
+                have.
         """
         self._recipe = recipe
         self._model_folder = model_folder
@@ -71,7 +76,11 @@ class Trainer:
             torch.set_num_threads(recipe.cluster.threads_per_trainer)
         self._deadline_seconds = recipe.cluster.actor_timeout_seconds
         self._topology = start_process_groups(
-            recipe.parallel, rank=rank, world_size=world_size, rendezvous=rendezvous, timeout_seconds=self._deadline_seconds
+            recipe.parallel,
+            rank=rank,
+            world_size=world_size,
+            rendezvous=rendezvous,
+            timeout_seconds=self._deadline_seconds,
         )
         self._model = self._load_model(model_folder)
         self._wrapped = wrap_for_training(self._model, self._config)
@@ -103,29 +112,40 @@ class Trainer:
         """Take one optimizer step of supervised fine-tuning, token mean.
 
         Args:
-            batch: `tokens` int64 [L] and `loss_masks` int32 [R] of this data-parallel rank's examples; the R last tokens are the response.
+            batch: `tokens` int64 [L] and `loss_masks` int32 [R] of this data-parallel rank's
+                examples; the R last tokens are the response.
             lr: learning rate.
 
         Returns:
             `warm_start/{loss,grad_norm,lr,tokens_per_second}`, equal on every rank.
 
         Raises:
-            TrainerError: reinforcement has started, no token is trained, or the gradient is not finite.
+            TrainerError: reinforcement has started, no token is trained, or the gradient is not
+                finite.
         """
         if self._in_reinforcement:
-            msg = "train_sft_step after start_reinforcement: the warm start comes first"
-            raise TrainerError(msg)
+            raise TrainerError(
+                "train_sft_step after start_reinforcement: the warm start comes first"
+            )
         optimizer = self._supervised_optimizer()
         started = time.perf_counter()
         cap = self._recipe.train.max_tokens_per_gpu * self._topology.cp_size
         micro_batches, trained_tokens = pack_examples(batch, cap, self._rules, self._topology)
         aggregation = supervised_aggregation(per_token=self._config.calculate_per_token_loss)
         loss = supervised_loss(
-            aggregation=aggregation, num_microbatches=len(micro_batches), trained_tokens=trained_tokens, topology=self._topology
+            aggregation=aggregation,
+            num_microbatches=len(micro_batches),
+            trained_tokens=trained_tokens,
+            topology=self._topology,
         )
         optimizer.zero_grad()
         metrics = run_training_pass(
-            self._wrapped, micro_batches, loss, temperature=1.0, wanted=frozenset(), tp_group=self._topology.tp_group
+            self._wrapped,
+            micro_batches,
+            loss,
+            temperature=1.0,
+            wanted=frozenset(),
+            tp_group=self._topology.tp_group,
         )
         grad_norm = optimizer.step(lr)
         return finish_report(
@@ -139,18 +159,22 @@ class Trainer:
         )
 
     def start_reinforcement(self) -> None:
-        """Begin with reinforcement learning: empty optimizer moments, and a frozen reference where the recipe wants a KL term.
+        """Begin with reinforcement learning: empty optimizer moments, and a frozen reference where
+        the recipe wants a KL term.
 
         Raises:
             TrainerError: it was called before.
         """
         if self._in_reinforcement:
-            msg = "start_reinforcement was called twice"
-            raise TrainerError(msg)
+            raise TrainerError("start_reinforcement was called twice")
         section = self._recipe.optimizer
         self._renew_optimizer(
             AdamSettings(
-                beta1=section.beta1, beta2=section.beta2, eps=section.eps, weight_decay=section.weight_decay, clip_grad=section.clip_grad
+                beta1=section.beta1,
+                beta2=section.beta2,
+                eps=section.eps,
+                weight_decay=section.weight_decay,
+                clip_grad=section.clip_grad,
             )
         )
         if self._recipe.algorithm.kl_coef > 0:
@@ -169,35 +193,41 @@ class Trainer:
 
         Raises:
             BatchMismatchError: ranks hold different batches.
-            TrainerError: `start_reinforcement` was not called, the plan has several steps under `reuse`, or a gradient is not finite.
+            TrainerError: `start_reinforcement` was not called, the plan has several steps under
+                `reuse`, or a gradient is not finite.
             WriteError: the train dump of an earlier batch could not be written.
         """
         if not self._in_reinforcement:
-            msg = "train_batch before start_reinforcement"
-            raise TrainerError(msg)
+            raise TrainerError("train_batch before start_reinforcement")
         self._dumper.check()
         check_same_batch(batch, self._topology)
         steps = len(batch.plan.num_microbatches)
         if self._recipe.algorithm.old_log_probs == "reuse" and steps > 1:
-            msg = f"batch {batch.batch_id} has {steps} steps, but algorithm.old_log_probs = 'reuse' is right for one step only: use 'recompute'"
-            raise TrainerError(msg)
+            raise TrainerError(
+                f"batch {batch.batch_id} has {steps} steps, but algorithm.old_log_probs = 'reuse'"
+                " is right for one step only: use 'recompute'"
+            )
         micro_batches = self._pack(batch)
         self._score_before_training(micro_batches)
         reports = []
         parts = iter(micro_batches)
         for count, units in zip(batch.plan.num_microbatches, batch.step_units, strict=True):
-            reports.append(self._policy_step(list(itertools.islice(parts, count)), float(units), lr))
+            reports.append(
+                self._policy_step(list(itertools.islice(parts, count)), float(units), lr)
+            )
         self._dumper.write(batch, micro_batches)
         return reports
 
     def score(self, columns: Mapping[str, Column]) -> npt.NDArray[np.float32]:
-        """Score all samples of some columns in one micro-batch, without gradients, as `train_batch` does before its first step.
+        """Score all samples of some columns in one micro-batch, without gradients, as `train_batch`
+        does before its first step.
 
         Args:
             columns: `tokens` and `loss_masks`; kept sets where they are recorded.
 
         Returns:
-            float32 [K]: log-probs of this rank's response tokens, sample by sample; empty where it does not hold the last pipeline stage.
+            float32 [K]: log-probs of this rank's response tokens, sample by sample; empty where it
+                does not hold the last pipeline stage.
         """
         part = pack_micro_batch(columns, np.arange(len(columns["tokens"])), self._rules)
         self._score(self._wrapped, [part], {"log_probs": "log_probs"})
@@ -207,12 +237,16 @@ class Trainer:
         """Collect all weights under Hugging Face names.
 
         Returns:
-            Full arrays on the writer rank (bfloat16 weights as float32, which holds them exactly), None elsewhere.
+            Full arrays on the writer rank (bfloat16 weights as float32, which holds them exactly),
+            None elsewhere.
         """
         tensors = export_hf_tensors(self._model, self._shape, self._topology)
         if tensors is None:
             return None
-        return {name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy() for name, tensor in tensors.items()}
+        return {
+            name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+            for name, tensor in tensors.items()
+        }
 
     def save_hf(self, folder: Path) -> None:
         """Write the model as a Hugging Face folder, on the writer rank.
@@ -242,7 +276,9 @@ class Trainer:
 
     def _renew_optimizer(self, settings: AdamSettings) -> TrainerOptimizer:
         if self._optimizer is None:
-            self._optimizer = TrainerOptimizer(self._wrapped, settings, dtype=self._config.params_dtype)
+            self._optimizer = TrainerOptimizer(
+                self._wrapped, settings, dtype=self._config.params_dtype
+            )
         else:
             self._optimizer.reset(settings)
         return self._optimizer
@@ -274,18 +310,34 @@ class Trainer:
     def _pack(self, batch: RankBatch) -> list[MicroBatch]:
         lengths = np.asarray(batch.columns["response_lengths"])
         advantages = spread_rewards(np.asarray(batch.columns["rewards"]), lengths)
-        micro_batches = [pack_micro_batch(batch.columns, samples, self._rules) for samples in batch.plan.micro_batch_indices]
+        micro_batches = [
+            pack_micro_batch(batch.columns, samples, self._rules)
+            for samples in batch.plan.micro_batch_indices
+        ]
         for part in micro_batches:
             part.fields["advantages"] = part.fields["returns"] = local_values(advantages, part)
         return micro_batches
 
     def _score_before_training(self, micro_batches: Sequence[MicroBatch]) -> None:
         if self._recipe.algorithm.old_log_probs == "recompute":
-            self._score(self._wrapped, micro_batches, {name: name for name in policy_scores(self._recipe.algorithm)})
+            self._score(
+                self._wrapped,
+                micro_batches,
+                {name: name for name in policy_scores(self._recipe.algorithm)},
+            )
         if self._reference is not None:
-            self._score(self._reference, micro_batches, {"ref_log_probs": reference_score(self._recipe.algorithm)})
+            self._score(
+                self._reference,
+                micro_batches,
+                {"ref_log_probs": reference_score(self._recipe.algorithm)},
+            )
 
-    def _score(self, model: torch.nn.Module, micro_batches: Sequence[MicroBatch], fields: Mapping[str, ScoreName]) -> None:
+    def _score(
+        self,
+        model: torch.nn.Module,
+        micro_batches: Sequence[MicroBatch],
+        fields: Mapping[str, ScoreName],
+    ) -> None:
         run_scoring_pass(
             model,
             micro_batches,
@@ -294,11 +346,16 @@ class Trainer:
             fields=fields,
         )
 
-    def _policy_step(self, micro_batches: list[MicroBatch], step_units: float, lr: float) -> dict[str, float]:
+    def _policy_step(
+        self, micro_batches: list[MicroBatch], step_units: float, lr: float
+    ) -> dict[str, float]:
         assert self._optimizer is not None
         started = time.perf_counter()
         loss = reinforcement_loss(
-            self._recipe.algorithm, num_microbatches=len(micro_batches), step_units=step_units, topology=self._topology
+            self._recipe.algorithm,
+            num_microbatches=len(micro_batches),
+            step_units=step_units,
+            topology=self._topology,
         )
         self._optimizer.zero_grad()
         metrics = run_training_pass(
@@ -324,5 +381,6 @@ class Trainer:
 def _check_same_shape(shape: ModelShape, folder: Path) -> None:
     other = ModelShape.from_hf_config(read_model_config(folder))
     if other != shape:
-        msg = f"model.reference_path {folder}: its shape {other} differs from the policy's {shape}"
-        raise TrainerError(msg)
+        raise TrainerError(
+            f"model.reference_path {folder}: its shape {other} differs from the policy's {shape}"
+        )

@@ -1,7 +1,8 @@
-"""Weights between Hugging Face folders and Megatron-Core models. Layer: engine glue (torch.distributed, safetensors).
+"""Weights between Hugging Face folders and Megatron-Core models.
 
-Invariants: loading sets every parameter of the model, or fails and names what is missing; exporting gives every Hugging Face tensor exactly once;
-load then export returns the same bits for every tensor- and pipeline-parallel size.
+Invariants: loading sets every parameter of the model, or fails and names what is missing; exporting
+gives every Hugging Face tensor exactly once; load then export returns the same bits for every
+tensor- and pipeline-parallel size.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ import torch.distributed as dist
 from rl_runtime.errors import RuntimeSetupError, TrainerError
 from rl_runtime.training.model_shape import ModelShape
 from rl_runtime.training.parallel_state import Topology
-from rl_runtime.weights.layouts import FusedGateUp, FusedQkv, Layout, Replicated, SplitColumns, SplitVocabulary
+from rl_runtime.weights.layouts import (
+    FusedGateUp,
+    FusedQkv,
+    Layout,
+    Replicated,
+    SplitColumns,
+    SplitVocabulary,
+)
 
 __all__ = ["Rule", "export_hf_tensors", "load_hf_weights", "parameter_rule", "save_hf_folder"]
 
@@ -57,23 +65,33 @@ def parameter_rule(name: str, shape: ModelShape) -> Rule:
         return Rule(hf_names=(_EMBEDDING,), layout=vocabulary)
     if name == "output_layer.weight":
         tied = shape.tied_embeddings
-        return Rule(hf_names=(_EMBEDDING if tied else "lm_head.weight",), layout=vocabulary, exported=not tied)
+        return Rule(
+            hf_names=(_EMBEDDING if tied else "lm_head.weight",),
+            layout=vocabulary,
+            exported=not tied,
+        )
     if name == "decoder.final_layernorm.weight":
         return Rule(hf_names=("model.norm.weight",), layout=Replicated())
     match = _LAYER.fullmatch(name)
     rule = _layer_rules(shape).get(match[2]) if match else None
     if match is None or rule is None:
-        msg = f"no Hugging Face tensor is known for the Megatron-Core parameter {name}"
-        raise RuntimeSetupError(msg)
+        raise RuntimeSetupError(
+            f"no Hugging Face tensor is known for the Megatron-Core parameter {name}"
+        )
     hf_names, layout = rule
-    return Rule(hf_names=tuple(f"model.layers.{match[1]}.{hf_name}" for hf_name in hf_names), layout=layout)
+    return Rule(
+        hf_names=tuple(f"model.layers.{match[1]}.{hf_name}" for hf_name in hf_names), layout=layout
+    )
 
 
 def _layer_rules(shape: ModelShape) -> dict[str, tuple[tuple[str, ...], Layout]]:
     qkv = FusedQkv.of(shape)
     return {
         "input_layernorm.weight": (("input_layernorm.weight",), Replicated()),
-        "self_attention.linear_qkv.weight": (tuple(f"self_attn.{x}_proj.weight" for x in "qkv"), qkv),
+        "self_attention.linear_qkv.weight": (
+            tuple(f"self_attn.{x}_proj.weight" for x in "qkv"),
+            qkv,
+        ),
         "self_attention.linear_qkv.bias": (tuple(f"self_attn.{x}_proj.bias" for x in "qkv"), qkv),
         "self_attention.q_layernorm.weight": (("self_attn.q_norm.weight",), Replicated()),
         "self_attention.k_layernorm.weight": (("self_attn.k_norm.weight",), Replicated()),
@@ -84,10 +102,15 @@ def _layer_rules(shape: ModelShape) -> dict[str, tuple[tuple[str, ...], Layout]]
     }
 
 
-def _named_rules(model: torch.nn.Module, shape: ModelShape) -> Iterator[tuple[torch.nn.Parameter, Rule]]:
+def _named_rules(
+    model: torch.nn.Module, shape: ModelShape
+) -> Iterator[tuple[torch.nn.Parameter, Rule]]:
     """Parameters of this rank's part of a model, with layers numbered over all pipeline stages."""
     layers = model.get_submodule("decoder.layers")
-    numbers = {str(index): str(int(layer.layer_number) - 1) for index, layer in enumerate(layers.children())}  # type: ignore[arg-type]
+    numbers = {
+        str(index): str(int(layer.layer_number) - 1)
+        for index, layer in enumerate(layers.children())
+    }  # type: ignore[arg-type]
     for name, parameter in model.named_parameters():
         whole = re.sub(r"(?<=^decoder\.layers\.)\d+", lambda match: numbers[match[0]], name)
         yield parameter, parameter_rule(whole, shape)
@@ -102,21 +125,26 @@ class _SafetensorsFolder:
         self._folder = folder
         paths = sorted(folder.glob("*.safetensors"))
         if not paths:
-            msg = f"{folder}: no *.safetensors file; `model.path` names a folder in Hugging Face layout"
-            raise RuntimeSetupError(msg)
+            raise RuntimeSetupError(
+                f"{folder}: no *.safetensors file; `model.path` names a folder in Hugging Face"
+                " layout"
+            )
         files: list[Any] = [safe_open(str(path), framework="pt") for path in paths]
         self._files = {key: file for file in files for key in file.keys()}  # noqa: SIM118 - a file is not iterable
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self._files:
-            msg = f"{self._folder}: no tensor named {name}; its config.json promises one"
-            raise RuntimeSetupError(msg)
+            raise RuntimeSetupError(
+                f"{self._folder}: no tensor named {name}; its config.json promises one"
+            )
         tensor: torch.Tensor = self._files[name].get_tensor(name)
         return tensor
 
 
 @torch.no_grad()
-def load_hf_weights(model: torch.nn.Module, folder: Path, shape: ModelShape, topology: Topology) -> None:
+def load_hf_weights(
+    model: torch.nn.Module, folder: Path, shape: ModelShape, topology: Topology
+) -> None:
     """Set this rank's parameters from a Hugging Face folder.
 
     Args:
@@ -130,15 +158,21 @@ def load_hf_weights(model: torch.nn.Module, folder: Path, shape: ModelShape, top
     """
     tensors = _SafetensorsFolder(folder)
     for parameter, rule in _named_rules(model, shape):
-        shard = rule.layout.shard([tensors[name] for name in rule.hf_names], topology.tp_rank, topology.tp_size)
+        shard = rule.layout.shard(
+            [tensors[name] for name in rule.hf_names], topology.tp_rank, topology.tp_size
+        )
         if shard.shape != parameter.shape:
-            msg = f"{folder}: {', '.join(rule.hf_names)} give {list(shard.shape)} on tensor rank {topology.tp_rank}, expected {list(parameter.shape)}"
-            raise RuntimeSetupError(msg)
+            raise RuntimeSetupError(
+                f"{folder}: {', '.join(rule.hf_names)} give {list(shard.shape)} on tensor rank"
+                f" {topology.tp_rank}, expected {list(parameter.shape)}"
+            )
         parameter.copy_(shard)
 
 
 @torch.no_grad()
-def export_hf_tensors(model: torch.nn.Module, shape: ModelShape, topology: Topology) -> dict[str, torch.Tensor] | None:
+def export_hf_tensors(
+    model: torch.nn.Module, shape: ModelShape, topology: Topology
+) -> dict[str, torch.Tensor] | None:
     """Collect the whole model on the writer rank, under Hugging Face names. Every rank calls it.
 
     Args:
@@ -157,7 +191,13 @@ def export_hf_tensors(model: torch.nn.Module, shape: ModelShape, topology: Topol
             continue
         shards = _over_tensor_ranks(parameter, rule, topology)
         if topology.tp_rank == 0:
-            stage.update(zip(rule.hf_names, (tensor.cpu() for tensor in rule.layout.merge(shards)), strict=True))
+            stage.update(
+                zip(
+                    rule.hf_names,
+                    (tensor.cpu() for tensor in rule.layout.merge(shards)),
+                    strict=True,
+                )
+            )
     if topology.tp_rank:
         return None
     gathered = _over_stages(stage, topology)
@@ -166,7 +206,9 @@ def export_hf_tensors(model: torch.nn.Module, shape: ModelShape, topology: Topol
     return dict(sorted(gathered.items()))
 
 
-def _over_tensor_ranks(parameter: torch.nn.Parameter, rule: Rule, topology: Topology) -> list[torch.Tensor]:
+def _over_tensor_ranks(
+    parameter: torch.nn.Parameter, rule: Rule, topology: Topology
+) -> list[torch.Tensor]:
     local = parameter.detach()
     if topology.tp_size == 1 or isinstance(rule.layout, Replicated):
         return [local.clone()]
@@ -176,17 +218,28 @@ def _over_tensor_ranks(parameter: torch.nn.Parameter, rule: Rule, topology: Topo
 
 
 def _over_stages(stage: dict[str, torch.Tensor], topology: Topology) -> dict[str, torch.Tensor]:
-    """Send every stage's tensors to the last one. Each stage broadcasts in turn, so that only names travel as objects."""
+    """Send every stage's tensors to the last one.
+
+    Each stage broadcasts in turn, so that only names travel as objects.
+    """
     if topology.pp_size == 1:
         return stage
     gathered = dict(stage) if topology.is_last_stage else {}
     for source in range(topology.pp_size - 1):
         root = dist.get_global_rank(topology.pp_group, source)
         mine = topology.pp_rank == source
-        manifest = [[(name, tensor.shape, tensor.dtype) for name, tensor in stage.items()] if mine else None]
-        dist.broadcast_object_list(manifest, src=root, group=topology.pp_group, device=topology.device)
+        manifest = [
+            [(name, tensor.shape, tensor.dtype) for name, tensor in stage.items()] if mine else None
+        ]
+        dist.broadcast_object_list(
+            manifest, src=root, group=topology.pp_group, device=topology.device
+        )
         for name, size, dtype in manifest[0] or []:
-            buffer = stage[name].to(topology.device) if mine else torch.empty(size, dtype=dtype, device=topology.device)
+            buffer = (
+                stage[name].to(topology.device)
+                if mine
+                else torch.empty(size, dtype=dtype, device=topology.device)
+            )
             dist.broadcast(buffer, src=root, group=topology.pp_group)
             if topology.is_last_stage:
                 gathered[name] = buffer.cpu()
@@ -194,7 +247,8 @@ def _over_stages(stage: dict[str, torch.Tensor], topology: Topology) -> dict[str
 
 
 def save_hf_folder(folder: Path, tensors: Mapping[str, torch.Tensor], source: Path) -> None:
-    """Write a Hugging Face folder: weights from `tensors`, everything else from the folder that the model came from.
+    """Write a Hugging Face folder: weights from `tensors`, everything else from the folder that the
+    model came from.
 
     The folder appears whole or not at all: it is written beside its place and renamed.
 
@@ -211,8 +265,7 @@ def save_hf_folder(folder: Path, tensors: Mapping[str, torch.Tensor], source: Pa
     try:
         _write_hf_folder(folder, tensors, source)
     except (OSError, SafetensorError) as error:
-        msg = f"the model folder {folder} could not be written: {error}"
-        raise TrainerError(msg) from error
+        raise TrainerError(f"the model folder {folder} could not be written: {error}") from error
 
 
 def _write_hf_folder(folder: Path, tensors: Mapping[str, torch.Tensor], source: Path) -> None:
@@ -222,9 +275,17 @@ def _write_hf_folder(folder: Path, tensors: Mapping[str, torch.Tensor], source: 
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     for path in sorted(source.iterdir()):
-        if path.is_file() and path.suffix in {".json", ".txt", ".model", ".jinja"} and path.name != "model.safetensors.index.json":
+        if (
+            path.is_file()
+            and path.suffix in {".json", ".txt", ".model", ".jinja"}
+            and path.name != "model.safetensors.index.json"
+        ):
             shutil.copy2(path, temporary / path.name)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()},
+        temporary / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     if folder.exists():
         shutil.rmtree(folder)
     temporary.rename(folder)

@@ -1,7 +1,8 @@
-"""How one Megatron-Core parameter lays out Hugging Face tensors over tensor-parallel ranks. Layer: algorithms (torch tensors, no process groups).
+"""How one Megatron-Core parameter lays out Hugging Face tensors over tensor-parallel ranks.
 
-Each layout is a pair of inverse functions: `shard` takes the full Hugging Face tensors to one rank's parameter, `merge` takes the parameters of all
-ranks back. Both only cut, order and copy, so a round trip is exact bit for bit.
+Each layout is a pair of inverse functions: `shard` takes the full Hugging Face tensors to one
+rank's parameter, `merge` takes the parameters of all ranks back. Both only cut, order and copy, so
+a round trip is exact bit for bit.
 """
 
 from __future__ import annotations
@@ -103,12 +104,16 @@ class FusedQkv:
     @classmethod
     def of(cls, shape: ModelShape) -> FusedQkv:
         """Take the sizes from a model's shape."""
-        return cls(shape.num_key_value_heads, shape.num_heads // shape.num_key_value_heads, shape.head_dim)
+        return cls(
+            shape.num_key_value_heads, shape.num_heads // shape.num_key_value_heads, shape.head_dim
+        )
 
     def shard(self, tensors: Sequence[torch.Tensor], tp_rank: int, tp_size: int) -> torch.Tensor:
         """Interleave the rank's groups of query, key and value; weights [out, in] or biases [out]."""
         rest = tensors[0].shape[1:]
-        grouped = [tensor.reshape(self.num_groups, -1, *rest).chunk(tp_size)[tp_rank] for tensor in tensors]
+        grouped = [
+            tensor.reshape(self.num_groups, -1, *rest).chunk(tp_size)[tp_rank] for tensor in tensors
+        ]
         return torch.cat(grouped, dim=1).reshape(-1, *rest)
 
     def merge(self, shards: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -116,5 +121,7 @@ class FusedQkv:
         rest = shards[0].shape[1:]
         rows = (self.heads_per_group + 2) * self.head_dim
         grouped = torch.cat([shard.reshape(-1, rows, *rest) for shard in shards])
-        parts = torch.split(grouped, [self.heads_per_group * self.head_dim, self.head_dim, self.head_dim], dim=1)
+        parts = torch.split(
+            grouped, [self.heads_per_group * self.head_dim, self.head_dim, self.head_dim], dim=1
+        )
         return tuple(part.reshape(-1, *rest) for part in parts)

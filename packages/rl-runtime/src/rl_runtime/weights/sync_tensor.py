@@ -1,12 +1,15 @@
-"""Sends weights to an SGLang server inside the request: no shared memory, so it works across hosts. Layer: weights, no torch.
+"""Sends weights to an SGLang server inside the request: no shared memory, so it works across hosts.
 
-SGLang wants a pickle of `[(name, tensor), ...]`. `named_tensors_pickle` writes it opcode by opcode, so that the process that sends needs no torch, and so that
-nothing in it refers to shared memory: SGLang's own serializer shares file descriptors, and a server that cannot open them dies.
+SGLang wants a pickle of `[(name, tensor), ...]`. `named_tensors_pickle` writes it opcode by opcode,
+so that the process that sends needs no torch, and so that nothing in it refers to shared memory:
+SGLang's own serializer shares file descriptors, and a server that cannot open them dies.
 
-The order of an update: pause (which aborts what runs), flush the cache of old keys and values, load, name the version, continue, and read the version
-back. Without the flush, answers after the update reuse keys and values of the old weights.
+The order of an update: pause (which aborts what runs), flush the cache of old keys and values,
+load, name the version, continue, and read the version back. Without the flush, answers after the
+update reuse keys and values of the old weights.
 
-Invariants: the server is never left paused by a failed update that it survived; the version that the server reports afterwards is the one sent.
+Invariants: the server is never left paused by a failed update that it survived; the version that
+the server reports afterwards is the one sent.
 """
 
 from __future__ import annotations
@@ -36,7 +39,14 @@ _TORCH_DTYPES = frozenset({"float64", "float32", "float16", "bfloat16"})
 NamedArrays = Mapping[str, npt.NDArray[np.generic]]
 
 
-def update_weights(url: str, weights: NamedArrays, *, version: int, timeout_seconds: float, num_tensor_ranks: int = 1) -> None:
+def update_weights(
+    url: str,
+    weights: NamedArrays,
+    *,
+    version: int,
+    timeout_seconds: float,
+    num_tensor_ranks: int = 1,
+) -> None:
     """Load weights into a server and check that it took them.
 
     Args:
@@ -44,24 +54,33 @@ def update_weights(url: str, weights: NamedArrays, *, version: int, timeout_seco
         weights: HF name -> array, in the model's HF shapes. All of them, or some.
         version: number of these weights; later answers carry it as `weight_version`.
         timeout_seconds: deadline of the whole update.
-        num_tensor_ranks: tensor-parallel ranks of the server; each gets the whole tensors and takes its part.
+        num_tensor_ranks: tensor-parallel ranks of the server; each gets the whole tensors and takes
+            its part.
 
     Raises:
-        EngineError: the server refused, died, or reports another version afterwards; the message names both.
+        EngineError: the server refused, died, or reports another version afterwards; the message
+            names both.
         DeadlineError: the update took longer than `timeout_seconds`.
     """
     deadline = time.monotonic() + timeout_seconds
     with httpx.Client(base_url=url) as client:
         _call(client, "POST", "/pause_generation", {"mode": "abort"}, deadline)
         try:
-            _call(client, "POST", f"/flush_cache?timeout={max(deadline - time.monotonic(), 0.0):.1f}", None, deadline)
+            _call(
+                client,
+                "POST",
+                f"/flush_cache?timeout={max(deadline - time.monotonic(), 0.0):.1f}",
+                None,
+                deadline,
+            )
             buckets = list(split_into_buckets(weights, _BUCKET_BYTES))
             for number, bucket in enumerate(buckets, start=1):
                 payload = base64.b64encode(named_tensors_pickle(bucket)).decode("ascii")
                 is_last = number == len(buckets)
                 body = {
                     "serialized_named_tensors": [payload] * num_tensor_ranks,
-                    # Nothing ran since the flush above, and each flush collects the garbage of a large process.
+                    # Nothing ran since the flush above, and each flush collects the garbage of a
+                    # large process.
                     "flush_cache": False,
                     "weight_version": str(version) if is_last else None,
                 }
@@ -70,15 +89,18 @@ def update_weights(url: str, weights: NamedArrays, *, version: int, timeout_seco
             _call(client, "POST", "/continue_generation", {}, deadline)
         reported = _call(client, "GET", "/model_info", None, deadline).json()["weight_version"]
     if reported != str(version):
-        msg = f"engine {url}: reports weight version {reported!r} after version {version} was sent: another process updates it too"
-        raise EngineError(msg)
+        raise EngineError(
+            f"engine {url}: reports weight version {reported!r} after version {version} was sent:"
+            " another process updates it too"
+        )
 
 
 def named_tensors_pickle(weights: NamedArrays) -> bytes:
     """Return what `pickle.dumps([(name, tensor), ...])` would mean, without torch.
 
-    Each tensor is `torch.reshape(functools.partial(torch.frombuffer, dtype=torch.float32)(bytearray), shape)`; SGLang's restricted unpickler allows all of
-    these names.
+    Each tensor is `torch.reshape(functools.partial(torch.frombuffer,
+    dtype=torch.float32)(bytearray), shape)`; SGLang's restricted unpickler allows all of these
+    names.
 
     Raises:
         ValueError: an array is empty or has a dtype that is none of a weight's; names the array.
@@ -87,22 +109,39 @@ def named_tensors_pickle(weights: NamedArrays) -> bytes:
     out.write(pickle.PROTO + bytes([5]) + pickle.EMPTY_LIST + pickle.MARK)
     for name, array in weights.items():
         if array.dtype.name not in _TORCH_DTYPES or array.size == 0:
-            msg = f"weight {name}: {array.dtype.name} {list(array.shape)}, expected a non-empty array of {', '.join(sorted(_TORCH_DTYPES))}"
-            raise ValueError(msg)
+            raise ValueError(
+                f"weight {name}: {array.dtype.name} {list(array.shape)}, expected a non-empty array"
+                f" of {', '.join(sorted(_TORCH_DTYPES))}"
+            )
         out.write(_text(name))
         out.write(_global("torch", "reshape"))
-        # functools.partial(torch.frombuffer, dtype=...): frombuffer takes its dtype by keyword only, and REDUCE passes none.
+        # functools.partial(torch.frombuffer, dtype=...): frombuffer takes its dtype by keyword
+        # only, and REDUCE passes none.
         out.write(_global("functools", "partial") + _global("torch", "frombuffer") + pickle.TUPLE1)
-        out.write(pickle.EMPTY_DICT + _text("dtype") + _global("torch", array.dtype.name) + pickle.SETITEM + pickle.NEWOBJ_EX)
+        out.write(
+            pickle.EMPTY_DICT
+            + _text("dtype")
+            + _global("torch", array.dtype.name)
+            + pickle.SETITEM
+            + pickle.NEWOBJ_EX
+        )
         data = np.ascontiguousarray(array).tobytes()
-        out.write(pickle.BYTEARRAY8 + struct.pack("<Q", len(data)) + data + pickle.TUPLE1 + pickle.REDUCE)
-        out.write(pickle.MARK + b"".join(pickle.BININT + struct.pack("<i", size) for size in array.shape) + pickle.TUPLE)
+        out.write(
+            pickle.BYTEARRAY8 + struct.pack("<Q", len(data)) + data + pickle.TUPLE1 + pickle.REDUCE
+        )
+        out.write(
+            pickle.MARK
+            + b"".join(pickle.BININT + struct.pack("<i", size) for size in array.shape)
+            + pickle.TUPLE
+        )
         out.write(pickle.TUPLE2 + pickle.REDUCE + pickle.TUPLE2)
     out.write(pickle.APPENDS + pickle.STOP)
     return out.getvalue()
 
 
-def split_into_buckets(weights: NamedArrays, bucket_bytes: int) -> Iterator[dict[str, npt.NDArray[np.generic]]]:
+def split_into_buckets(
+    weights: NamedArrays, bucket_bytes: int
+) -> Iterator[dict[str, npt.NDArray[np.generic]]]:
     """Yield the weights in order, in parts of at most `bucket_bytes`; an array that is larger is a part of its own."""
     bucket: dict[str, npt.NDArray[np.generic]] = {}
     filled = 0
@@ -116,20 +155,24 @@ def split_into_buckets(weights: NamedArrays, bucket_bytes: int) -> Iterator[dict
         yield bucket
 
 
-def _call(client: httpx.Client, method: str, path: str, body: Any, deadline: float) -> httpx.Response:
+def _call(
+    client: httpx.Client, method: str, path: str, body: Any, deadline: float
+) -> httpx.Response:
     """Send one request of the update; anything but success raises."""
     where = f"engine {client.base_url}: {method} {path}"
     try:
-        response = client.request(method, path, json=body, timeout=max(deadline - time.monotonic(), 0.001))
+        response = client.request(
+            method, path, json=body, timeout=max(deadline - time.monotonic(), 0.001)
+        )
     except httpx.TimeoutException as error:
-        msg = f"{where} was not answered before the update's deadline"
-        raise DeadlineError(msg) from error
+        raise DeadlineError(f"{where} was not answered before the update's deadline") from error
     except httpx.TransportError as error:
-        msg = f"{where} failed ({type(error).__name__}: {error}): the server is dead or cannot be reached"
-        raise EngineError(msg) from error
+        raise EngineError(
+            f"{where} failed ({type(error).__name__}: {error}): the server is dead or cannot be"
+            " reached"
+        ) from error
     if response.status_code != httpx.codes.OK:
-        msg = f"{where} answered {response.status_code}: {response.text[:500]}"
-        raise EngineError(msg)
+        raise EngineError(f"{where} answered {response.status_code}: {response.text[:500]}")
     return response
 
 

@@ -1,6 +1,8 @@
-"""A stand-in for Ray, as small as the calls of `rl_runtime.cluster`: actors are objects of this process, and a call is done when it returns.
+"""A stand-in for Ray, as small as the calls of `rl_runtime.cluster`: actors are objects of this
+process, and a call is done when it returns.
 
-Topology only: what was asked for is recorded, nothing is computed. `test_stub_parity.py` holds the signatures to those of the real library.
+Topology only: what was asked for is recorded, nothing is computed. `test_stub_parity.py` holds the
+signatures to those of the real library.
 """
 
 import asyncio
@@ -19,7 +21,9 @@ class ObjectRef:
     def __class_getitem__(cls, _item: object) -> type[Self]:
         return cls
 
-    def __init__(self, value: Any = None, error: BaseException | None = None, *, ready: bool = True) -> None:
+    def __init__(
+        self, value: Any = None, error: BaseException | None = None, *, ready: bool = True
+    ) -> None:
         self.value, self.error, self.ready = value, error, ready
 
 
@@ -34,7 +38,9 @@ class _Method:
         if self._function.__name__ == "live":
             return ObjectRef(ready=False)
         try:
-            value = self._function(*[get(item) if isinstance(item, ObjectRef) else item for item in args], **kwargs)
+            value = self._function(
+                *[get(item) if isinstance(item, ObjectRef) else item for item in args], **kwargs
+            )
             return ObjectRef(asyncio.run(value) if inspect.iscoroutine(value) else value)
         except Exception as error:
             return ObjectRef(error=error)
@@ -77,7 +83,11 @@ def put(value: Any) -> ObjectRef:
 
 
 def wait(
-    ray_waitables: Sequence[ObjectRef], *, num_returns: int = 1, timeout: float | None = None, fetch_local: bool = True
+    ray_waitables: Sequence[ObjectRef],
+    *,
+    num_returns: int = 1,
+    timeout: float | None = None,
+    fetch_local: bool = True,
 ) -> tuple[list[ObjectRef], list[ObjectRef]]:
     del timeout, fetch_local
     ready = [item for item in ray_waitables if item.ready][:num_returns]

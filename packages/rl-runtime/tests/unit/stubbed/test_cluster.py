@@ -7,7 +7,9 @@ import pytest
 
 ray = pytest.importorskip("ray")
 if Path(ray.__file__).parents[1].name != "stubs":
-    pytest.skip("needs the stand-ins of tests/stubs on the path: nox -s stubs", allow_module_level=True)
+    pytest.skip(
+        "needs the stand-ins of tests/stubs on the path: nox -s stubs", allow_module_level=True
+    )
 
 import time  # noqa: E402
 
@@ -38,7 +40,13 @@ def test_every_actor_has_a_bundle_of_its_own(resources: Callable[..., None]) -> 
         *(placement.engine_options(i, recipe) for i in range(2)),
         *(placement.trainer_options(i, recipe) for i in range(2)),
     ]
-    assert [item["scheduling_strategy"].placement_group_bundle_index for item in options] == [0, 1, 2, 3, 4]
+    assert [item["scheduling_strategy"].placement_group_bundle_index for item in options] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
     assert len(placement.group.bundle_specs) == 5
     assert num_actors(recipe) == (2, 2)
     assert sum(item["num_cpus"] for item in options) == pytest.approx(required_cpus(recipe))
@@ -55,7 +63,9 @@ def test_no_room_names_what_was_asked_for_and_what_is_there(resources: Callable[
 def test_the_first_failure_ends_a_wait_and_keeps_its_type() -> None:
     waiter = Waiter(run_deadline=time.monotonic() + 5)
     with pytest.raises(ZeroDivisionError):
-        waiter.all([ray.ObjectRef(error=ZeroDivisionError("rank 1"))], "training", timeout_seconds=1)
+        waiter.all(
+            [ray.ObjectRef(error=ZeroDivisionError("rank 1"))], "training", timeout_seconds=1
+        )
     assert waiter.all([ray.ObjectRef(3), ray.ObjectRef(4)], "training", timeout_seconds=1) == [3, 4]
 
 
@@ -75,16 +85,22 @@ def test_a_rank_with_other_contracts_is_refused_before_anything_starts(
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rl-dump\nVersion: 9.0\n")
     (info / "entry_points.txt").write_text("[rl.contracts.writes]\ntrain-dump.v3 = nowhere\n")
-    monkeypatch.setattr(trainer_actor, "installed_contracts", lambda: installed_contracts([str(tmp_path)]))
+    monkeypatch.setattr(
+        trainer_actor, "installed_contracts", lambda: installed_contracts([str(tmp_path)])
+    )
     for module in ("trainer_actor", "rollout_actor", "engine_actor"):
         monkeypatch.setattr(f"rl_runtime.cluster.{module}.log_to_file", lambda _path: None)
     started: list[str] = []
     monkeypatch.setattr(trainer_actor.TrainerActor, "start", lambda *_: started.append("trainer"))
     resources(CPU=100.0)
-    recipe = Recipe.model_validate({"run": {"dir": str(tmp_path / "run")}, "engine": {"url": "http://127.0.0.1:1"}})
+    recipe = Recipe.model_validate(
+        {"run": {"dir": str(tmp_path / "run")}, "engine": {"url": "http://127.0.0.1:1"}}
+    )
     waiter = Waiter(run_deadline=time.monotonic() + 30)
     actors = actor_group.ActorGroup(recipe, reserve(recipe), waiter)
-    with pytest.raises(RuntimeSetupError, match=r"trainer rank 0 writes train-dump\.v3 \(rl-dump\).*rl-dump 9\.0"):
+    with pytest.raises(
+        RuntimeSetupError, match=r"trainer rank 0 writes train-dump\.v3 \(rl-dump\).*rl-dump 9\.0"
+    ):
         actors.start(tmp_path)
     assert started == []
     actors.close()

@@ -7,7 +7,9 @@ import pytest
 
 sglang = pytest.importorskip("sglang")
 if Path(sglang.__file__).parents[1].name != "stubs":
-    pytest.skip("needs the stand-ins of tests/stubs on the path: nox -s stubs", allow_module_level=True)
+    pytest.skip(
+        "needs the stand-ins of tests/stubs on the path: nox -s stubs", allow_module_level=True
+    )
 
 from sglang.srt.entrypoints import http_server  # noqa: E402
 from sglang.srt.utils import ENDED  # noqa: E402
@@ -15,7 +17,9 @@ from sglang.srt.utils import ENDED  # noqa: E402
 from rl_runtime.rollout import engine_server  # noqa: E402
 
 
-def test_a_server_on_an_accelerator_gets_its_arguments_and_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_on_an_accelerator_gets_its_arguments_and_leaves_no_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(engine_server, "die_with_parent", lambda: None)
     monkeypatch.setattr("rl_topp.sglang_plugin.require_installed", lambda: None)
     arguments = ["--model-path", "folder", "--device", "cuda"]

@@ -42,9 +42,15 @@ def test_buckets_say_the_same_as_segments(lengths: list[int], cp_size: int) -> N
     plan = plan_attention(lengths, cp_size=cp_size, cp_rank=cp_size - 1)
     flat = []
     for bucket in plan.buckets:
-        for queries, keys, index in zip(bucket.query_rows, bucket.key_rows, range(len(bucket.query_rows)), strict=True):
+        for queries, keys, index in zip(
+            bucket.query_rows, bucket.key_rows, range(len(bucket.query_rows)), strict=True
+        ):
             for place, row in enumerate(queries):
-                visible = np.arange(keys.size) <= place if bucket.visible is None else bucket.visible[index, place]
+                visible = (
+                    np.arange(keys.size) <= place
+                    if bucket.visible is None
+                    else bucket.visible[index, place]
+                )
                 flat.append((int(row), keys[visible].tolist()))
     by_row = {row: flat[place] for row, place in enumerate(plan.restore)}
     for segment in plan.segments:
@@ -57,6 +63,8 @@ def test_buckets_say_the_same_as_segments(lengths: list[int], cp_size: int) -> N
 def test_padding_of_dense_calls_is_bounded() -> None:
     lengths = list(range(1, 400))
     plan = plan_attention(lengths, cp_size=1, cp_rank=0)
-    scores = sum(bucket.query_rows.shape[1] ** 2 * len(bucket.query_rows) for bucket in plan.buckets)
+    scores = sum(
+        bucket.query_rows.shape[1] ** 2 * len(bucket.query_rows) for bucket in plan.buckets
+    )
     assert scores <= 1.42 * sum(length**2 for length in lengths)
     assert len(plan.buckets) <= 4 * np.log2(400) + 1

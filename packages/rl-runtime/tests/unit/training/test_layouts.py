@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from rl_runtime.weights.layouts import FusedGateUp, FusedQkv, Layout, Replicated, SplitColumns, SplitVocabulary
+from rl_runtime.weights.layouts import (
+    FusedGateUp,
+    FusedQkv,
+    Layout,
+    Replicated,
+    SplitColumns,
+    SplitVocabulary,
+)
 
 
 def _random(*shape: int) -> torch.Tensor:
@@ -24,7 +31,9 @@ def _cases() -> list[tuple[Layout, tuple[torch.Tensor, ...]]]:
 
 @pytest.mark.parametrize("tp_size", [1, 2, 4])
 @pytest.mark.parametrize(("layout", "tensors"), _cases())
-def test_merge_undoes_shard(layout: Layout, tensors: tuple[torch.Tensor, ...], tp_size: int) -> None:
+def test_merge_undoes_shard(
+    layout: Layout, tensors: tuple[torch.Tensor, ...], tp_size: int
+) -> None:
     shards = [layout.shard(tensors, rank, tp_size) for rank in range(tp_size)]
     assert len({shard.shape for shard in shards}) == 1
     for merged, tensor in zip(layout.merge(shards), tensors, strict=True):
@@ -44,4 +53,8 @@ def test_query_key_value_are_interleaved_group_by_group() -> None:
 
 
 def test_vocabulary_is_padded_with_zero_rows() -> None:
-    assert SplitVocabulary(vocab_size=5).shard((torch.ones(5, 1),), 1, 2).flatten().tolist() == [1, 1, 0]
+    assert SplitVocabulary(vocab_size=5).shard((torch.ones(5, 1),), 1, 2).flatten().tolist() == [
+        1,
+        1,
+        0,
+    ]

@@ -18,15 +18,21 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "source"
 
 
-def test_an_export_replaces_an_older_one_and_has_the_sources_files(tmp_path: Path, source: Path) -> None:
+def test_an_export_replaces_an_older_one_and_has_the_sources_files(
+    tmp_path: Path, source: Path
+) -> None:
     for value in (1.0, 2.0):
         save_hf_folder(tmp_path / "export", {"w": torch.full((3,), value)}, source)
     assert load_file(tmp_path / "export" / "model.safetensors")["w"].tolist() == [2.0] * 3
-    assert (tmp_path / "export" / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+    assert (tmp_path / "export" / "tokenizer.json").read_bytes() == (
+        source / "tokenizer.json"
+    ).read_bytes()
     assert [path.name for path in tmp_path.iterdir() if "export" in path.name] == ["export"]
 
 
-def test_a_failed_export_names_its_folder_and_leaves_the_older_one(tmp_path: Path, source: Path) -> None:
+def test_a_failed_export_names_its_folder_and_leaves_the_older_one(
+    tmp_path: Path, source: Path
+) -> None:
     save_hf_folder(tmp_path / "export", {"w": torch.ones(3)}, source)
     (tmp_path / "export.partial").touch()
     with pytest.raises(TrainerError, match=str(tmp_path / "export")):

@@ -29,7 +29,12 @@ QWEN3_06B = {
 
 def test_qwen3() -> None:
     shape = ModelShape.from_hf_config(QWEN3_06B)
-    assert (shape.num_layers, shape.num_heads, shape.num_key_value_heads, shape.head_dim) == (28, 16, 8, 128)
+    assert (shape.num_layers, shape.num_heads, shape.num_key_value_heads, shape.head_dim) == (
+        28,
+        16,
+        8,
+        128,
+    )
     assert shape.qk_norm
     assert not shape.qkv_bias
     assert shape.tied_embeddings
@@ -52,7 +57,9 @@ def test_llama_without_key_value_heads_has_one_per_query_head() -> None:
 
 def test_rope_settings_are_read_in_both_layouts() -> None:
     old = {**QWEN3_06B, "rope_theta": 5e5}
-    new = {key: value for key, value in QWEN3_06B.items() if key not in {"rope_theta", "rope_scaling"}}
+    new = {
+        key: value for key, value in QWEN3_06B.items() if key not in {"rope_theta", "rope_scaling"}
+    }
     new["rope_parameters"] = {"rope_theta": 5e5, "rope_type": "default"}
     assert ModelShape.from_hf_config(old) == ModelShape.from_hf_config(new)
 
@@ -69,14 +76,18 @@ def test_rope_settings_are_read_in_both_layouts() -> None:
         ({"vocab_size": None}, "vocab_size is missing"),
     ],
 )
-def test_what_would_be_computed_differently_is_refused_by_name(change: dict[str, Any], words: str) -> None:
+def test_what_would_be_computed_differently_is_refused_by_name(
+    change: dict[str, Any], words: str
+) -> None:
     with pytest.raises(RuntimeSetupError, match=words):
         ModelShape.from_hf_config({**QWEN3_06B, **change})
 
 
 def test_all_problems_are_in_one_message() -> None:
     with pytest.raises(RuntimeSetupError, match=r"hidden_act.*mlp_bias.*hidden_size is missing"):
-        ModelShape.from_hf_config({**QWEN3_06B, "hidden_act": "gelu", "mlp_bias": True, "hidden_size": None})
+        ModelShape.from_hf_config(
+            {**QWEN3_06B, "hidden_act": "gelu", "mlp_bias": True, "hidden_size": None}
+        )
 
 
 def test_a_folder_without_config_is_named(tmp_path: Path) -> None:

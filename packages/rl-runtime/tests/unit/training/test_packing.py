@@ -26,7 +26,9 @@ SHAPE = ModelShape.from_hf_config(
 )
 
 
-def _rules(*, size: int = 1, rank: int = 0, tp_size: int = 1, use_kept_sets: bool = True) -> PackingRules:
+def _rules(
+    *, size: int = 1, rank: int = 0, tp_size: int = 1, use_kept_sets: bool = True
+) -> PackingRules:
     return PackingRules(
         cp=ContextParallel(size, rank),
         tp_size=tp_size,
@@ -65,7 +67,9 @@ def test_one_rank_holds_sequences_end_to_end_padded_to_even_lengths() -> None:
 
 
 def test_two_ranks_share_each_sequence_in_zigzag_and_split_its_response() -> None:
-    first, second = (pack_micro_batch(COLUMNS, np.array([0]), _rules(size=2, rank=rank)) for rank in range(2))
+    first, second = (
+        pack_micro_batch(COLUMNS, np.array([0]), _rules(size=2, rank=rank)) for rank in range(2)
+    )
     # 5 tokens are padded to 8: chunks of 2; rank 0 holds chunks 0 and 3, rank 1 chunks 1 and 2
     assert first.tokens_1T.tolist() == [[1, 2, 0, 0]]
     assert second.tokens_1T.tolist() == [[3, 4, 5, 0]]
@@ -102,8 +106,14 @@ def test_a_trained_token_without_a_log_prob_is_named(status: int) -> None:
         "nucleus_offsets": RaggedArray.from_list([[0, 2, 3], offsets], np.int64),
         "nucleus_status": RaggedArray.from_list([[0, 0], [status]], np.uint8),
     }
-    with pytest.raises(TrainerError, match=rf"sample 1 of this rank: response token 0 is trained.*status {status}.*loss mask 0"):
+    with pytest.raises(
+        TrainerError,
+        match=rf"sample 1 of this rank: response token 0 is trained.*status {status}.*loss mask 0",
+    ):
         pack_micro_batch(lost, np.array([0, 1]), _rules())
-    assert pack_micro_batch(lost, np.array([0, 1]), _rules(use_kept_sets=False)).num_trained_tokens == 2
+    assert (
+        pack_micro_batch(lost, np.array([0, 1]), _rules(use_kept_sets=False)).num_trained_tokens
+        == 2
+    )
     masked = {**lost, "loss_masks": RaggedArray.from_list([[1, 0], [0]], np.int32)}
     assert pack_micro_batch(masked, np.array([0, 1]), _rules()).num_trained_tokens == 1

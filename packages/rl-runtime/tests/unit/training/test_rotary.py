@@ -19,7 +19,9 @@ CONFIG = {
 
 
 def test_frequencies_on_literal_numbers() -> None:
-    assert rotary_frequencies(ModelShape.from_hf_config(CONFIG)).tolist() == pytest.approx([1.0, 0.1])
+    assert rotary_frequencies(ModelShape.from_hf_config(CONFIG)).tolist() == pytest.approx(
+        [1.0, 0.1]
+    )
 
 
 def test_llama3_scaling_is_that_of_transformers() -> None:
@@ -35,9 +37,13 @@ def test_llama3_scaling_is_that_of_transformers() -> None:
         "original_max_position_embeddings": 8192,
     }
     config = {**CONFIG, "head_dim": 64, "rope_parameters": rope}
-    expected, scale = ROPE_INIT_FUNCTIONS["llama3"](LlamaConfig(**{k: v for k, v in config.items() if k != "model_type"}), "cpu")
+    expected, scale = ROPE_INIT_FUNCTIONS["llama3"](
+        LlamaConfig(**{k: v for k, v in config.items() if k != "model_type"}), "cpu"
+    )
     assert scale == 1.0
-    torch.testing.assert_close(rotary_frequencies(ModelShape.from_hf_config(config)), expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        rotary_frequencies(ModelShape.from_hf_config(config)), expected, rtol=1e-6, atol=0
+    )
 
 
 def test_position_zero_changes_nothing_and_lengths_are_kept() -> None:
@@ -51,7 +57,10 @@ def test_position_zero_changes_nothing_and_lengths_are_kept() -> None:
 def test_scores_depend_on_distance_only() -> None:
     table = RotaryTable(ModelShape.from_hf_config(CONFIG), torch.device("cpu"))
     generator = torch.Generator().manual_seed(1)
-    query, key = torch.randn(1, 1, 4, generator=generator), torch.randn(1, 1, 4, generator=generator)
+    query, key = (
+        torch.randn(1, 1, 4, generator=generator),
+        torch.randn(1, 1, 4, generator=generator),
+    )
 
     def score(query_position: int, key_position: int) -> float:
         q = apply_rotary(query, *table.at(torch.tensor([query_position])))

@@ -1,7 +1,9 @@
-"""Tight packings: long samples first fitted to one another, then dealt, then topped up with short ones; algorithm layer.
+"""Tight packings: long samples first fitted to one another, then dealt, then topped up with short
+ones; algorithm layer.
 
-Decides where long samples go when a greedy pass cannot fit them, because a micro-batch holds only two or three of them
-and the fit has to be tight. Invariants: the cap holds; exactly ``num_bins`` bins result; bounded by counts.
+Decides where long samples go when a greedy pass cannot fit them, because a micro-batch holds only
+two or three of them and the fit has to be tight. Invariants: the cap holds; exactly `num_bins` bins
+result; bounded by counts.
 """
 
 import numpy as np
@@ -29,7 +31,8 @@ _SPREAD_OVER = (32, 16, 8, 4, 2)
 
 
 def pack_composites(problem: StepProblem, *, num_long: int) -> IntArray | None:
-    """Fit the ``num_long`` longest samples together, level and deal their bins, then place the rest by two-level LPT.
+    """Fit the `num_long` longest samples together, level and deal their bins, then place the rest
+    by two-level LPT.
 
     Args:
         problem: the step.
@@ -44,7 +47,9 @@ def pack_composites(problem: StepProblem, *, num_long: int) -> IntArray | None:
         return None
     fitted = _spread_over_empty_bins(problem, fitted)
     mean = int(problem.costs.sum()) // problem.num_bins
-    fitted = level_bins(fitted, lengths, costs, cap=problem.cap, num_bins=problem.num_bins, level=mean)
+    fitted = level_bins(
+        fitted, lengths, costs, cap=problem.cap, num_bins=problem.num_bins, level=mean
+    )
     sums, full = bin_sums(costs, fitted, problem.num_bins), costs_when_full(problem, fitted)
     expected = np.minimum(full, common_level(full[:, None], sums, int(problem.costs.sum())))
     order = deal_by_differencing(expected, problem.num_ranks)
@@ -54,13 +59,19 @@ def pack_composites(problem: StepProblem, *, num_long: int) -> IntArray | None:
 
 
 def _fit_evenly(problem: StepProblem, num_long: int) -> IntArray | None:
-    """Best-fit-decreasing under the smallest cap found that needs no more bins than there are; None if the cap is not enough.
+    """Best-fit-decreasing under the smallest cap found that needs no more bins than there are; None
+    if the cap is not enough.
 
-    A smaller cap spreads the samples over as many bins as there are (the idea of MULTIFIT: Coffman, Garey and Johnson, 1978).
+    A smaller cap spreads the samples over as many bins as there are (the idea of MULTIFIT: Coffman,
+    Garey and Johnson, 1978).
     """
     lengths = problem.lengths[:num_long].tolist()
     whole = num_long == problem.lengths.size
-    best = problem.packings.best_fit if whole else np.asarray(fill_best_fit(lengths, problem.cap), dtype=np.int64)
+    best = (
+        problem.packings.best_fit
+        if whole
+        else np.asarray(fill_best_fit(lengths, problem.cap), dtype=np.int64)
+    )
     used = int(best.max()) + 1
     if used > problem.num_bins:
         return None
@@ -81,8 +92,8 @@ def _fit_evenly(problem: StepProblem, num_long: int) -> IntArray | None:
 def _spread_over_empty_bins(problem: StepProblem, bin_of: IntArray) -> IntArray:
     """Share what the last opened bins hold with the bins that stayed empty, by capped LPT.
 
-    Best-fit-decreasing opens its last bins for the shortest samples, several to a bin, so there is something to share. The
-    more bins take part, the less each of them falls below the others.
+    Best-fit-decreasing opens its last bins for the shortest samples, several to a bin, so there is
+    something to share. The more bins take part, the less each of them falls below the others.
     """
     used = int(bin_of.max()) + 1
     missing = problem.num_bins - used
@@ -91,7 +102,9 @@ def _spread_over_empty_bins(problem: StepProblem, bin_of: IntArray) -> IntArray:
         moving = np.flatnonzero(bin_of >= first)
         bins = problem.num_bins - first
         state = LptState.empty(num_ranks=1, num_slots=bins, cap=problem.cap, targets=[0] * bins)
-        placed = two_level_lpt(problem.lengths[moving].tolist(), problem.costs[moving].tolist(), state, problem.cap)
+        placed = two_level_lpt(
+            problem.lengths[moving].tolist(), problem.costs[moving].tolist(), state, problem.cap
+        )
         if placed is not None:
             shared = bin_of.copy()
             shared[moving] = np.asarray(placed, dtype=np.int64) + first

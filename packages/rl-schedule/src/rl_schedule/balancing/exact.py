@@ -1,8 +1,9 @@
-"""Branch and bound for steps of a handful of samples; algorithm layer, above ``problem``.
+"""Branch and bound for steps of a handful of samples; algorithm layer, above `problem`.
 
-Decides which rank takes which sample when there are too few of them for greedy methods to even out. Invariants: the cap
-holds; no bin stays empty while there are samples enough; at most ``_MOST_NODES`` placements are tried, so the result is
-bounded by counts and optimal whenever the search ends before that.
+Decides which rank takes which sample when there are too few of them for greedy methods to even out.
+Invariants: the cap holds; no bin stays empty while there are samples enough; at most `_MOST_NODES`
+placements are tried, so the result is bounded by counts and optimal whenever the search ends before
+that.
 """
 
 from rl_schedule.arrays import IntArray
@@ -19,12 +20,15 @@ _MOST_NODES = 5_000
 
 
 def search_exactly(problem: StepProblem, start: IntArray) -> IntArray | None:
-    """Look for a plan whose costliest rank is cheaper than that of ``start``; int64 [n] rank-major bins, or None.
+    """Look for a plan whose costliest rank is cheaper than that of `start`; int64 [n] rank-major
+    bins, or None.
 
-    Depth first, longest sample first, onto the cheapest rank first; a branch ends where a rank reaches the best so far, and
-    ranks and bins that look alike are tried once.
+    Depth first, longest sample first, onto the cheapest rank first; a branch ends where a rank
+    reaches the best so far, and ranks and bins that look alike are tried once.
     """
-    search = _Search(problem, int(bin_sums(problem.costs, start // problem.num_slots, problem.num_ranks).max()))
+    search = _Search(
+        problem, int(bin_sums(problem.costs, start // problem.num_slots, problem.num_ranks).max())
+    )
     search.descend(0)
     return None if search.best is None else number_bins(search.best, problem.lengths.size)
 
@@ -45,7 +49,7 @@ class _Search:
         self.best: list[list[int]] | None = None
 
     def descend(self, sample: int) -> None:
-        """Place ``sample`` and all after it in every way that may still be better."""
+        """Place `sample` and all after it in every way that may still be better."""
         if sample == len(self.lengths):
             self.limit = max(self.loads)
             self.best = [list(members) for members in self.members]

@@ -1,8 +1,8 @@
 """Cap-safe exchanges between ranks: whole micro-batches, then single samples; algorithm layer.
 
-Decides what a costly rank hands to a cheap one when packing alone left them apart. Invariants: the cap holds; every rank
-keeps its number of micro-batches and none gets empty; no exchange makes the costlier of two ranks costlier; bounded by
-counts.
+Decides what a costly rank hands to a cheap one when packing alone left them apart. Invariants: the
+cap holds; every rank keeps its number of micro-batches and none gets empty; no exchange makes the
+costlier of two ranks costlier; bounded by counts.
 """
 
 from typing import NamedTuple
@@ -44,11 +44,20 @@ class _Trade(NamedTuple):
     take: tuple[int, ...] = ()
     """Samples that come back."""
     target: int = 0
-    """Bin of the cheap rank that takes ``give``."""
+    """Bin of the cheap rank that takes `give`."""
 
 
-def level_ranks(bin_of: IntArray, lengths: IntArray, costs: IntArray, *, cap: int, num_ranks: int, num_slots: int) -> IntArray:
-    """Exchange micro-batches and samples between costly and cheap ranks until they are level or nothing helps.
+def level_ranks(
+    bin_of: IntArray,
+    lengths: IntArray,
+    costs: IntArray,
+    *,
+    cap: int,
+    num_ranks: int,
+    num_slots: int,
+) -> IntArray:
+    """Exchange micro-batches and samples between costly and cheap ranks until they are level or
+    nothing helps.
 
     Args:
         bin_of: int64 [n], rank-major bin of each sample.
@@ -67,8 +76,12 @@ def level_ranks(bin_of: IntArray, lengths: IntArray, costs: IntArray, *, cap: in
         if (int(state.loads.max()) * num_ranks - total) * _CLOSE <= total:
             break
         by_load = np.argsort(-state.loads, kind="stable").tolist()
-        pairs = list(zip(by_load[:half], by_load[::-1][:half], strict=True))[: _MOST_PAIRS - pairs_tried]
-        exchanged = [state.swap_bins(heavy, light) or state.trade(heavy, light) for heavy, light in pairs]
+        pairs = list(zip(by_load[:half], by_load[::-1][:half], strict=True))[
+            : _MOST_PAIRS - pairs_tried
+        ]
+        exchanged = [
+            state.swap_bins(heavy, light) or state.trade(heavy, light) for heavy, light in pairs
+        ]
         pairs_tried += len(pairs)
         if not any(exchanged):
             break
@@ -76,9 +89,20 @@ def level_ranks(bin_of: IntArray, lengths: IntArray, costs: IntArray, *, cap: in
 
 
 class _Ranks:
-    """Bins of all ranks under exchange. A bin keeps its number when it changes rank; ``bins`` says where it is."""
+    """Bins of all ranks under exchange.
 
-    def __init__(self, bin_of: IntArray, lengths: IntArray, costs: IntArray, cap: int, num_ranks: int, num_slots: int) -> None:
+    A bin keeps its number when it changes rank; `bins` says where it is.
+    """
+
+    def __init__(
+        self,
+        bin_of: IntArray,
+        lengths: IntArray,
+        costs: IntArray,
+        cap: int,
+        num_ranks: int,
+        num_slots: int,
+    ) -> None:
         num_bins = num_ranks * num_slots
         self.lengths, self.costs, self.bin_of = lengths, costs, bin_of.copy()
         self.members = group_bins(bin_of, num_bins)
@@ -92,14 +116,19 @@ class _Ranks:
         return number_bins([self.members[b] for b in self.bins.ravel().tolist()], self.lengths.size)
 
     def swap_bins(self, heavy: int, light: int) -> bool:
-        """Swap two bins of the same cost rank, else any two, if that closes at least half of the gap.
+        """Swap two bins of the same cost rank, else any two, if that closes at least half of the
+        gap.
 
-        Swapping the k-th costliest of one rank for that of the other leaves the costliest of each slot as they are.
+        Swapping the k-th costliest of one rank for that of the other leaves the costliest of each
+        slot as they are.
         """
         gap = int(self.loads[heavy] - self.loads[light])
         if gap <= 0:
             return False
-        first, second = (self.bins[rank][np.argsort(-self.sums[self.bins[rank]], kind="stable")] for rank in (heavy, light))
+        first, second = (
+            self.bins[rank][np.argsort(-self.sums[self.bins[rank]], kind="stable")]
+            for rank in (heavy, light)
+        )
         difference = self.sums[first][:, None] - self.sums[second][None, :]
         shrink = gap - np.abs(gap - 2 * difference)
         row = column = int(shrink.diagonal().argmax())
@@ -120,9 +149,14 @@ class _Ranks:
         if gap <= 0:
             return False
         give = self._samples(heavy)
-        trades = [self._best_move(give, light, gap), self._best_exchange(give, self._samples(light), gap)]
+        trades = [
+            self._best_move(give, light, gap),
+            self._best_exchange(give, self._samples(light), gap),
+        ]
         if 2 * max(trade.shrink for trade in trades) < gap:
-            roomiest = self.bins[light][np.argsort(-self.rooms[self.bins[light]], kind="stable")][:_RUN_BINS]
+            roomiest = self.bins[light][np.argsort(-self.rooms[self.bins[light]], kind="stable")][
+                :_RUN_BINS
+            ]
             trades.extend(self._best_run(give, target, gap) for target in roomiest.tolist())
         best = max(trades, key=lambda trade: trade.shrink)
         if best.shrink <= 0:
@@ -138,10 +172,12 @@ class _Ranks:
         return True
 
     def _samples(self, rank: int) -> IntArray:
-        return np.asarray([i for b in self.bins[rank].tolist() for i in self.members[b]], dtype=np.int64)
+        return np.asarray(
+            [i for b in self.bins[rank].tolist() for i in self.members[b]], dtype=np.int64
+        )
 
     def _best_move(self, give: IntArray, light: int, gap: int) -> _Trade:
-        """Find the best single move into the roomiest bin of ``light``."""
+        """Find the best single move into the roomiest bin of `light`."""
         if not give.size:
             return _Trade(0)
         target = int(self.bins[light][np.argmax(self.rooms[self.bins[light]])])
@@ -157,23 +193,32 @@ class _Ranks:
             return _Trade(0)
         take = take[np.argsort(self.costs[take], kind="stable")]
         ideal = np.searchsorted(self.costs[take], self.costs[give] - gap // 2)
-        around = np.clip(ideal[:, None] + np.arange(-_NEIGHBOURS // 2, _NEIGHBOURS // 2), 0, take.size - 1)
+        around = np.clip(
+            ideal[:, None] + np.arange(-_NEIGHBOURS // 2, _NEIGHBOURS // 2), 0, take.size - 1
+        )
         other = take[around]
         longer = self.lengths[give][:, None] - self.lengths[other]
         dearer = self.costs[give][:, None] - self.costs[other]
-        allowed = (longer <= self.rooms[self.bin_of[other]]) & (-longer <= self.rooms[self.bin_of[give]][:, None])
+        allowed = (longer <= self.rooms[self.bin_of[other]]) & (
+            -longer <= self.rooms[self.bin_of[give]][:, None]
+        )
         shrink = np.where(allowed, gap - np.abs(gap - 2 * dearer), 0)
         row, column = divmod(int(shrink.argmax()), other.shape[1])
         partner = int(other[row, column])
-        return _Trade(int(shrink[row, column]), int(give[row]), (partner,), int(self.bin_of[partner]))
+        return _Trade(
+            int(shrink[row, column]), int(give[row]), (partner,), int(self.bin_of[partner])
+        )
 
     def _best_run(self, give: IntArray, target: int, gap: int) -> _Trade:
-        """Find the best exchange of one sample for a run of shorter ones, consecutive by length, out of bin ``target``.
+        """Find the best exchange of one sample for a run of shorter ones, consecutive by length,
+        out of bin `target`.
 
-        In full bins only exchanges of about equal tokens fit, and among those one long sample for several short ones is what
-        lowers a cost that rises faster than the tokens.
+        In full bins only exchanges of about equal tokens fit, and among those one long sample for
+        several short ones is what lowers a cost that rises faster than the tokens.
         """
-        members = np.asarray(sorted(self.members[target], key=lambda i: -int(self.lengths[i])), dtype=np.int64)
+        members = np.asarray(
+            sorted(self.members[target], key=lambda i: -int(self.lengths[i])), dtype=np.int64
+        )
         if members.size < 2 or not give.size:
             return _Trade(0)
         tokens = np.concatenate([[0], np.cumsum(self.lengths[members])])

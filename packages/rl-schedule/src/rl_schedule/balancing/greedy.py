@@ -1,7 +1,7 @@
-"""Whole-step greedy passes over two-level LPT; algorithm layer, above ``two_level`` and ``bounds``.
+"""Whole-step greedy passes over two-level LPT; algorithm layer, above `two_level` and `bounds`.
 
-Decides with which costs, targets and head starts a pass runs. Invariants are those of ``two_level_lpt``: the cap holds, and
-None says that the pass got stuck, never that no plan exists.
+Decides with which costs, targets and head starts a pass runs. Invariants are those of
+`two_level_lpt`: the cap holds, and None says that the pass got stuck, never that no plan exists.
 """
 
 import numpy as np
@@ -15,10 +15,13 @@ from rl_schedule.dealing import bin_sums
 __all__ = ["costs_when_full", "pack_by_cost", "pack_long_first", "pack_squares_first", "top_up"]
 
 
-def pack_by_cost(problem: StepProblem, bounds: CostBounds, *, slack: float = 0.0) -> IntArray | None:
+def pack_by_cost(
+    problem: StepProblem, bounds: CostBounds, *, slack: float = 0.0
+) -> IntArray | None:
     """Place all samples by cost, longest first; int64 [n] rank-major bins, or None.
 
-    ``slack`` gives ranks that will idle next to an unsplittable long sample a head start, so that they end lower.
+    `slack` gives ranks that will idle next to an unsplittable long sample a head start, so that
+    they end lower.
     """
     state = LptState.empty(
         num_ranks=problem.num_ranks,
@@ -27,30 +30,48 @@ def pack_by_cost(problem: StepProblem, bounds: CostBounds, *, slack: float = 0.0
         targets=slot_targets(bounds),
         head_start=head_starts(bounds, slack),
     )
-    return _placed(two_level_lpt(problem.lengths.tolist(), problem.costs.tolist(), state, problem.cap))
+    return _placed(
+        two_level_lpt(problem.lengths.tolist(), problem.costs.tolist(), state, problem.cap)
+    )
 
 
-def pack_long_first(problem: StepProblem, bounds: CostBounds, *, num_long: int, slack: float = 0.0) -> IntArray | None:
-    """Place the ``num_long`` longest samples by cost, set the targets anew by what they left, then place the rest.
+def pack_long_first(
+    problem: StepProblem, bounds: CostBounds, *, num_long: int, slack: float = 0.0
+) -> IntArray | None:
+    """Place the `num_long` longest samples by cost, set the targets anew by what they left, then
+    place the rest.
 
-    Worth a try where long samples had to share micro-batches that no bound foresaw: the other ranks may then fill the same
-    slot as high.
+    Worth a try where long samples had to share micro-batches that no bound foresaw: the other ranks
+    may then fill the same slot as high.
     """
     starts = head_starts(bounds, slack)
     state = LptState.empty(
-        num_ranks=problem.num_ranks, num_slots=problem.num_slots, cap=problem.cap, targets=slot_targets(bounds), head_start=starts
+        num_ranks=problem.num_ranks,
+        num_slots=problem.num_slots,
+        cap=problem.cap,
+        targets=slot_targets(bounds),
+        head_start=starts,
     )
-    placed = _placed(two_level_lpt(problem.lengths[:num_long].tolist(), problem.costs[:num_long].tolist(), state, problem.cap))
+    placed = _placed(
+        two_level_lpt(
+            problem.lengths[:num_long].tolist(),
+            problem.costs[:num_long].tolist(),
+            state,
+            problem.cap,
+        )
+    )
     return None if placed is None else top_up(problem, placed, head_start=starts)
 
 
 def pack_squares_first(problem: StepProblem, *, short_share: float) -> IntArray | None:
-    """Place long samples by their cost above the least cost per token, then short ones by cost; int64 [n], or None.
+    """Place long samples by their cost above the least cost per token, then short ones by cost;
+    int64 [n], or None.
 
     None also when the cost is linear in tokens: there is nothing above it to balance.
 
-    In nearly full micro-batches every rank ends with about as many tokens whatever is done, so what is linear in tokens
-    levels itself and only the rest is worth balancing; the short samples, almost without squares, then level the costs.
+    In nearly full micro-batches every rank ends with about as many tokens whatever is done, so what
+    is linear in tokens levels itself and only the rest is worth balancing; the short samples,
+    almost without squares, then level the costs.
 
     Args:
         problem: the step.
@@ -62,17 +83,35 @@ def pack_squares_first(problem: StepProblem, *, short_share: float) -> IntArray 
         return None
     tokens = np.cumsum(problem.lengths)
     num_long = int(np.searchsorted(tokens, (1.0 - short_share) * int(tokens[-1])))
-    bounds = cost_bounds(problem.lengths, excess, problem.cap, num_ranks=problem.num_ranks, num_slots=problem.num_slots)
-    state = LptState.empty(num_ranks=problem.num_ranks, num_slots=problem.num_slots, cap=problem.cap, targets=slot_targets(bounds))
-    placed = _placed(two_level_lpt(problem.lengths[:num_long].tolist(), excess[:num_long].tolist(), state, problem.cap))
+    bounds = cost_bounds(
+        problem.lengths,
+        excess,
+        problem.cap,
+        num_ranks=problem.num_ranks,
+        num_slots=problem.num_slots,
+    )
+    state = LptState.empty(
+        num_ranks=problem.num_ranks,
+        num_slots=problem.num_slots,
+        cap=problem.cap,
+        targets=slot_targets(bounds),
+    )
+    placed = _placed(
+        two_level_lpt(
+            problem.lengths[:num_long].tolist(), excess[:num_long].tolist(), state, problem.cap
+        )
+    )
     return None if placed is None else top_up(problem, placed)
 
 
-def top_up(problem: StepProblem, placed: IntArray, *, head_start: list[int] | None = None) -> IntArray | None:
-    """Place the samples after the first ``placed.size`` by cost onto given bins; int64 [n] rank-major bins, or None.
+def top_up(
+    problem: StepProblem, placed: IntArray, *, head_start: list[int] | None = None
+) -> IntArray | None:
+    """Place the samples after the first `placed.size` by cost onto given bins; int64 [n] rank-major
+    bins, or None.
 
-    A rank's k-th costliest bin aims at what the k-th costliest of some rank costs already, or at the common level that the
-    rest gives all bins with room.
+    A rank's k-th costliest bin aims at what the k-th costliest of some rank costs already, or at
+    the common level that the rest gives all bins with room.
 
     Args:
         problem: the step, samples longest first.
@@ -90,7 +129,9 @@ def top_up(problem: StepProblem, placed: IntArray, *, head_start: list[int] | No
     targets = np.asarray(common_level(full.T, highest, int(problem.costs.sum())))
     gap = np.empty_like(sums)
     np.put_along_axis(gap, by_cost, np.take_along_axis(sums, by_cost, axis=1) - targets, axis=1)
-    loads = sums.sum(axis=1) + np.asarray(head_start if head_start is not None else [0] * problem.num_ranks)
+    loads = sums.sum(axis=1) + np.asarray(
+        head_start if head_start is not None else [0] * problem.num_ranks
+    )
     state = LptState(
         num_ranks=problem.num_ranks,
         num_slots=problem.num_slots,
@@ -98,12 +139,17 @@ def top_up(problem: StepProblem, placed: IntArray, *, head_start: list[int] | No
         gap=gap.ravel().tolist(),
         room=(problem.cap - bin_sums(problem.lengths[:count], placed, problem.num_bins)).tolist(),
     )
-    rest = _placed(two_level_lpt(problem.lengths[count:].tolist(), problem.costs[count:].tolist(), state, problem.cap))
+    rest = _placed(
+        two_level_lpt(
+            problem.lengths[count:].tolist(), problem.costs[count:].tolist(), state, problem.cap
+        )
+    )
     return None if rest is None else np.concatenate([placed, rest])
 
 
 def costs_when_full(problem: StepProblem, placed: IntArray) -> IntArray:
-    """Return what each bin costs when the samples after the first ``placed.size`` use up its room: int64 [bins].
+    """Return what each bin costs when the samples after the first `placed.size` use up its room:
+    int64 [bins].
 
     They do so at their mean cost per token.
     """

@@ -1,8 +1,10 @@
-"""Balanced dynamic packing of one step: fewest micro-batches, level ranks, level slots; algorithm layer.
+"""Balanced dynamic packing of one step: fewest micro-batches, level ranks, level slots; algorithm
+layer.
 
-Decides the micro-batch and the rank of every sample under the token cap, by trying the cheap method first and dearer ones
-only where it fails. Invariants: the cap holds; no more micro-batches than first-fit-decreasing needs, rounded up to the
-alignment; no micro-batch is empty when there are enough samples; P10.
+Decides the micro-batch and the rank of every sample under the token cap, by trying the cheap method
+first and dearer ones only where it fails. Invariants: the cap holds; no more micro-batches than
+first-fit-decreasing needs, rounded up to the alignment; no micro-batch is empty when there are
+enough samples; P10.
 """
 
 from collections.abc import Iterator
@@ -45,13 +47,21 @@ _LPT_MAY_FIT = 0.9
 """Fill above which a greedy pass cannot succeed when no sample is short enough to use up what room is left."""
 
 _MANY_SAMPLES = 50_000
-"""Above this one greedy pass has to do: with ``auto`` the one with the slack that the bound suggests."""
+"""Above this one greedy pass has to do: with `auto` the one with the slack that the bound suggests."""
 
 _SLOT_GAP = 0.02
 """Distance of the slots from their bound at which another method is tried although the greedy pass succeeded."""
 
 
-def balance_step(lengths: IntArray, costs: IntArray, *, cap: int, num_ranks: int, alignment: int, rank_slack: float | str) -> Assignment:
+def balance_step(
+    lengths: IntArray,
+    costs: IntArray,
+    *,
+    cap: int,
+    num_ranks: int,
+    alignment: int,
+    rank_slack: float | str,
+) -> Assignment:
     """Assign the samples of one step.
 
     Args:
@@ -60,22 +70,37 @@ def balance_step(lengths: IntArray, costs: IntArray, *, cap: int, num_ranks: int
         cap: tokens per micro-batch.
         num_ranks: ranks.
         alignment: the micro-batch count is a multiple of this.
-        rank_slack: how far a rank may end above the mean to save slot time, or ``"auto"``.
+        rank_slack: how far a rank may end above the mean to save slot time, or `"auto"`.
     """
     order = decreasing_order(lengths)
     best, num_slots = _pack(lengths[order], costs[order], cap, num_ranks, alignment, rank_slack)
     bin_of = np.empty(lengths.size, dtype=np.int64)
     bin_of[order] = best.bin_of
     bin_of = arrange_slots(bin_of, costs, num_ranks=num_ranks, num_slots=num_slots)
-    return Assignment(bin_of=bin_of, num_ranks=num_ranks, num_slots=num_slots, path=best.path, rank_slack=best.slack)
+    return Assignment(
+        bin_of=bin_of,
+        num_ranks=num_ranks,
+        num_slots=num_slots,
+        path=best.path,
+        rank_slack=best.slack,
+    )
 
 
-def _pack(lengths: IntArray, costs: IntArray, cap: int, num_ranks: int, alignment: int, slack: float | str) -> tuple[Candidate, int]:
+def _pack(
+    lengths: IntArray, costs: IntArray, cap: int, num_ranks: int, alignment: int, slack: float | str
+) -> tuple[Candidate, int]:
     """Return the best candidate with the fewest micro-batches found, and their number per rank."""
 
     def problem_of(count: int) -> StepProblem:
         slots = count // num_ranks
-        return StepProblem(lengths=lengths, costs=costs, cap=cap, num_ranks=num_ranks, num_slots=slots, packings=packings)
+        return StepProblem(
+            lengths=lengths,
+            costs=costs,
+            cap=cap,
+            num_ranks=num_ranks,
+            num_slots=slots,
+            packings=packings,
+        )
 
     packings = PlainPackings(lengths, cap)
     least = round_up(micro_batch_bound(lengths, cap), alignment)
@@ -87,7 +112,9 @@ def _pack(lengths: IntArray, costs: IntArray, cap: int, num_ranks: int, alignmen
         if problem.num_bins > least:
             found = list(_candidates(problem, slack))
         if not found:
-            split = number_bins(split_bins(group_bins(bins), lengths.tolist(), problem.num_bins), bins.size)
+            split = number_bins(
+                split_bins(group_bins(bins), lengths.tolist(), problem.num_bins), bins.size
+            )
             dealt = deal_bins(split, costs, num_ranks=num_ranks, num_bins=problem.num_bins)
             found = [problem.candidate(dealt, "first_fit_decreasing|kk")]
     best = _best(found, slack)
@@ -95,7 +122,7 @@ def _pack(lengths: IntArray, costs: IntArray, cap: int, num_ranks: int, alignmen
 
 
 def _best(candidates: list[Candidate], slack: float | str) -> Candidate:
-    """Return the first best: by slots alone under ``auto``, else by ranks beyond what is level, then by slots."""
+    """Return the first best: by slots alone under `auto`, else by ranks beyond what is level, then by slots."""
     if slack == "auto":
         return min(candidates, key=lambda candidate: candidate.slot)
     level = _LEVEL_RANKS + float(slack)
@@ -103,7 +130,7 @@ def _best(candidates: list[Candidate], slack: float | str) -> Candidate:
 
 
 def _candidates(problem: StepProblem, slack: float | str) -> Iterator[Candidate]:
-    """Yield plans with ``problem.num_slots`` micro-batches per rank; none if no method finds one."""
+    """Yield plans with `problem.num_slots` micro-batches per rank; none if no method finds one."""
     bounds = problem.bounds()
     greedy = list(_greedy(problem, bounds, slack))
     yield from greedy
@@ -142,7 +169,7 @@ def _greedy(problem: StepProblem, bounds: CostBounds, slack: float | str) -> Ite
 
 
 def _slacks(problem: StepProblem, bounds: CostBounds) -> list[float]:
-    """Return the slacks that ``auto`` tries: none, what the bound can use, and around it where a pass is cheap."""
+    """Return the slacks that `auto` tries: none, what the bound can use, and around it where a pass is cheap."""
     useful = useful_slack(bounds)
     if not useful:
         return [0.0]
@@ -175,7 +202,12 @@ def _by_squares(problem: StepProblem, best: Candidate) -> Iterator[Candidate]:
 
 def _by_exchange(problem: StepProblem, best: Candidate) -> Iterator[Candidate]:
     bins = level_ranks(
-        best.bin_of, problem.lengths, problem.costs, cap=problem.cap, num_ranks=problem.num_ranks, num_slots=problem.num_slots
+        best.bin_of,
+        problem.lengths,
+        problem.costs,
+        cap=problem.cap,
+        num_ranks=problem.num_ranks,
+        num_slots=problem.num_slots,
     )
     yield problem.candidate(bins, f"{best.path}|exchange")
 
@@ -192,6 +224,8 @@ def _by_strides(problem: StepProblem, best: Candidate) -> Iterator[Candidate]:
     del best
     bins = group_bins(problem.packings.first_fit)
     if len(bins) <= problem.num_bins:
-        split = number_bins(split_bins(bins, problem.lengths.tolist(), problem.num_bins), problem.lengths.size)
+        split = number_bins(
+            split_bins(bins, problem.lengths.tolist(), problem.num_bins), problem.lengths.size
+        )
         strided = split % problem.num_ranks * problem.num_slots + split // problem.num_ranks
         yield problem.candidate(strided, "first_fit_decreasing|strided")

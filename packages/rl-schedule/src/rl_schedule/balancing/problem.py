@@ -1,4 +1,4 @@
-"""One step as the balancing algorithms see it; record layer above ``bounds``."""
+"""One step as the balancing algorithms see it; record layer above `bounds`."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +18,7 @@ class PlainPackings:
     """First-fit and best-fit packings of all samples, longest first; each made when first asked for, and only once."""
 
     def __init__(self, lengths: IntArray, cap: int) -> None:
-        """Keep ``lengths``, int64 [n] descending, and the cap."""
+        """Keep `lengths`, int64 [n] descending, and the cap."""
         self._lengths, self._cap = lengths.tolist(), cap
 
     @cached_property
@@ -34,7 +34,7 @@ class PlainPackings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One plan for a ``StepProblem`` and how good it is."""
+    """One plan for a `StepProblem` and how good it is."""
 
     bin_of: IntArray
     """int64 [n], rank-major bin of each sample."""
@@ -50,7 +50,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepProblem:
-    """A step's samples, longest first, to be put into a fixed number of bins. At least one sample."""
+    """A step's samples, longest first, to be put into a fixed number of bins.
+
+    At least one sample.
+    """
 
     lengths: IntArray
     """int64 [n], padded tokens, descending."""
@@ -76,16 +79,26 @@ class StepProblem:
         return int(self.lengths.sum()) / (self.num_bins * self.cap)
 
     def num_longer(self, tokens: int) -> int:
-        """Return how many samples are longer than ``tokens``; they come first."""
+        """Return how many samples are longer than `tokens`; they come first."""
         return int(np.searchsorted(-self.lengths, -tokens))
 
     def bounds(self) -> CostBounds:
         """Return what no plan for this problem can beat."""
-        return cost_bounds(self.lengths, self.costs, self.cap, num_ranks=self.num_ranks, num_slots=self.num_slots)
+        return cost_bounds(
+            self.lengths, self.costs, self.cap, num_ranks=self.num_ranks, num_slots=self.num_slots
+        )
 
     def candidate(self, bin_of: IntArray, path: str, *, slack: float = 0.0) -> Candidate:
         """Give empty bins a sample where one can be spared, and measure the plan."""
-        filled = fill_empty_bins(bin_of, self.costs, num_ranks=self.num_ranks, num_bins=self.num_bins)
+        filled = fill_empty_bins(
+            bin_of, self.costs, num_ranks=self.num_ranks, num_bins=self.num_bins
+        )
         sums = bin_sums(self.costs, filled, self.num_bins).reshape(self.num_ranks, self.num_slots)
         sums.sort(axis=1)
-        return Candidate(bin_of=filled, path=path, rank=rank_imbalance(sums), slot=slot_imbalance(sums), slack=slack)
+        return Candidate(
+            bin_of=filled,
+            path=path,
+            rank=rank_imbalance(sums),
+            slot=slot_imbalance(sums),
+            slack=slack,
+        )

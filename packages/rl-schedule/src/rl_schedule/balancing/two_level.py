@@ -1,11 +1,13 @@
-"""Packing and dealing in one pass: two-level longest-processing-time under the token cap; algorithm layer.
+"""Packing and dealing in one pass: two-level longest-processing-time under the token cap; algorithm
+layer.
 
-Decides, sample by sample and longest first, which rank and which of its micro-batches takes the next sample. Invariants:
-the cap is never exceeded except by an oversized sample alone; bin ``r * num_slots + k`` belongs to rank r; the result is
-a function of the arguments alone.
+Decides, sample by sample and longest first, which rank and which of its micro-batches takes the
+next sample. Invariants: the cap is never exceeded except by an oversized sample alone; bin `r *
+num_slots + k` belongs to rank r; the result is a function of the arguments alone.
 
-Lengths only fall, so a micro-batch without room for one sample gets room for a later one exactly once: a blocked
-micro-batch or rank is moved back at most once per placement, and the pass is O(n log K).
+Lengths only fall, so a micro-batch without room for one sample gets room for a later one exactly
+once: a blocked micro-batch or rank is moved back at most once per placement, and the pass is O(n
+log K).
 """
 
 import heapq
@@ -30,8 +32,16 @@ class LptState:
     """[D * m] tokens each bin can still take; negative where an oversized sample sits."""
 
     @classmethod
-    def empty(cls, *, num_ranks: int, num_slots: int, cap: int, targets: list[int], head_start: list[int] | None = None) -> "LptState":
-        """Return a state in which nothing is placed; ``targets`` [m] is the cost each slot should reach."""
+    def empty(
+        cls,
+        *,
+        num_ranks: int,
+        num_slots: int,
+        cap: int,
+        targets: list[int],
+        head_start: list[int] | None = None,
+    ) -> "LptState":
+        """Return a state in which nothing is placed; `targets` [m] is the cost each slot should reach."""
         return cls(
             num_ranks=num_ranks,
             num_slots=num_slots,
@@ -41,8 +51,11 @@ class LptState:
         )
 
 
-def two_level_lpt(lengths: list[int], costs: list[int], state: LptState, cap: int) -> list[int] | None:
-    """Place samples, longest first, on the least loaded rank with room, in its bin furthest below target with room.
+def two_level_lpt(
+    lengths: list[int], costs: list[int], state: LptState, cap: int
+) -> list[int] | None:
+    """Place samples, longest first, on the least loaded rank with room, in its bin furthest below
+    target with room.
 
     Args:
         lengths: tokens [n], descending.
@@ -53,11 +66,15 @@ def two_level_lpt(lengths: list[int], costs: list[int], state: LptState, cap: in
     Returns:
         The bin of each sample [n], or None when a sample fits nowhere.
     """
-    # A heap entry is one integer, key * width + index: it orders like the pair and compares much faster.
+    # A heap entry is one integer, key * width + index: it orders like the pair and compares much
+    # faster.
     slots, room, ranks = state.num_slots, state.room, state.num_ranks
     width = ranks * slots
     active = [load * ranks + rank for rank, load in enumerate(state.load)]
-    open_bins = [[state.gap[b] * width + b for b in range(rank * slots, (rank + 1) * slots)] for rank in range(ranks)]
+    open_bins = [
+        [state.gap[b] * width + b for b in range(rank * slots, (rank + 1) * slots)]
+        for rank in range(ranks)
+    ]
     for entries in (active, *open_bins):
         heapq.heapify(entries)
     blocked: list[tuple[int, int]] = []

@@ -1,6 +1,6 @@
 """What happens to a block of logits between two matrix products, in plain torch.
 
-Layer: torch; CUDA takes `triton_block_kernels` instead, with the same two functions. Invariant: the two agree with `torch.dense_rows` and
+Invariant: the two agree with `torch.dense_rows` and
 `torch.scores.entry_gradient` to rounding.
 """
 
@@ -15,7 +15,9 @@ from rl_topp.torch.scores import Upstream, entry_gradient
 __all__ = ["block_gradient", "merge_block_statistics"]
 
 
-def merge_block_statistics(z_DB: Tensor, places_F: Tensor, targets_F: Tensor, statistics_4F: Tensor, *, first_id: int) -> None:
+def merge_block_statistics(
+    z_DB: Tensor, places_F: Tensor, targets_F: Tensor, statistics_4F: Tensor, *, first_id: int
+) -> None:
     """Merge one block into running statistics (see `torch.scores`), in place.
 
     Args:
@@ -30,9 +32,17 @@ def merge_block_statistics(z_DB: Tensor, places_F: Tensor, targets_F: Tensor, st
 
 
 def block_gradient(
-    z_DB: Tensor, places_F: Tensor, targets_F: Tensor, full: Upstream, *, first_id: int, temperature: float, dtype: torch.dtype
+    z_DB: Tensor,
+    places_F: Tensor,
+    targets_F: Tensor,
+    full: Upstream,
+    *,
+    first_id: int,
+    temperature: float,
+    dtype: torch.dtype,
 ) -> Tensor:
-    """Return dL/d(logit) of one block, [D, B] in `dtype`; 0 in rows that do not need the whole vocabulary.
+    """Return dL/d(logit) of one block, [D, B] in `dtype`; 0 in rows that do not need the whole
+    vocabulary.
 
     Args:
         z_DB: logits / temperature.
@@ -45,5 +55,7 @@ def block_gradient(
     """
     gradient_DB = torch.zeros_like(z_DB, dtype=dtype)
     is_target = torch.arange(z_DB.shape[1], device=z_DB.device) == (targets_F - first_id)[:, None]
-    gradient_DB[places_F] = entry_gradient(z_DB[places_F], is_target, full.as_columns()).div_(temperature).to(dtype)
+    gradient_DB[places_F] = (
+        entry_gradient(z_DB[places_F], is_target, full.as_columns()).div_(temperature).to(dtype)
+    )
     return gradient_DB

@@ -1,14 +1,20 @@
-"""Rows scored against the whole vocabulary shard, one block of logits at a time: the way for rows without a filter and for large kept sets.
+"""Rows scored against the whole vocabulary shard, one block of logits at a time: the way for rows
+without a filter and for large kept sets.
 
-Layer: torch. Blocks run over the vocabulary, so each block of the weight's gradient is one complete matrix product and needs no running sum; the logits
-of a block are computed again in backward. Invariants: no tensor larger than a block of logits [D, B] with B <= ceil(V_local / 4) exists, whatever the sizes;
-the entries of a kept set are read out of a block (and their gradients written into one) without a mask.
+Blocks run over the vocabulary, so each block of the weight's gradient is one complete matrix
+product and needs no running sum; the logits of a block are computed again in backward. Invariants:
+no tensor larger than a block of logits [D, B] with B <= ceil(V_local / 4) exists, whatever the
+sizes; the entries of a kept set are read out of a block (and their gradients written into one)
+without a mask.
 
-Rounding of a gradient in bfloat16: each element of the result is rounded once, by at most u = 2**-8 (3.9e-3) of itself, and on a GPU with more than
-`_FEW_ROWS` rows each coefficient before it as well. Roundings of many numbers are independent: relative to the norm either costs about 1.7e-3, both
-2.3e-3, under the 3e-3 that the head promises. Few rows do not average, and one that makes the whole gradient would cost up to 2 u; so coefficients of few
-rows keep 16 bits, and the result is that of float64 rounded once. A row of the weight whose id occurs among blocks and among dot products alike is
-rounded by both; scores over kept set and vocabulary of one row come out of the same block, where their sum is rounded once however much of it cancels.
+Rounding of a gradient in bfloat16: each element of the result is rounded once, by at most u = 2**-8
+(3.9e-3) of itself, and on a GPU with more than `_FEW_ROWS` rows each coefficient before it as well.
+Roundings of many numbers are independent: relative to the norm either costs about 1.7e-3, both
+2.3e-3, under the 3e-3 that the head promises. Few rows do not average, and one that makes the whole
+gradient would cost up to 2 u; so coefficients of few rows keep 16 bits, and the result is that of
+float64 rounded once. A row of the weight whose id occurs among blocks and among dot products alike
+is rounded by both; scores over kept set and vocabulary of one row come out of the same block, where
+their sum is rounded once however much of it cancels.
 """
 
 from __future__ import annotations
@@ -56,8 +62,11 @@ class BlockedRows:
     """Where each block's entries begin in `by_id_E`, and the end of the last."""
 
 
-def make_blocked_rows(rows_D: Tensor, full_F: Tensor, entries: Entries, operands: Operands, *, block_bytes: int) -> BlockedRows:
-    """Cut the vocabulary into blocks and sort the entries into them (waits once for the device when there are entries).
+def make_blocked_rows(
+    rows_D: Tensor, full_F: Tensor, entries: Entries, operands: Operands, *, block_bytes: int
+) -> BlockedRows:
+    """Cut the vocabulary into blocks and sort the entries into them (waits once for the device when
+    there are entries).
 
     Args:
         rows_D: int64 [D], ascending.
@@ -73,10 +82,18 @@ def make_blocked_rows(rows_D: Tensor, full_F: Tensor, entries: Entries, operands
     if entries.ids_E.numel() == 0:
         nothing = entries.ids_E
         return BlockedRows(
-            rows_D=rows_D, full_F=full_F, entries=entries, by_id_E=nothing, places_E=nothing, edges=edges, entry_edges=(0,) * len(edges)
+            rows_D=rows_D,
+            full_F=full_F,
+            entries=entries,
+            by_id_E=nothing,
+            places_E=nothing,
+            edges=edges,
+            entry_edges=(0,) * len(edges),
         )
     sorted_ids, order = torch.sort(entries.ids_E, stable=True)
-    entry_edges = tuple(torch.searchsorted(sorted_ids, torch.tensor(edges, device=sorted_ids.device)).tolist())
+    entry_edges = tuple(
+        torch.searchsorted(sorted_ids, torch.tensor(edges, device=sorted_ids.device)).tolist()
+    )
     by_id = order[entry_edges[0] : entry_edges[-1]]  # entries with id -1 sort before the first edge
     return BlockedRows(
         rows_D=rows_D,
@@ -98,17 +115,29 @@ def blocked_scores(blocked: BlockedRows, operands: Operands) -> tuple[Tensor, Te
     """
     math = _block_math(operands.device)
     targets_F = operands.targets_T[blocked.rows_D[blocked.full_F]].long()
-    z_E = torch.full(blocked.entries.ids_E.shape, -torch.inf, dtype=operands.dtype, device=operands.device)
-    statistics = empty_statistics(1, targets_F.numel(), dtype=operands.dtype, device=operands.device)[0]
+    z_E = torch.full(
+        blocked.entries.ids_E.shape, -torch.inf, dtype=operands.dtype, device=operands.device
+    )
+    statistics = empty_statistics(
+        1, targets_F.numel(), dtype=operands.dtype, device=operands.device
+    )[0]
     for block in _blocks(blocked, operands):
         z_E[block.numbers] = block.z_DB[block.places, block.columns]
         if targets_F.numel():
             first_id = operands.vocab_start + block.first
-            math.merge_block_statistics(block.z_DB, blocked.full_F, targets_F, statistics, first_id=first_id)
+            math.merge_block_statistics(
+                block.z_DB, blocked.full_F, targets_F, statistics, first_id=first_id
+            )
     return statistics, z_E
 
 
-def blocked_gradients(blocked: BlockedRows, operands: Operands, full: Upstream, coefficients_E: Tensor, destinations: Destinations) -> None:
+def blocked_gradients(
+    blocked: BlockedRows,
+    operands: Operands,
+    full: Upstream,
+    coefficients_E: Tensor,
+    destinations: Destinations,
+) -> None:
     """Add the gradients of the rows' scores.
 
     Args:
@@ -126,12 +155,22 @@ def blocked_gradients(blocked: BlockedRows, operands: Operands, full: Upstream, 
     for block in _blocks(blocked, operands):
         first_id = operands.vocab_start + block.first
         gradient_DB = math.block_gradient(
-            block.z_DB, blocked.full_F, targets_F, full, first_id=first_id, temperature=temperature, dtype=_coefficient_dtype(hidden_DH)
+            block.z_DB,
+            blocked.full_F,
+            targets_F,
+            full,
+            first_id=first_id,
+            temperature=temperature,
+            dtype=_coefficient_dtype(hidden_DH),
         )
         # Not added: they hold what the full scores give there, and their sum is rounded once.
-        gradient_DB[block.places, block.columns] = (coefficients_E[block.numbers] / temperature).to(gradient_DB.dtype)
+        gradient_DB[block.places, block.columns] = (coefficients_E[block.numbers] / temperature).to(
+            gradient_DB.dtype
+        )
         if destinations.hidden is not None:
-            for_hidden += wide_matmul(gradient_DB, weight_VH[block.first : block.first + gradient_DB.shape[1]])
+            for_hidden += wide_matmul(
+                gradient_DB, weight_VH[block.first : block.first + gradient_DB.shape[1]]
+            )
         if destinations.weight is not None:
             destinations.weight.add_block(block.first, wide_matmul(gradient_DB.t(), hidden_DH))
     if destinations.hidden is not None:
@@ -160,13 +199,23 @@ def _blocks(blocked: BlockedRows, operands: Operands) -> Iterator[_Block]:
             z_DB.div_(operands.temperature)
         chosen = slice(blocked.entry_edges[index], blocked.entry_edges[index + 1])
         numbers = blocked.by_id_E[chosen]
-        yield _Block(first, z_DB, numbers, blocked.places_E[chosen], blocked.entries.ids_E[numbers] - first)
+        yield _Block(
+            first, z_DB, numbers, blocked.places_E[chosen], blocked.entries.ids_E[numbers] - first
+        )
 
 
 def _coefficient_dtype(hidden_DH: Tensor) -> torch.dtype:
-    return hidden_DH.dtype if hidden_DH.is_cuda and hidden_DH.shape[0] > _FEW_ROWS else compute_dtype(hidden_DH.dtype)
+    return (
+        hidden_DH.dtype
+        if hidden_DH.is_cuda and hidden_DH.shape[0] > _FEW_ROWS
+        else compute_dtype(hidden_DH.dtype)
+    )
 
 
 def _block_math(device: torch.device) -> ModuleType:
     """Return the module that works on a block on `device`; the one for CUDA is imported where CUDA is, since it needs Triton."""
-    return importlib.import_module("rl_topp.triton_block_kernels") if device.type == "cuda" else block_math
+    return (
+        importlib.import_module("rl_topp.triton_block_kernels")
+        if device.type == "cuda"
+        else block_math
+    )

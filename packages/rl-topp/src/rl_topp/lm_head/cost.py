@@ -1,9 +1,11 @@
-"""Which kept sets are scored by single dot products and which by blocks of logits: the cheaper way by expected time.
+"""Which kept sets are scored by single dot products and which by blocks of logits: the cheaper way
+by expected time.
 
-Layer: numpy; no tensors. The model: dot products cost a time per entry, proportional to the inner dimension; blocks cost a time per row (matrix products
-against the shard), a small one per entry and one per call (the shard is read whole). Rows with more entries than the break-even size gain from blocks;
-they move there together, if their gain exceeds the cost per call. Invariant: depends on set sizes and shapes only, so all ranks of a tensor-parallel
-group that hold equally many ids choose alike.
+The model: dot products cost a time per entry, proportional to the inner dimension; blocks cost a
+time per row (matrix products against the shard), a small one per entry and one per call (the shard
+is read whole). Rows with more entries than the break-even size gain from blocks; they move there
+together, if their gain exceeds the cost per call. Invariant: depends on set sizes and shapes only,
+so all ranks of a tensor-parallel group that hold equally many ids choose alike.
 """
 
 from __future__ import annotations
@@ -31,26 +33,46 @@ class DeviceCost:
     """Per entry of a row scored in blocks, whatever H: reading it out of its block and writing its gradient there."""
 
     def even_size(self, *, num_local_ids: int, width: int) -> float:
-        """Return the ids per row from which on blocks cost a row less, once they run at all; infinity where they never do.
+        """Return the ids per row from which on blocks cost a row less, once they run at all;
+        infinity where they never do.
 
         Args:
             num_local_ids: ids of the shard.
             width: H, the inner dimension.
         """
         per_entry = self.entry_seconds * width - self.block_entry_seconds
-        return num_local_ids * self.product_seconds * width / per_entry if per_entry > 0 else float("inf")
+        return (
+            num_local_ids * self.product_seconds * width / per_entry
+            if per_entry > 0
+            else float("inf")
+        )
 
 
 COSTS: Final = {
-    "cpu": DeviceCost(entry_seconds=1.7e-8, product_seconds=7.4e-11, pass_seconds=3.5e-9, block_entry_seconds=0.0),
-    "cuda": DeviceCost(entry_seconds=2.33e-12, product_seconds=1.05e-14, pass_seconds=1.04e-11, block_entry_seconds=1.14e-9),
+    "cpu": DeviceCost(
+        entry_seconds=1.7e-8, product_seconds=7.4e-11, pass_seconds=3.5e-9, block_entry_seconds=0.0
+    ),
+    "cuda": DeviceCost(
+        entry_seconds=2.33e-12,
+        product_seconds=1.05e-14,
+        pass_seconds=1.04e-11,
+        block_entry_seconds=1.14e-9,
+    ),
 }
-"""By device type. Where they come from: benchmarks/gpu_lm_head.py on one H200 (bfloat16), benchmarks/cpu_lm_head.py on one core (float32; there the
-cost of an entry in a block is lost beside that of a dot product)."""
+"""By device type.
+
+Where they come from: benchmarks/gpu_lm_head.py on one H200 (bfloat16), benchmarks/cpu_lm_head.py on
+one core (float32; there the cost of an entry in a block is lost beside that of a dot product).
+"""
 
 
 def choose_blocked(
-    set_sizes: npt.NDArray[np.int64], *, num_local_ids: int, width: int, device_type: str, blocks_run_anyway: bool
+    set_sizes: npt.NDArray[np.int64],
+    *,
+    num_local_ids: int,
+    width: int,
+    device_type: str,
+    blocks_run_anyway: bool,
 ) -> npt.NDArray[np.bool_]:
     """Return bool [R]: which rows with kept sets are cheaper in blocks.
 
@@ -59,10 +81,14 @@ def choose_blocked(
         num_local_ids: ids of this shard.
         width: H, the inner dimension.
         device_type: `cpu` or `cuda`; another one is costed as `cuda`.
-        blocks_run_anyway: rows without a filter are in the same call, so the cost per call is paid already.
+        blocks_run_anyway: rows without a filter are in the same call, so the cost per call is paid
+            already.
     """
     cost = COSTS.get(device_type, COSTS["cuda"])
-    saved = set_sizes * (cost.entry_seconds * width - cost.block_entry_seconds) - num_local_ids * cost.product_seconds * width
+    saved = (
+        set_sizes * (cost.entry_seconds * width - cost.block_entry_seconds)
+        - num_local_ids * cost.product_seconds * width
+    )
     gain = saved[saved > 0].sum()
     worth = bool(gain > (0.0 if blocks_run_anyway else num_local_ids * width * cost.pass_seconds))
     cheaper: npt.NDArray[np.bool_] = saved > 0

@@ -1,4 +1,4 @@
-"""What every way of scoring a call works on. Layer: torch, below `sparse`, `sparse_cuda` and `blocked`.
+"""What every way of scoring a call works on.
 
 Invariant: the same in forward and backward of one call.
 """

@@ -1,7 +1,9 @@
-"""Entries scored one dot product each, on CUDA: the same two functions as `sparse`, put together from `triton_kernels`.
+"""Entries scored one dot product each, on CUDA: the same two functions as `sparse`, put together
+from `triton_kernels`.
 
-Layer: torch and Triton. Invariants: nothing waits for the device (sizes are known on the host); one copy to the device per call; memory beyond the
-gradients is a few numbers per entry and one row of partial sums per `KernelShapes.chunk` entries.
+Invariants: nothing waits for the device (sizes are known on the host); one copy to the device per
+call; memory beyond the gradients is a few numbers per entry and one row of partial sums per
+`KernelShapes.chunk` entries.
 """
 
 from __future__ import annotations
@@ -40,21 +42,35 @@ class SparseScores:
     """[E]: logit / temperature; -inf where the id is -1."""
 
 
-def score_rows(operands: Operands, rows: NucleusSet, listed_rows: npt.NDArray[np.int64], statistics_4T: Tensor) -> SparseScores:
+def score_rows(
+    operands: Operands, rows: NucleusSet, listed_rows: npt.NDArray[np.int64], statistics_4T: Tensor
+) -> SparseScores:
     """Score the kept ids of the listed rows, and write their statistics (arguments: see `sparse.score_rows`)."""
     lists = upload_rows(rows, listed_rows, operands.device)
     ids_E, rows_E = kernels.list_entries(
-        lists, operands.targets_T.contiguous(), vocab_start=operands.vocab_start, num_local_ids=operands.num_local_ids
+        lists,
+        operands.targets_T.contiguous(),
+        vocab_start=operands.vocab_start,
+        num_local_ids=operands.num_local_ids,
     )
-    hidden_TH, weight_VH = _rows_contiguous(operands.hidden_TH), _rows_contiguous(operands.weight_VH)
-    z_E = kernels.entry_scores(hidden_TH, weight_VH, ids_E, rows_E, dtype=operands.dtype, shapes=_SHAPES)
+    hidden_TH, weight_VH = (
+        _rows_contiguous(operands.hidden_TH),
+        _rows_contiguous(operands.weight_VH),
+    )
+    z_E = kernels.entry_scores(
+        hidden_TH, weight_VH, ids_E, rows_E, dtype=operands.dtype, shapes=_SHAPES
+    )
     if operands.temperature != 1.0:
         z_E.div_(operands.temperature)
     kernels.row_statistics(z_E, lists.rows_R, lists.offsets_R1, statistics_4T)
-    return SparseScores(rows_R=lists.rows_R, offsets_R1=lists.offsets_R1, ids_E=ids_E, rows_E=rows_E, z_E=z_E)
+    return SparseScores(
+        rows_R=lists.rows_R, offsets_R1=lists.offsets_R1, ids_E=ids_E, rows_E=rows_E, z_E=z_E
+    )
 
 
-def add_gradients(scored: SparseScores, operands: Operands, upstream: Upstream, destinations: Destinations) -> None:
+def add_gradients(
+    scored: SparseScores, operands: Operands, upstream: Upstream, destinations: Destinations
+) -> None:
     """Add the gradients of the listed rows' scores (arguments: see `sparse.add_gradients`)."""
     coefficients_E = kernels.entry_coefficients(
         scored.z_E,
@@ -69,10 +85,25 @@ def add_gradients(scored: SparseScores, operands: Operands, upstream: Upstream, 
     ids_E = scored.ids_E
     if destinations.hidden is not None:
         weight_VH = _rows_contiguous(operands.weight_VH)
-        kernels.hidden_gradient(weight_VH, ids_E, coefficients_E, scored.rows_R, scored.offsets_R1, destinations.hidden, shapes=_SHAPES)
+        kernels.hidden_gradient(
+            weight_VH,
+            ids_E,
+            coefficients_E,
+            scored.rows_R,
+            scored.offsets_R1,
+            destinations.hidden,
+            shapes=_SHAPES,
+        )
     if destinations.weight is not None:
         hidden_TH = _rows_contiguous(operands.hidden_TH)
-        kernels.weight_gradient(hidden_TH, ids_E, scored.rows_E, coefficients_E, destinations.weight.buffer, shapes=_SHAPES)
+        kernels.weight_gradient(
+            hidden_TH,
+            ids_E,
+            scored.rows_E,
+            coefficients_E,
+            destinations.weight.buffer,
+            shapes=_SHAPES,
+        )
 
 
 def _divided(gradient_T: Tensor, temperature: float) -> Tensor:

@@ -1,9 +1,12 @@
-"""Where the output weight's gradient goes: a new tensor, or the float32 `main_grad` that Megatron-Core's gradient buffers keep.
+"""Where the output weight's gradient goes: a new tensor, or the float32 `main_grad` that
+Megatron-Core's gradient buffers keep.
 
-Layer: torch. Megatron's protocol, which `WeightGradient` follows: a layer that adds to `weight.main_grad` itself sets `weight.grad_added_to_main_grad`
-and still returns a tensor of the weight's shape, so that the data-parallel hook of the weight runs; the hook then ignores what was returned, unless
-`weight.zero_out_wgrad` says that another layer (the tied embedding) adds its own gradient to it, in which case it must be zeros.
-Invariant: `main_grad` is only added to, and only where a gradient exists; what is added may be wider than the buffer, and the sum is rounded once.
+Megatron's protocol, which `WeightGradient` follows: a layer that adds to `weight.main_grad` itself
+sets `weight.grad_added_to_main_grad` and still returns a tensor of the weight's shape, so that the
+data-parallel hook of the weight runs; the hook then ignores what was returned, unless
+`weight.zero_out_wgrad` says that another layer (the tied embedding) adds its own gradient to it, in
+which case it must be zeros. Invariant: `main_grad` is only added to, and only where a gradient
+exists; what is added may be wider than the buffer, and the sum is rounded once.
 """
 
 from __future__ import annotations
@@ -26,7 +29,11 @@ class WeightGradient:
             weight: [V_local, H].
             use_main_grad: False = always a new tensor.
         """
-        main_grad = getattr(weight, "main_grad", None) if use_main_grad and hasattr(weight, "grad_added_to_main_grad") else None
+        main_grad = (
+            getattr(weight, "main_grad", None)
+            if use_main_grad and hasattr(weight, "grad_added_to_main_grad")
+            else None
+        )
         self._weight = weight
         self.in_main_grad = main_grad is not None
         """Whether `buffer` is Megatron's."""
@@ -46,7 +53,9 @@ class WeightGradient:
         if not self.in_main_grad:
             return self.buffer
         self._weight.grad_added_to_main_grad = True  # type: ignore[attr-defined]
-        allocate = torch.zeros_like if getattr(self._weight, "zero_out_wgrad", False) else torch.empty_like
+        allocate = (
+            torch.zeros_like if getattr(self._weight, "zero_out_wgrad", False) else torch.empty_like
+        )
         return allocate(self._weight)
 
 

@@ -1,6 +1,6 @@
 """The training side on tensors: scores of sampled ids over their kept sets.
 
-Layer: torch; above the record. The package's only modules that import torch are this one, `lm_head` and `triton_kernels`.
+The package's only modules that import torch are this one, `lm_head` and `triton_kernels`.
 """
 
 from rl_topp.torch.gathered import nucleus_log_probs

@@ -1,7 +1,7 @@
 """Statistics and gradients of rows over a whole vocabulary shard, one block of logits at a time.
 
-Layer: torch. Invariant: a block's statistics merge into the running ones without loss of range (the running maximum moves, sums are rescaled), so the
-result does not depend on the block size beyond rounding.
+Invariant: a block's statistics merge into the running ones without loss of range (the running
+maximum moves, sums are rescaled), so the result does not depend on the block size beyond rounding.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def block_statistics(z_DB: Tensor, targets_D: Tensor, *, first_id: int) -> Tenso
     if width == 0 or num_rows == 0:
         return statistics
     highest = z_DB.amax(dim=1)
-    finite = highest.masked_fill(highest == -torch.inf, 0.0)  # a row of nothing but -inf has no mass
+    finite = highest.masked_fill(
+        highest == -torch.inf, 0.0
+    )  # a row of nothing but -inf has no mass
     distance = z_DB - finite[:, None]
     weight = torch.exp(distance)
     statistics[HIGHEST] = highest
@@ -67,19 +69,26 @@ def store_dense(statistics_K4T: Tensor, kinds: RowKinds, block_4D: Tensor) -> No
     """Write statistics over the vocabulary where they belong, in place.
 
     Args:
-        statistics_K4T: the call's; the last kind (the full scores, when there are two) receives all of `block_4D`, the main score the rows without
-            a filter.
+        statistics_K4T: the call's; the last kind (the full scores, when there are two) receives all
+            of `block_4D`, the main score the rows without a filter.
         kinds: the call's rows.
         block_4D: statistics [4, D] of `kinds.dense`.
     """
-    dense, unfiltered, places = upload((kinds.dense, kinds.unfiltered, np.searchsorted(kinds.dense, kinds.unfiltered)), block_4D.device)
+    dense, unfiltered, places = upload(
+        (kinds.dense, kinds.unfiltered, np.searchsorted(kinds.dense, kinds.unfiltered)),
+        block_4D.device,
+    )
     statistics_K4T[0][:, unfiltered] = block_4D[:, places]
     if statistics_K4T.shape[0] > 1:
         statistics_K4T[1][:, dense] = block_4D
 
 
 def dense_upstream(
-    kinds: RowKinds, score_KT: Tensor, entropy_KT: Tensor | None, log_normaliser_KT: Tensor, entropy_value_KT: Tensor
+    kinds: RowKinds,
+    score_KT: Tensor,
+    entropy_KT: Tensor | None,
+    log_normaliser_KT: Tensor,
+    entropy_value_KT: Tensor,
 ) -> Upstream:
     """Return what arrives at the scores over the vocabulary of `kinds.dense`, [D], from both kinds together."""
     dense, unfiltered = upload((kinds.dense, kinds.unfiltered), score_KT.device)

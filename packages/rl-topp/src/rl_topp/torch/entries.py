@@ -1,7 +1,9 @@
-"""Kept sets as a flat list of (row, id) entries on the device: the form every sparse computation works on.
+"""Kept sets as a flat list of (row, id) entries on the device: the form every sparse computation
+works on.
 
-Layer: torch. Invariants: each row's first entry is its target, so the sampled id is in its set whatever was recorded; a kept id equal to the target
-appears once; entries that another vocabulary shard holds have id -1 and count nowhere; sizes are known on the host, so building waits for no device.
+Invariants: each row's first entry is its target, so the sampled id is in its set whatever was
+recorded; a kept id equal to the target appears once; entries that another vocabulary shard holds
+have id -1 and count nowhere; sizes are known on the host, so building waits for no device.
 """
 
 from __future__ import annotations
@@ -42,11 +44,18 @@ class Entries:
     def is_target_E(self) -> Tensor:
         """Whether the entry is its row's target, bool [E]."""
         # Not `mask[...] = True`: that copies the value from the host and waits for the device.
-        return torch.zeros_like(self.ids_E, dtype=torch.bool).index_fill_(0, self.offsets_R1[:-1], True)
+        return torch.zeros_like(self.ids_E, dtype=torch.bool).index_fill_(
+            0, self.offsets_R1[:-1], True
+        )
 
 
 def build_entries(
-    rows: NucleusSet, listed_rows: npt.NDArray[np.int64], targets_T: Tensor, *, vocab_start: int, num_local_ids: int
+    rows: NucleusSet,
+    listed_rows: npt.NDArray[np.int64],
+    targets_T: Tensor,
+    *,
+    vocab_start: int,
+    num_local_ids: int,
 ) -> Entries:
     """List the entries of `listed_rows`.
 
@@ -58,10 +67,18 @@ def build_entries(
         num_local_ids: number of ids of this shard.
     """
     lists = upload_rows(rows, listed_rows, targets_T.device)
-    rows_R, starts_R, offsets_R1 = lists.rows_R.long(), lists.starts_R.long(), lists.offsets_R1.long()
+    rows_R, starts_R, offsets_R1 = (
+        lists.rows_R.long(),
+        lists.starts_R.long(),
+        lists.offsets_R1.long(),
+    )
     segments_E = torch.repeat_interleave(offsets_R1.diff(), output_size=lists.num_entries)
-    # Where each entry's id lies in `ids`; a row's first entry, its target, points one too low and is overwritten.
-    places_E = torch.arange(lists.num_entries, device=rows_R.device) + (starts_R - offsets_R1[:-1] - 1)[segments_E]
+    # Where each entry's id lies in `ids`; a row's first entry, its target, points one too low and
+    # is overwritten.
+    places_E = (
+        torch.arange(lists.num_entries, device=rows_R.device)
+        + (starts_R - offsets_R1[:-1] - 1)[segments_E]
+    )
     ids_E = lists.ids[places_E.clamp_(min=0)].long()
     targets_R = targets_T[rows_R].long()
     ids_E.masked_fill_(ids_E == targets_R[segments_E], -1)
@@ -81,13 +98,19 @@ def segment_statistics(entries: Entries, z_E: Tensor) -> Tensor:
     num_rows = entries.rows_R.numel()
     if num_rows == 0:
         return z_E.new_zeros(4, 0)
-    highest = torch.segment_reduce(z_E, "max", offsets=entries.offsets_R1, initial=-torch.inf, unsafe=True)
+    highest = torch.segment_reduce(
+        z_E, "max", offsets=entries.offsets_R1, initial=-torch.inf, unsafe=True
+    )
     distance = (z_E - highest[entries.segments_E]).masked_fill_(z_E == -torch.inf, -torch.inf)
     weight = torch.exp(distance)
     spread = distance.mul_(weight).masked_fill_(weight == 0, 0.0)
     statistics = z_E.new_empty(4, num_rows)
     statistics[HIGHEST] = highest
     statistics[TARGET] = z_E[entries.offsets_R1[:-1]]
-    statistics[MASS] = torch.segment_reduce(weight, "sum", offsets=entries.offsets_R1, initial=0.0, unsafe=True)
-    statistics[SPREAD] = torch.segment_reduce(spread, "sum", offsets=entries.offsets_R1, initial=0.0, unsafe=True)
+    statistics[MASS] = torch.segment_reduce(
+        weight, "sum", offsets=entries.offsets_R1, initial=0.0, unsafe=True
+    )
+    statistics[SPREAD] = torch.segment_reduce(
+        spread, "sum", offsets=entries.offsets_R1, initial=0.0, unsafe=True
+    )
     return statistics

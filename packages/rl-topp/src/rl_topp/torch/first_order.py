@@ -1,7 +1,8 @@
-"""How the autograd functions of the package run: in the dtypes they were given, and differentiable once.
+"""How the autograd functions of the package run: in the dtypes they were given, and differentiable
+once.
 
-Layer: torch. Invariants: autocast, which narrows matrix products, changes nothing in forward or backward; a graph of the backward pass is refused, since
-the gradient that it would carry is missing.
+Invariants: autocast, which narrows matrix products, changes nothing in forward or backward; a graph
+of the backward pass is refused, since the gradient that it would carry is missing.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ def first_order(backward: Callable[..., Result]) -> Callable[..., Result]:
     @wraps(backward)
     def run(*arguments: Any) -> Result:
         if torch.is_grad_enabled():
-            raise NucleusError("scores over kept sets have first derivatives only; call backward without create_graph=True")
+            raise NucleusError(
+                "scores over kept sets have first derivatives only; call backward without"
+                " create_graph=True"
+            )
         return once(*arguments)
 
     return run

@@ -1,11 +1,13 @@
 """`nucleus_log_probs`: scores over kept sets from logits that exist already.
 
-Layer: torch. Only the logits of kept ids are read; a tensor-parallel shard adds its part and two small all-reduces finish the sums. Invariants: no
-[T, V] mask, no masked or rescaled copy of the logits; the gradient of a row with a kept set touches its kept entries only; rows over the whole
-vocabulary pass through float32 in blocks of bounded size; an element of the gradient is summed in float32 and rounded once.
+Only the logits of kept ids are read; a tensor-parallel shard adds its part and two small
+all-reduces finish the sums. Invariants: no [T, V] mask, no masked or rescaled copy of the logits;
+the gradient of a row with a kept set touches its kept entries only; rows over the whole vocabulary
+pass through float32 in blocks of bounded size; an element of the gradient is summed in float32 and
+rounded once.
 
-Gradient convention: every rank of the group computes the same loss from the same scores; each receives the gradient of its own shard of the logits, and
-backward needs no collective.
+Gradient convention: every rank of the group computes the same loss from the same scores; each
+receives the gradient of its own shard of the logits, and backward needs no collective.
 """
 
 from __future__ import annotations
@@ -72,15 +74,18 @@ def nucleus_log_probs(
 ) -> NucleusScores:
     """Score each row's target over the row's kept set.
 
-    log p = z[y] - logsumexp(z[S]), z = logits / temperature, S = the kept set with the target (DeepSeek-V3.2, arXiv 2512.02556, section 3.1).
+    log p = z[y] - logsumexp(z[S]), z = logits / temperature, S = the kept set with the target
+    (DeepSeek-V3.2, arXiv 2512.02556, section 3.1).
 
     Args:
-        logits_TV: [T, V_local], float64, float32, bfloat16 or float16: this rank's shard. Columns beyond the vocabulary are padding, never counted.
+        logits_TV: [T, V_local], float64, float32, bfloat16 or float16: this rank's shard. Columns
+            beyond the vocabulary are padding, never counted.
         targets_T: integers [T], ids of the whole vocabulary; anything where the status is 2.
         rows: kept sets of the T rows: a `NucleusSet`, or what `align_rows` returns.
         vocab_start: id of this shard's first column, >= 0.
-        tp_group: ranks that hold the other shards; all call with the same rows and targets, and their shards hold every id exactly once, which is not
-            checked. None = no other shards: this one must hold the whole vocabulary.
+        tp_group: ranks that hold the other shards; all call with the same rows and targets, and
+            their shards hold every id exactly once, which is not checked. None = no other shards:
+            this one must hold the whole vocabulary.
         temperature: divisor of the logits, the rollout's; > 0 and finite, a plain number.
         on_truncated: what a row with an incomplete set is worth, see `NucleusSet.scored_mask`.
         full_log_probs: also return the log-probs over the vocabulary.
@@ -88,18 +93,22 @@ def nucleus_log_probs(
         full_entropy: also return the entropy over the vocabulary.
 
     Returns:
-        `NucleusScores` of T rows. A target outside the vocabulary scores -inf. First derivatives only; autocast changes nothing.
+        `NucleusScores` of T rows. A target outside the vocabulary scores -inf. First derivatives
+        only; autocast changes nothing.
 
     Raises:
-        NucleusError: tensors, targets, kept sets or a shard that do not fit, a temperature that is none, an unknown `on_truncated`; from backward: with
-            `create_graph=True`.
+        NucleusError: tensors, targets, kept sets or a shard that do not fit, a temperature that is
+            none, an unknown `on_truncated`; from backward: with `create_graph=True`.
     """
     check_tensors(logits=logits_TV, targets=targets_T)
     if logits_TV.dim() != 2 or logits_TV.dtype not in _DTYPES:
         raise NucleusError(
-            f"logits must have shape [T, V_local] and be float64, float32, bfloat16 or float16; got {list(logits_TV.shape)}, {logits_TV.dtype}"
+            "logits must have shape [T, V_local] and be float64, float32, bfloat16 or float16; got"
+            f" {list(logits_TV.shape)}, {logits_TV.dtype}"
         )
-    check_rows(rows, num_rows=logits_TV.shape[0], temperature=temperature, on_truncated=on_truncated)
+    check_rows(
+        rows, num_rows=logits_TV.shape[0], temperature=temperature, on_truncated=on_truncated
+    )
     check_targets(targets_T, num_rows=len(rows))
     check_shard(rows, vocab_start=vocab_start, num_local_ids=logits_TV.shape[1], tp_group=tp_group)
     want_full = full_log_probs or full_entropy
@@ -114,7 +123,13 @@ def nucleus_log_probs(
         tp_group=tp_group,
     )
     log_probs_KT, entropy_KT = _GatheredScores.apply(logits_TV, targets_T, call)  # type: ignore[no-untyped-call]
-    return unpack_scores(log_probs_KT, entropy_KT, full_log_probs=full_log_probs, entropy=entropy, full_entropy=full_entropy)
+    return unpack_scores(
+        log_probs_KT,
+        entropy_KT,
+        full_log_probs=full_log_probs,
+        entropy=entropy,
+        full_entropy=full_entropy,
+    )
 
 
 class _GatheredScores(torch.autograd.Function):
@@ -122,15 +137,27 @@ class _GatheredScores(torch.autograd.Function):
 
     @staticmethod
     @as_given
-    def forward(ctx: Any, logits_TV: Tensor, targets_T: Tensor, call: _Call) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        ctx: Any, logits_TV: Tensor, targets_T: Tensor, call: _Call
+    ) -> tuple[Tensor, Tensor | None]:
         dtype = compute_dtype(logits_TV.dtype)
-        entries = build_entries(call.rows, call.kinds.kept, targets_T, vocab_start=call.vocab_start, num_local_ids=call.held)
+        entries = build_entries(
+            call.rows,
+            call.kinds.kept,
+            targets_T,
+            vocab_start=call.vocab_start,
+            num_local_ids=call.held,
+        )
         z_E = _gather(logits_TV, entries, dtype).div_(call.temperature)
-        statistics = unscored_statistics(1 + call.want_full, len(call.rows), dtype=dtype, device=logits_TV.device)
+        statistics = unscored_statistics(
+            1 + call.want_full, len(call.rows), dtype=dtype, device=logits_TV.device
+        )
         statistics[0][:, entries.rows_R] = segment_statistics(entries, z_E)
         parts: list[Tensor] = []
         for rows_D, z_DV in _dense_blocks(logits_TV, call, dtype):
-            parts.append(block_statistics(z_DV, targets_T[rows_D].long(), first_id=call.vocab_start))
+            parts.append(
+                block_statistics(z_DV, targets_T[rows_D].long(), first_id=call.vocab_start)
+            )
         if parts:
             store_dense(statistics, call.kinds, torch.cat(parts, dim=1))
         combined = combine(statistics, call.tp_group)
@@ -141,11 +168,15 @@ class _GatheredScores(torch.autograd.Function):
     @staticmethod
     @first_order
     @as_given
-    def backward(ctx: Any, score_gradient_KT: Tensor, entropy_gradient_KT: Tensor | None) -> tuple[Tensor, None, None]:
+    def backward(
+        ctx: Any, score_gradient_KT: Tensor, entropy_gradient_KT: Tensor | None
+    ) -> tuple[Tensor, None, None]:
         logits_TV, targets_T, z_E, log_normaliser_KT, entropy_KT = ctx.saved_tensors
         call, entries = ctx.call, ctx.entries
         gradient_TV = torch.zeros_like(logits_TV)
-        dense = dense_upstream(call.kinds, score_gradient_KT, entropy_gradient_KT, log_normaliser_KT, entropy_KT).as_columns()
+        dense = dense_upstream(
+            call.kinds, score_gradient_KT, entropy_gradient_KT, log_normaliser_KT, entropy_KT
+        ).as_columns()
         done = 0
         for rows_D, z_DV in _dense_blocks(logits_TV, call, z_E.dtype):
             columns = torch.arange(call.held, device=z_DV.device) + call.vocab_start
@@ -154,7 +185,9 @@ class _GatheredScores(torch.autograd.Function):
             gradient_TV[rows_D, : call.held] = (block / call.temperature).to(gradient_TV.dtype)
             done += rows_D.numel()
         # Written over what the blocks left there, and with it: so each element is rounded once.
-        kinds = upstream_of_kinds(score_gradient_KT, entropy_gradient_KT, log_normaliser_KT, entropy_KT)
+        kinds = upstream_of_kinds(
+            score_gradient_KT, entropy_gradient_KT, log_normaliser_KT, entropy_KT
+        )
         valid = entries.ids_E >= 0
         rows_N, ids_N = entries.call_rows_E[valid], entries.ids_E[valid]
         coefficients = summed_entry_gradient(z_E[valid], entries.is_target_E[valid], rows_N, kinds)
@@ -170,9 +203,13 @@ def _gather(logits_TV: Tensor, entries: Entries, dtype: torch.dtype) -> Tensor:
     return values.masked_fill_(entries.ids_E < 0, -torch.inf)
 
 
-def _dense_blocks(logits_TV: Tensor, call: _Call, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+def _dense_blocks(
+    logits_TV: Tensor, call: _Call, dtype: torch.dtype
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield rows that need the whole vocabulary, int64 [D], with their z [D, held] in the computing dtype, block by block."""
     rows_per_block = max(1, _BLOCK_BYTES // max(1, call.held * dtype.itemsize))
     for first in range(0, call.kinds.dense.size, rows_per_block):
-        rows_D = torch.from_numpy(call.kinds.dense[first : first + rows_per_block]).to(logits_TV.device)
+        rows_D = torch.from_numpy(call.kinds.dense[first : first + rows_per_block]).to(
+            logits_TV.device
+        )
         yield rows_D, logits_TV[rows_D, : call.held].to(dtype).div_(call.temperature)

@@ -1,7 +1,8 @@
 """Which rows are scored how: decided once per call, on the host, from the status of each row.
 
-Layer: torch side, no tensors. Invariants: a row without a log-prob is in no list; a row's main score comes from exactly one of `kept` and `unfiltered`;
-`dense` holds `unfiltered`, and every scored row when full scores are wanted.
+Invariants: a row without a log-prob is in no list; a row's main score comes from exactly one of
+`kept` and `unfiltered`; `dense` holds `unfiltered`, and every scored row when full scores are
+wanted.
 """
 
 from __future__ import annotations
@@ -33,4 +34,8 @@ def sort_rows(rows: NucleusSet, *, on_truncated: OnTruncated, want_full: bool) -
     kept = rows.status == NucleusStatus.KEPT
     unfiltered = rows.scored_mask(on_truncated=on_truncated) & ~kept
     dense = rows.status != NucleusStatus.NOT_SAMPLED if want_full else unfiltered
-    return RowKinds(kept=np.flatnonzero(kept), unfiltered=np.flatnonzero(unfiltered), dense=np.flatnonzero(dense))
+    return RowKinds(
+        kept=np.flatnonzero(kept),
+        unfiltered=np.flatnonzero(unfiltered),
+        dense=np.flatnonzero(dense),
+    )

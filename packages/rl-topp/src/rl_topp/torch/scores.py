@@ -1,20 +1,25 @@
-"""From partial sums over one vocabulary shard to log-probs and entropies: the arithmetic that every path shares.
+"""From partial sums over one vocabulary shard to log-probs and entropies: the arithmetic that every
+path shares.
 
-Layer: torch. Shapes: T rows, K kinds of score (0 = over the support, 1 = over the vocabulary, present on request), 4 statistics.
+Shapes: T rows, K kinds of score (0 = over the support, 1 = over the vocabulary, present on
+request), 4 statistics.
 
 A shard describes each row by four numbers over the ids it holds, with z = logit / temperature:
 
     highest  m = max z              target  z[y], or -inf when another shard holds y
     mass     s = sum e^(z - m)      spread  w = sum e^(z - m) (z - m)
 
-`combine` reduces them over the tensor-parallel group (one MAX, one SUM all-reduce of a few numbers per row) and returns
+`combine` reduces them over the tensor-parallel group (one MAX, one SUM all-reduce of a few numbers
+per row) and returns
 
     log_normaliser = M + log S,    log p = z[y] - log_normaliser,    H = log S - W / S.
 
-Invariants: a row without a score is marked as such from the start (mass -1) and scores 0; whatever the logits are, no other row does unless its
-log-prob is 0. A target that no shard holds scores -inf, so it cannot pass unseen; entropies count ids of probability 0 as 0; NaN or +inf among the logits
-of a row's support gives NaN, and so does a support of nothing but -inf, as in a softmax. Nothing waits for the device: constants enter by `masked_fill`, since
-`torch.where` would copy each of them there and wait.
+Invariants: a row without a score is marked as such from the start (mass -1) and scores 0; whatever
+the logits are, no other row does unless its log-prob is 0. A target that no shard holds scores
+-inf, so it cannot pass unseen; entropies count ids of probability 0 as 0; NaN or +inf among the
+logits of a row's support gives NaN, and so does a support of nothing but -inf, as in a softmax.
+Nothing waits for the device: constants enter by `masked_fill`, since `torch.where` would copy each
+of them there and wait.
 """
 
 from __future__ import annotations
@@ -53,8 +58,9 @@ _NO_SCORE = -1.0
 class NucleusScores:
     """Scores of T rows, nats; 0 without gradient where a row has no score.
 
-    float32 [T] each, float64 for float64 inputs. The last three are None unless asked for. A row of status 2 has none of the four; one of status 3 has those
-    over the vocabulary, and the other two only under `on_truncated="full"`, where they are the same numbers.
+    float32 [T] each, float64 for float64 inputs. The last three are None unless asked for. A row of
+    status 2 has none of the four; one of status 3 has those over the vocabulary, and the other two
+    only under `on_truncated="full"`, where they are the same numbers.
     """
 
     log_probs: Tensor
@@ -112,14 +118,18 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def empty_statistics(num_kinds: int, num_rows: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+def empty_statistics(
+    num_kinds: int, num_rows: int, *, dtype: torch.dtype, device: torch.device
+) -> Tensor:
     """Return statistics [K, 4, T] over no id at all, to merge others into."""
     statistics = torch.zeros(num_kinds, 4, num_rows, dtype=dtype, device=device)
     statistics[:, HIGHEST : TARGET + 1].fill_(-torch.inf)
     return statistics
 
 
-def unscored_statistics(num_kinds: int, num_rows: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+def unscored_statistics(
+    num_kinds: int, num_rows: int, *, dtype: torch.dtype, device: torch.device
+) -> Tensor:
     """Return statistics [K, 4, T] of rows without a score; those of the rows that have one are written over them."""
     statistics = empty_statistics(num_kinds, num_rows, dtype=dtype, device=device)
     statistics[:, MASS].fill_(_NO_SCORE)
@@ -130,11 +140,14 @@ def combine(statistics: Tensor, tp_group: dist.ProcessGroup | None) -> Combined:
     """Reduce per-shard statistics over the group and finish the scores.
 
     Args:
-        statistics: [K, 4, T], this shard's, `unscored_statistics` where a row has no score; not changed.
+        statistics: [K, 4, T], this shard's, `unscored_statistics` where a row has no score; not
+            changed.
         tp_group: ranks that hold the other shards; None = this shard is the whole vocabulary.
     """
     peak, target, mass, spread = statistics.unbind(1)
-    unscored = mass < 0  # on every rank alike; the mass of a scored row may be 0 (nothing but -inf) or NaN, and then its scores are NaN
+    unscored = (
+        mass < 0
+    )  # on every rank alike; the mass of a scored row may be 0 (nothing but -inf) or NaN, and then its scores are NaN
     if tp_group is not None and dist.get_world_size(tp_group) > 1:
         peak, target, mass, spread = _reduced(statistics, tp_group)
     divisor = mass.masked_fill(unscored, 1.0)
@@ -154,7 +167,9 @@ def _reduced(statistics: Tensor, tp_group: dist.ProcessGroup) -> tuple[Tensor, .
     peak, target = peaks.unbind(1)
     mass = statistics[:, MASS]
     nothing = mass <= 0
-    shift = (statistics[:, HIGHEST] - peak).masked_fill_(nothing, 0.0)  # -inf - -inf is what a shard without ids would give
+    shift = (statistics[:, HIGHEST] - peak).masked_fill_(
+        nothing, 0.0
+    )  # -inf - -inf is what a shard without ids would give
     scale = torch.exp(shift).masked_fill_(nothing, 0.0)
     sums = torch.stack([mass * scale, (statistics[:, SPREAD] + shift * mass) * scale])
     dist.all_reduce(sums, op=dist.ReduceOp.SUM, group=tp_group)
@@ -175,7 +190,9 @@ def entry_gradient(z: Tensor, is_target: Tensor, upstream: Upstream) -> Tensor:
     p = torch.exp(log_p)
     gradient = upstream.score * (is_target.to(p.dtype) - p)
     if upstream.entropy is not None:
-        gradient = gradient - upstream.entropy * (p * (log_p + upstream.entropy_value)).masked_fill_(p == 0, 0.0)
+        gradient = gradient - upstream.entropy * (
+            p * (log_p + upstream.entropy_value)
+        ).masked_fill_(p == 0, 0.0)
     return gradient
 
 
@@ -194,10 +211,13 @@ def upstream_of_kinds(
     )
 
 
-def summed_entry_gradient(z_E: Tensor, is_target_E: Tensor, rows_E: Tensor, kinds: Sequence[Upstream]) -> Tensor:
+def summed_entry_gradient(
+    z_E: Tensor, is_target_E: Tensor, rows_E: Tensor, kinds: Sequence[Upstream]
+) -> Tensor:
     """Return dL/dz [E] of entries of kept sets from all kinds of score together.
 
-    The sum of `entry_gradient` over `kinds`, whose supports all hold the entries; so it takes the place of what one kind alone gives there.
+    The sum of `entry_gradient` over `kinds`, whose supports all hold the entries; so it takes the
+    place of what one kind alone gives there.
 
     Args:
         z_E: logit / temperature per entry.
@@ -210,7 +230,12 @@ def summed_entry_gradient(z_E: Tensor, is_target_E: Tensor, rows_E: Tensor, kind
 
 
 def unpack_scores(
-    log_probs_KT: Tensor, entropy_KT: Tensor | None, *, full_log_probs: bool, entropy: bool, full_entropy: bool
+    log_probs_KT: Tensor,
+    entropy_KT: Tensor | None,
+    *,
+    full_log_probs: bool,
+    entropy: bool,
+    full_entropy: bool,
 ) -> NucleusScores:
     """Give the scores of `combine` their public names, and only those that were asked for."""
     return NucleusScores(

@@ -1,7 +1,8 @@
 """Index arrays from the host to where tensors live, without waiting for the device.
 
-Layer: torch. A copy from ordinary host memory makes the host wait until the device has finished all it was given before; from page-locked memory it does
-not. Invariants: one copy per call, however many arrays; every tensor starts at a multiple of 16 bytes, so that Triton sees aligned pointers in every call
+A copy from ordinary host memory makes the host wait until the device has finished all it was given
+before; from page-locked memory it does not. Invariants: one copy per call, however many arrays;
+every tensor starts at a multiple of 16 bytes, so that Triton sees aligned pointers in every call
 and compiles each kernel once.
 """
 
@@ -55,10 +56,14 @@ def upload(arrays: Sequence[npt.NDArray[np.integer]], device: torch.device) -> t
     for begin, array in zip(begins, arrays, strict=False):
         view[begin : begin + array.size] = array
     there = packed.to(device, non_blocking=True)
-    return tuple(there[begin : begin + array.size] for begin, array in zip(begins, arrays, strict=False))
+    return tuple(
+        there[begin : begin + array.size] for begin, array in zip(begins, arrays, strict=False)
+    )
 
 
-def upload_rows(rows: NucleusSet, listed_rows: npt.NDArray[np.int64], device: torch.device) -> UploadedRows:
+def upload_rows(
+    rows: NucleusSet, listed_rows: npt.NDArray[np.int64], device: torch.device
+) -> UploadedRows:
     """Copy the kept sets of `listed_rows` to `device`.
 
     Args:
@@ -70,9 +75,18 @@ def upload_rows(rows: NucleusSet, listed_rows: npt.NDArray[np.int64], device: to
         NucleusError: 2**31 entries or more in one call.
     """
     if rows.ids.size + listed_rows.size > np.iinfo(np.int32).max:
-        raise NucleusError(f"{rows.ids.size} kept ids in one call are more than int32 indices count; split the micro-batch")
+        raise NucleusError(
+            f"{rows.ids.size} kept ids in one call are more than int32 indices count; split the"
+            " micro-batch"
+        )
     starts = rows.offsets[listed_rows]
     offsets = np.zeros(listed_rows.size + 1, np.int64)
     np.cumsum(rows.offsets[listed_rows + 1] - starts + 1, out=offsets[1:])
     ids, rows_R, starts_R, offsets_R1 = upload((rows.ids, listed_rows, starts, offsets), device)
-    return UploadedRows(ids=ids, rows_R=rows_R, starts_R=starts_R, offsets_R1=offsets_R1, num_entries=int(offsets[-1]))
+    return UploadedRows(
+        ids=ids,
+        rows_R=rows_R,
+        starts_R=starts_R,
+        offsets_R1=offsets_R1,
+        num_entries=int(offsets[-1]),
+    )

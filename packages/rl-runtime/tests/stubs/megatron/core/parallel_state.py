@@ -27,7 +27,11 @@ def get_context_parallel_rank() -> int:
 
 
 def get_data_parallel_rank(with_context_parallel: bool = False) -> int:
-    return _coordinate("dp") * SIZES["cp"] + _coordinate("cp") if with_context_parallel else _coordinate("dp")
+    return (
+        _coordinate("dp") * SIZES["cp"] + _coordinate("cp")
+        if with_context_parallel
+        else _coordinate("dp")
+    )
 
 
 def get_pipeline_model_parallel_rank() -> int:

@@ -11,10 +11,15 @@ class PlacementGroup:
 
     def wait(self, timeout_seconds: float = 30) -> bool:
         del timeout_seconds
-        return all(sum(bundle.get(name, 0) for bundle in self.bundle_specs) <= ray.RESOURCES.get(name, 0) for name in ("CPU", "GPU"))
+        return all(
+            sum(bundle.get(name, 0) for bundle in self.bundle_specs) <= ray.RESOURCES.get(name, 0)
+            for name in ("CPU", "GPU")
+        )
 
 
-def placement_group(bundles: Sequence[Mapping[str, float]], strategy: str = "PACK") -> PlacementGroup:
+def placement_group(
+    bundles: Sequence[Mapping[str, float]], strategy: str = "PACK"
+) -> PlacementGroup:
     return PlacementGroup(bundles, strategy)
 
 

@@ -10,5 +10,8 @@ class PlacementGroupSchedulingStrategy:
         placement_group_bundle_index: int = -1,
         placement_group_capture_child_tasks: bool | None = None,
     ) -> None:
-        self.placement_group, self.placement_group_bundle_index = placement_group, placement_group_bundle_index
+        self.placement_group, self.placement_group_bundle_index = (
+            placement_group,
+            placement_group_bundle_index,
+        )
         self.placement_group_capture_child_tasks = placement_group_capture_child_tasks

@@ -19,7 +19,9 @@ class HookRegistry:
     applied = 0
 
     @classmethod
-    def register(cls, target: str, hook: Callable[..., Any], hook_type: HookType = HookType.AFTER) -> None:
+    def register(
+        cls, target: str, hook: Callable[..., Any], hook_type: HookType = HookType.AFTER
+    ) -> None:
         REGISTERED[target] = (hook, hook_type)
 
     @classmethod
