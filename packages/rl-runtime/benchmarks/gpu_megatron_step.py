@@ -54,11 +54,11 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from rl_runtime.training import attention
-from rl_runtime.training.device_shim import cpu_construction, install_device_shim
-from rl_runtime.training.log_probs import ResponseScores, ScoreRequest, score_responses
-from rl_runtime.training.model_shape import ModelShape
-from rl_runtime.training.rotary import RotaryTable
+from rl_runtime.megatron import attention
+from rl_runtime.megatron.cpu_shim import cpu_construction, install_device_shim
+from rl_runtime.training.scores import ResponseScores, ScoreRequest, score_responses
+from rl_runtime.megatron.shape import ModelShape
+from rl_runtime.megatron.rotary import RotaryTable
 from rl_topp import NucleusSet
 
 QWEN3_06B = ModelShape(

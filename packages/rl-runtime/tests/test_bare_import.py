@@ -8,7 +8,7 @@ HEAVY = ("torch", "ray", "sglang", "megatron", "transformers")
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
     code = (
-        "import sys, rl_runtime, rl_runtime.cli, rl_runtime.config, rl_runtime.doctor; print([name"
+        "import sys, rl_runtime, rl_runtime.cli.app, rl_runtime.config, rl_runtime.setup.doctor; print([name"
         f" for name in {HEAVY!r} if name in sys.modules])"
     )
     done = subprocess.run(

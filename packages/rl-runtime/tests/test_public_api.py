@@ -14,7 +14,7 @@ PUBLIC = {
     "rl_runtime.contract_table": [
         "READS_GROUP", "WRITES_GROUP", "ContractTable", "differences", "gaps", "installed_contracts", "refuse_mixed_cluster", "version_differences",
     ],
-    "rl_runtime.doctor": ["Finding", "Report", "diagnose", "report_document"],
+    "rl_runtime.setup.doctor": ["Finding", "Report", "diagnose", "report_document"],
 }  # fmt: skip
 
 
@@ -34,12 +34,12 @@ def test_every_public_function_and_class_is_documented(module: str) -> None:
 
 
 def test_the_records_of_hooks_keep_their_names() -> None:
-    records = importlib.import_module("rl_runtime.records")
+    records = importlib.import_module("rl_runtime.records.rollout_types")
     assert {"Sample", "PromptGroup"} <= set(records.__all__)
 
 
 def test_the_commands_are_these() -> None:
-    cli = importlib.import_module("rl_runtime.cli")
+    cli = importlib.import_module("rl_runtime.cli.app")
     assert sorted(command.callback.__name__ for command in cli.app.registered_commands) == [
         "doctor",
         "replay",

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_dump import RaggedArray
-from rl_runtime.batch import Column, RankBatch
+from rl_runtime.batch.rank_batch import Column, RankBatch
 from rl_runtime.contract import (
     FIELDS,
     MINOR,

@@ -29,9 +29,9 @@ from safetensors.numpy import load_file, save_file
 
 from rl_dump import Dump, RaggedArray, open_dump
 from rl_metrics import rollout_denominators
-from rl_runtime.batch import Column, RankBatch, take_columns
+from rl_runtime.batch.rank_batch import Column, RankBatch, take_columns
 from rl_runtime.config.recipe import Recipe
-from rl_runtime.tiny_model import write_tiny_model
+from rl_runtime.setup.tiny_model import write_tiny_model
 from rl_schedule import build_dp_schedule
 
 _DEADLINE_SECONDS = 120.0

@@ -31,17 +31,17 @@ from rl_metrics import (
     packed_responses,
 )
 from rl_metrics.torch import loss_reducer, reduce_train_step_metrics
-from rl_runtime.batch import Column
+from rl_runtime.batch.rank_batch import Column
 from rl_runtime.config.recipe import Recipe
-from rl_runtime.tiny_model import write_tiny_model
-from rl_runtime.training.batch import MicroBatch, PackingRules, pack_micro_batch
-from rl_runtime.training.device_shim import install_device_shim
-from rl_runtime.training.log_probs import ResponseScores
-from rl_runtime.training.model import build_model, megatron_config
-from rl_runtime.training.model_shape import ModelShape, read_model_config
-from rl_runtime.training.parallel_state import end_process_groups, start_process_groups
-from rl_runtime.training.passes import run_training_pass
-from rl_runtime.training.rotary import RotaryTable
+from rl_runtime.setup.tiny_model import write_tiny_model
+from rl_runtime.training.micro_batch import MicroBatch, PackingRules, pack_micro_batch
+from rl_runtime.megatron.cpu_shim import install_device_shim
+from rl_runtime.training.scores import ResponseScores
+from rl_runtime.megatron.model import build_model, megatron_config
+from rl_runtime.megatron.shape import ModelShape, read_model_config
+from rl_runtime.megatron.parallel_state import end_process_groups, start_process_groups
+from rl_runtime.training.forward_backward import run_training_pass
+from rl_runtime.megatron.rotary import RotaryTable
 from rl_runtime.weights.convert import export_hf_tensors, load_hf_weights
 
 if TYPE_CHECKING:

@@ -26,14 +26,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rl_dump import RaggedArray
 from rl_metrics import MicroBatchMetrics
 from rl_runtime.config.recipe import Recipe
-from rl_runtime.training import passes
-from rl_runtime.training.batch import MicroBatch, PackingRules, pack_micro_batch
-from rl_runtime.training.device_shim import install_device_shim
-from rl_runtime.training.log_probs import ResponseScores, ScoreName, ScoreRequest, score_responses
-from rl_runtime.training.model import build_model, megatron_config
-from rl_runtime.training.model_shape import ModelShape, read_model_config
-from rl_runtime.training.parallel_state import end_process_groups, start_process_groups
-from rl_runtime.training.rotary import RotaryTable
+from rl_runtime.training import forward_backward as passes
+from rl_runtime.training.micro_batch import MicroBatch, PackingRules, pack_micro_batch
+from rl_runtime.megatron.cpu_shim import install_device_shim
+from rl_runtime.training.scores import ResponseScores, ScoreName, ScoreRequest, score_responses
+from rl_runtime.megatron.model import build_model, megatron_config
+from rl_runtime.megatron.shape import ModelShape, read_model_config
+from rl_runtime.megatron.parallel_state import end_process_groups, start_process_groups
+from rl_runtime.megatron.rotary import RotaryTable
 from rl_runtime.training.trainer import Trainer
 from rl_runtime.weights.convert import load_hf_weights
 from rl_topp.torch import nucleus_log_probs

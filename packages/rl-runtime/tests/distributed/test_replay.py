@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from rl_dump import export_micro_batch, open_dump
 from rl_runtime.errors import RuntimeSetupError
-from rl_runtime.replay import Replayed, replay
+from rl_runtime.stages.replay import Replayed, replay
 
 if TYPE_CHECKING:
     from distributed.conftest import Batch, MakeRecipe, RunRanks, Train

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from rl_runtime.config.recipe import Recipe
-from rl_runtime.tiny_model import write_tiny_model
+from rl_runtime.setup.tiny_model import write_tiny_model
 
 if TYPE_CHECKING:
     from distributed.conftest import Batch, MakeRecipe, Train, Trained

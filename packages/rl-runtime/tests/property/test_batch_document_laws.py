@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_dump import RaggedArray
-from rl_runtime.batch import Column
+from rl_runtime.batch.rank_batch import Column
 from rl_runtime.batch_document import columns_of_document, document_of_columns
 from rl_runtime.contract import FIELDS
 from rl_runtime.errors import BatchMismatchError

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_runtime.batch import Column, take_columns
+from rl_runtime.batch.rank_batch import Column, take_columns
 from rl_runtime.batch_document import message_of_rank_batch, rank_batch_of_message
 from rl_runtime.config import Recipe
 from rl_runtime.errors import BatchMismatchError, GenerateError, RewardError
-from rl_runtime.records import Sample
-from rl_runtime.rollout.assignment import assign_batch
-from rl_runtime.rollout.columns import batch_columns
+from rl_runtime.records.rollout_types import Sample
+from rl_runtime.batch.plan import assign_batch
+from rl_runtime.batch.columns import batch_columns
 from rl_topp import NucleusSet
 
 

@@ -6,7 +6,7 @@ from typing import Never
 import pytest
 from typer.testing import CliRunner, Result
 
-from rl_runtime import cli
+from rl_runtime.cli import app as cli
 from rl_runtime.config import Recipe
 
 RECIPE = str(Path(__file__).parents[4] / "recipes" / "quickstart.toml")

@@ -8,8 +8,8 @@ import pytest
 
 from rl_runtime.config.rollout import RolloutSection
 from rl_runtime.examples.compact_rollouts import cut_into_segments, generate
-from rl_runtime.records import Prompt, Sample
-from rl_runtime.rollout.engine_client import Generation, Sampling
+from rl_runtime.records.rollout_types import Prompt, Sample
+from rl_runtime.engine.client import Generation, Sampling
 from rl_runtime.rollout.generate import GenerateContext, play_rollout, sampling_of
 from rl_topp import NucleusSet
 

@@ -15,7 +15,7 @@ from rl_runtime.contract_table import (
     refuse_mixed_cluster,
     version_differences,
 )
-from rl_runtime.doctor import Finding, Report, diagnose, report_document
+from rl_runtime.setup.doctor import Finding, Report, diagnose, report_document
 from rl_runtime.errors import RuntimeSetupError
 
 
@@ -199,7 +199,7 @@ import importlib.metadata as m, sys
 found = list(m.distributions(path=[{str(newer)!r}]))
 m.distributions = lambda **_: found
 from typer.testing import CliRunner
-from rl_runtime.cli import app
+from rl_runtime.cli.app import app
 result = CliRunner().invoke(app, ["doctor", "--json"])
 assert "train-dump.v3" in result.output, result.output
 assert not {{"torch", "ray", "sglang", "megatron", "transformers"}} & set(sys.modules)

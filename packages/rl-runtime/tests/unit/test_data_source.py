@@ -8,7 +8,7 @@ import pytest
 
 from rl_runtime.config.data import DataSection
 from rl_runtime.errors import ConfigError
-from rl_runtime.rollout.data_source import DataSource, make_data_source, split_of
+from rl_runtime.rollout.data.source import DataSource, make_data_source, split_of
 
 
 class CharacterTokenizer:

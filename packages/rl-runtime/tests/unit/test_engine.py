@@ -17,9 +17,9 @@ import pytest
 
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import DeadlineError, EngineError, RuntimeSetupError
-from rl_runtime.rollout import engine as engine_module
-from rl_runtime.rollout.engine import EngineProcess, check_port_free, choose_port, server_arguments
-from rl_runtime.rollout.engine_server import CPU_DEFAULTS, cpu_arguments, cpu_environment
+from rl_runtime.engine import process as engine_module
+from rl_runtime.engine.process import EngineProcess, check_port_free, choose_port, server_arguments
+from rl_runtime.engine.server import CPU_DEFAULTS, cpu_arguments, cpu_environment
 
 
 def recipe(**sections: dict[str, Any]) -> Recipe:
@@ -32,8 +32,8 @@ def arguments(**sections: dict[str, Any]) -> list[str]:
 
 def test_importing_the_engine_modules_loads_no_torch() -> None:
     code = (
-        "import sys, rl_runtime.rollout.engine, rl_runtime.rollout.engine_client,"
-        " rl_runtime.rollout.engine_server; print('torch' in sys.modules)"
+        "import sys, rl_runtime.engine.process, rl_runtime.engine.client,"
+        " rl_runtime.engine.server; print('torch' in sys.modules)"
     )
     assert (
         subprocess.run(

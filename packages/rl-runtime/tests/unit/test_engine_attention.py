@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_runtime.rollout import engine_attention
-from rl_runtime.rollout.engine_attention import attend_decode, attend_extend
+from rl_runtime.engine import cpu_attention as engine_attention
+from rl_runtime.engine.cpu_attention import attend_decode, attend_extend
 
 G, H, D = 2, 6, 8
 

@@ -14,7 +14,7 @@ import pytest
 
 from rl_runtime.config.engine import EngineSection
 from rl_runtime.errors import DeadlineError, EngineError
-from rl_runtime.rollout.engine_client import EngineClient, Generation, ModelInfo, Sampling
+from rl_runtime.engine.client import EngineClient, Generation, ModelInfo, Sampling
 
 FILTERED = Sampling(top_p=0.9)
 

@@ -14,7 +14,7 @@ import pytest
 SERVER = """
     import os, sys, time
     from pathlib import Path
-    from rl_runtime.rollout.engine_janitor import start_janitor
+    from rl_runtime.engine.janitor import start_janitor
     janitor = start_janitor(Path(sys.argv[1]))
     for path in sys.argv[2:]:
         janitor.remove_later(Path(path))

@@ -21,8 +21,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import EngineError
-from rl_runtime.rollout.engine import EngineProcess
-from rl_runtime.rollout.engine_client import EngineClient, Generation, Sampling
+from rl_runtime.engine.process import EngineProcess
+from rl_runtime.engine.client import EngineClient, Generation, Sampling
 from rl_topp.reference import nucleus, softmax
 
 torch = pytest.importorskip("torch")
@@ -255,7 +255,7 @@ def test_a_server_dies_with_the_process_that_started_it(
         import sys, time
         from pathlib import Path
         from rl_runtime.config.recipe import Recipe
-        from rl_runtime.rollout import engine
+        from rl_runtime.engine import process as engine
         start_kept = engine._start_kept
         def told(*arguments):
             process = start_kept(*arguments)

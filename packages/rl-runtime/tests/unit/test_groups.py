@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 
 from rl_runtime.errors import RewardError
-from rl_runtime.rollout.groups import normalise_group_rewards
+from rl_runtime.algorithms.group_rewards import normalise_group_rewards
 
 
 def normalise(

@@ -7,7 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from rl_runtime.interrupts import delayed_interrupts, ended_by_signals, keeping_signal_handlers
+from rl_runtime.process.interrupts import (
+    delayed_interrupts,
+    ended_by_signals,
+    keeping_signal_handlers,
+)
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 

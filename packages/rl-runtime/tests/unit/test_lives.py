@@ -13,7 +13,7 @@ ray = pytest.importorskip("ray")
 
 from ray.exceptions import RayActorError  # noqa: E402
 
-from rl_runtime.cluster.lives import Lives, why_it_died  # noqa: E402
+from rl_runtime.cluster.liveness import Lives, why_it_died  # noqa: E402
 
 DIED = """The actor died unexpectedly before finishing this task.
 \tclass_name: TrainerActor

@@ -12,9 +12,9 @@ import pytest
 
 from rl_runtime.config import Recipe
 from rl_runtime.errors import EngineError, GenerateError
-from rl_runtime.records import Prompt, Sample
-from rl_runtime.rollout.data_source import DataSource, Tokenizer
-from rl_runtime.rollout.engine_client import Generation, Sampling
+from rl_runtime.records.rollout_types import Prompt, Sample
+from rl_runtime.rollout.data.source import DataSource, Tokenizer
+from rl_runtime.engine.client import Generation, Sampling
 from rl_runtime.rollout.generate import Engine, GenerateContext, single_turn
 from rl_runtime.rollout.hooks import GenerateHook
 from rl_runtime.rollout.manager import GeneratedBatch, RolloutManager

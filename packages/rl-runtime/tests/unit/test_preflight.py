@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from rl_runtime import preflight
+from rl_runtime.setup import preflight
 from rl_runtime.config import Recipe
 from rl_runtime.config.model import ModelSection
 from rl_runtime.errors import ConfigError
-from rl_runtime.pass_through import unknown_names
-from rl_runtime.preflight import check_before_start
-from rl_runtime.tiny_model import write_tiny_model
+from rl_runtime.config.engine_option_names import unknown_names
+from rl_runtime.setup.preflight import check_before_start
+from rl_runtime.setup.tiny_model import write_tiny_model
 
 _INSTALLED = {"megatron-core", "sglang"} <= {
     distribution.name for distribution in metadata.distributions()

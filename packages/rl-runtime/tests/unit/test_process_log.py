@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_runtime.cluster.process_log import errors_to_file
+from rl_runtime.process.logs import errors_to_file
 
 
 def test_standard_error_is_in_the_file_for_the_time_of_the_block(

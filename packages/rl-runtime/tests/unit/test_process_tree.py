@@ -7,7 +7,7 @@ import time
 import psutil
 import pytest
 
-from rl_runtime.cluster.process_tree import no_process_left
+from rl_runtime.process.process_tree import no_process_left
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="orphans can be adopted on Linux only"

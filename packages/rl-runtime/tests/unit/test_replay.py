@@ -12,12 +12,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rl_dump import REPLAY_KEY, RaggedArray, write_dump
-from rl_runtime import cli
+from rl_runtime.cli import app as cli
 from rl_runtime.config import Recipe
 from rl_runtime.errors import ReplayError
-from rl_runtime.replay import MicroBatchFile, compare_log_probs, read_micro_batch
-from rl_runtime.scoring_note import ScoringNote
-from rl_runtime.tiny_model import write_tiny_model
+from rl_runtime.stages.replay import MicroBatchFile, compare_log_probs, read_micro_batch
+from rl_runtime.training.log_prob_provenance import ScoringNote
+from rl_runtime.setup.tiny_model import write_tiny_model
 
 NOTE = ScoringNote(temperature=0.7, kept_sets=True, weights="batch")
 PLACE = {"step": 0, "data_parallel_rank": 1, "micro_batch": 2}

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
 
 RUN = """
 import os, subprocess, sys, time
-from rl_runtime.supervisor import go_on_supervised
+from rl_runtime.process.supervisor import go_on_supervised
 go_on_supervised(failed=1)
 lost = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 print(os.getpid(), lost.pid, flush=True)
@@ -74,7 +74,7 @@ def test_a_killed_child_is_told_and_leaves_nothing() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_signals_reach_the_child(number: signal.Signals) -> None:
     run = Supervised(
-        "from rl_runtime.interrupts import ended_by_signals\n    with ended_by_signals():"
+        "from rl_runtime.process.interrupts import ended_by_signals\n    with ended_by_signals():"
         " print('ready', flush=True); time.sleep(60)"
     )
     assert run.next_line() == "ready\n"

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from rl_runtime.errors import DeadlineError, EngineError
-from rl_runtime.weights.sync_tensor import named_tensors_pickle, split_into_buckets, update_weights
+from rl_runtime.weights.sync.inline import named_tensors_pickle, split_into_buckets, update_weights
 
 torch = pytest.importorskip("torch")
 

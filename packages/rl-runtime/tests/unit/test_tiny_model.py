@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rl_runtime.config.model import ModelSection
-from rl_runtime.tiny_model import write_tiny_model
+from rl_runtime.setup.tiny_model import write_tiny_model
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import ray
 from ray.exceptions import RayError
 
 from rl_runtime.cluster.engine_actor import EngineActor
-from rl_runtime.cluster.lives import LIFE_GROUP, Lives
+from rl_runtime.cluster.liveness import LIFE_GROUP, Lives
 from rl_runtime.cluster.placement import Placement, num_actors
 from rl_runtime.cluster.rollout_actor import RolloutActor
 from rl_runtime.cluster.trainer_actor import TrainerActor

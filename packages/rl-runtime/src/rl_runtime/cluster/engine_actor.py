@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rl_runtime.cluster.process_log import log_to_file
+from rl_runtime.process.logs import log_to_file
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.contract_table import ContractTable, installed_contracts
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from rl_runtime.rollout.engine import EngineProcess
+    from rl_runtime.engine.process import EngineProcess
 
 __all__ = ["EngineActor"]
 
@@ -43,7 +43,7 @@ class EngineActor:
         Returns:
             Its URL.
         """
-        from rl_runtime.rollout.engine import EngineProcess
+        from rl_runtime.engine.process import EngineProcess
 
         self._process = EngineProcess(
             self._recipe, index=self._index, model_folder=model_folder, run_dir=self._run_dir
@@ -68,7 +68,7 @@ class EngineActor:
 
     def update_weights(self, weights: dict[str, npt.NDArray[np.generic]], version: int) -> None:
         """Load weights into the server and check that it took them; see `weights.sync_tensor`."""
-        from rl_runtime.weights.sync_tensor import update_weights
+        from rl_runtime.weights.sync.inline import update_weights
 
         assert self._process is not None, "start first"
         update_weights(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import ray
 
-from rl_runtime.cluster.process_log import log_to_file
+from rl_runtime.process.logs import log_to_file
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.contract_table import ContractTable, installed_contracts
 
@@ -41,7 +41,7 @@ class RolloutActor:
         """Load tokenizer, data source and hooks."""
         from transformers import AutoTokenizer
 
-        from rl_runtime.rollout.data_source import make_data_source
+        from rl_runtime.rollout.data.source import make_data_source
         from rl_runtime.rollout.dump import RolloutDumper
 
         self._tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
@@ -60,7 +60,7 @@ class RolloutActor:
             engines: handles of the engine actors behind the first urls, which know when a server is
                 dead; none for servers that others run.
         """
-        from rl_runtime.rollout.engine_client import EngineClient
+        from rl_runtime.engine.client import EngineClient
         from rl_runtime.rollout.manager import RolloutManager
 
         clients = [
@@ -91,7 +91,7 @@ class RolloutActor:
         Returns:
             Per batch, one reference per data-parallel rank.
         """
-        from rl_runtime.rollout.warm_start import warm_start_batch
+        from rl_runtime.rollout.sft_examples import warm_start_batch
 
         return [
             [
@@ -113,9 +113,9 @@ class RolloutActor:
         Returns:
             One reference per data-parallel rank, and the batch's metrics.
         """
-        from rl_runtime.rollout.columns import batch_columns, flatten_groups
-        from rl_runtime.rollout.groups import divides_by_std
-        from rl_runtime.rollout.report import rollout_report
+        from rl_runtime.batch.columns import batch_columns, flatten_groups
+        from rl_runtime.algorithms.group_rewards import divides_by_std
+        from rl_runtime.rollout.batch_metrics import rollout_report
 
         generated = await self._manager.generate_batch()
         samples = flatten_groups(generated.groups)
@@ -135,7 +135,7 @@ class RolloutActor:
 
     async def evaluate(self, split: Literal["check", "eval"], count: int) -> dict[str, float]:
         """Answer held-out prompts; gives mean scores by name, such as {"reward": 0.6, "exact_match": 0.2}."""
-        from rl_runtime.rollout.report import mean_scores
+        from rl_runtime.rollout.batch_metrics import mean_scores
 
         return mean_scores(await self._manager.evaluate(split, count))
 
@@ -147,8 +147,8 @@ class RolloutActor:
         if self._recipe.debug.rollout_only:
             return [], {}
         from rl_runtime.batch_document import message_of_rank_batch
-        from rl_runtime.rollout.assignment import assign_batch
-        from rl_runtime.rollout.report import schedule_report
+        from rl_runtime.batch.plan import assign_batch
+        from rl_runtime.rollout.batch_metrics import schedule_report
 
         assignment = assign_batch(columns, self._recipe, batch_id=batch_id)
         plans = self._recipe.run.dir / "plans"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import ray
 
-from rl_runtime.cluster.process_log import log_to_file
+from rl_runtime.process.logs import log_to_file
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.contract_table import ContractTable, installed_contracts
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from rl_runtime.batch import Column
+    from rl_runtime.batch.rank_batch import Column
     from rl_runtime.batch_document import RankMessage
     from rl_runtime.training.trainer import Trainer
 
@@ -47,7 +47,7 @@ class TrainerActor:
 
     def rendezvous(self) -> str:
         """Choose "host:port" on this node for the process group."""
-        from rl_runtime.cluster.ports import free_port
+        from rl_runtime.process.ports import free_port
 
         host = ray.util.get_node_ip_address()
         return f"{host}:{free_port(host)}"

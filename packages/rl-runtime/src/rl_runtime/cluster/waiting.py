@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from rl_runtime.cluster.lives import why_it_died
+from rl_runtime.cluster.liveness import why_it_died
 from rl_runtime.errors import ActorError, DeadlineError
 
 __all__ = ["Waiter"]

@@ -16,8 +16,8 @@ from typing import Literal, cast
 
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import EngineError, GenerateError, RewardError
-from rl_runtime.records import Prompt, PromptGroup, Rollout
-from rl_runtime.rollout.data_source import DataSource, Tokenizer
+from rl_runtime.records.rollout_types import Prompt, PromptGroup, Rollout
+from rl_runtime.rollout.data.source import DataSource, Tokenizer
 from rl_runtime.rollout.generate import (
     Engine,
     GenerateContext,

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rl_runtime.tracking.event_file import EventFile
+from rl_runtime.tracking.event_files import EventFile
 
 __all__ = ["Tracker", "read_metrics"]
 

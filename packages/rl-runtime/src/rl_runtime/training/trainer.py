@@ -22,24 +22,24 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rl_runtime.batch import Column, RankBatch
+from rl_runtime.batch.rank_batch import Column, RankBatch
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import TrainerError
-from rl_runtime.training.advantages import spread_rewards
-from rl_runtime.training.agreement import check_same_batch
-from rl_runtime.training.batch import MicroBatch, PackingRules, local_values, pack_micro_batch
-from rl_runtime.training.device_shim import install_device_shim
-from rl_runtime.training.log_probs import ScoreName
-from rl_runtime.training.model import build_model, megatron_config, wrap_for_training
-from rl_runtime.training.model_shape import ModelShape, read_model_config
-from rl_runtime.training.optimizer import AdamSettings, TrainerOptimizer
-from rl_runtime.training.parallel_state import end_process_groups, start_process_groups
-from rl_runtime.training.passes import run_scoring_pass, run_training_pass
-from rl_runtime.training.reinforcement import policy_scores, reference_score, reinforcement_loss
-from rl_runtime.training.reports import finish_report
-from rl_runtime.training.rotary import RotaryTable
-from rl_runtime.training.supervised import pack_examples, supervised_aggregation, supervised_loss
-from rl_runtime.training.train_dump import TrainDumper
+from rl_runtime.algorithms.advantages import spread_rewards
+from rl_runtime.training.same_batch_check import check_same_batch
+from rl_runtime.training.micro_batch import MicroBatch, PackingRules, local_values, pack_micro_batch
+from rl_runtime.megatron.cpu_shim import install_device_shim
+from rl_runtime.training.scores import ScoreName
+from rl_runtime.megatron.model import build_model, megatron_config, wrap_for_training
+from rl_runtime.megatron.shape import ModelShape, read_model_config
+from rl_runtime.megatron.optimizer import AdamSettings, TrainerOptimizer
+from rl_runtime.megatron.parallel_state import end_process_groups, start_process_groups
+from rl_runtime.training.forward_backward import run_scoring_pass, run_training_pass
+from rl_runtime.training.objective import policy_scores, reference_score, reinforcement_loss
+from rl_runtime.training.step_metrics import finish_report
+from rl_runtime.megatron.rotary import RotaryTable
+from rl_runtime.training.sft import pack_examples, supervised_aggregation, supervised_loss
+from rl_runtime.training.dump import TrainDumper
 from rl_runtime.weights.convert import export_hf_tensors, load_hf_weights, save_hf_folder
 
 __all__ = ["Trainer"]

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from rl_runtime.errors import RuntimeSetupError, TrainerError
-from rl_runtime.training.model_shape import ModelShape
-from rl_runtime.training.parallel_state import Topology
+from rl_runtime.megatron.shape import ModelShape
+from rl_runtime.megatron.parallel_state import Topology
 from rl_runtime.weights.layouts import (
     FusedGateUp,
     FusedQkv,
@@ -108,9 +108,9 @@ def _named_rules(
     """Parameters of this rank's part of a model, with layers numbered over all pipeline stages."""
     layers = model.get_submodule("decoder.layers")
     numbers = {
-        str(index): str(int(layer.layer_number) - 1)
+        str(index): str(int(layer.layer_number) - 1)  # type: ignore[arg-type]
         for index, layer in enumerate(layers.children())
-    }  # type: ignore[arg-type]
+    }
     for name, parameter in model.named_parameters():
         whole = re.sub(r"(?<=^decoder\.layers\.)\d+", lambda match: numbers[match[0]], name)
         yield parameter, parameter_rule(whole, shape)

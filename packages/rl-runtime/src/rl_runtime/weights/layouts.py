@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from rl_runtime.training.model_shape import ModelShape
+from rl_runtime.megatron.shape import ModelShape
 
 __all__ = ["FusedGateUp", "FusedQkv", "Layout", "Replicated", "SplitColumns", "SplitVocabulary"]
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from rl_runtime.errors import RewardError
-from rl_runtime.training.advantages import spread_rewards
+from rl_runtime.algorithms.advantages import spread_rewards
 
 
 def test_every_token_of_a_response_carries_its_reward() -> None:

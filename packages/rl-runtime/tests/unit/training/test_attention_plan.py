@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from rl_runtime.training.attention_plan import plan_attention
+from rl_runtime.megatron.attention_plan import plan_attention
 
 
 def _global_rows(lengths: list[int], cp_size: int, cp_rank: int) -> list[tuple[int, int]]:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rl_runtime.training.loss import clipped_surrogate, k3_divergence, policy_loss
+from rl_runtime.algorithms.losses import clipped_surrogate, k3_divergence, policy_loss
 
 
 def _ratios(values: list[float]) -> torch.Tensor:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rl_runtime.errors import RuntimeSetupError
-from rl_runtime.training.model_shape import ModelShape, read_model_config
+from rl_runtime.megatron.shape import ModelShape, read_model_config
 
 QWEN3_06B = {
     "model_type": "qwen3",

@@ -6,11 +6,11 @@ import torch
 
 from rl_dump import RaggedArray
 from rl_metrics import ContextParallel
-from rl_runtime.batch import Column
+from rl_runtime.batch.rank_batch import Column
 from rl_runtime.errors import TrainerError
-from rl_runtime.training.batch import PackingRules, pack_micro_batch
-from rl_runtime.training.model_shape import ModelShape
-from rl_runtime.training.rotary import RotaryTable
+from rl_runtime.training.micro_batch import PackingRules, pack_micro_batch
+from rl_runtime.megatron.shape import ModelShape
+from rl_runtime.megatron.rotary import RotaryTable
 
 SHAPE = ModelShape.from_hf_config(
     {

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from rl_runtime.training.model_shape import ModelShape
-from rl_runtime.training.rotary import RotaryTable, apply_rotary, rotary_frequencies
+from rl_runtime.megatron.shape import ModelShape
+from rl_runtime.megatron.rotary import RotaryTable, apply_rotary, rotary_frequencies
 
 CONFIG = {
     "model_type": "llama",

@@ -1,0 +1,1 @@
+"""What is learnt from a group of rollouts: rewards, advantages, losses; pure functions."""

@@ -1,0 +1,1 @@
+"""From scored groups to one part per data-parallel rank."""

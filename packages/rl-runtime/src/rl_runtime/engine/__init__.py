@@ -1,0 +1,1 @@
+"""SGLang servers: starting them, talking to them, ending them."""

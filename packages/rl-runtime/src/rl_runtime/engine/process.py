@@ -1,0 +1,334 @@
+"""One SGLang server as a process of its own: started, watched, stopped.
+
+Invariants: the server has its own session, so that `stop` reaches every process of it; it dies when
+this process does; what it leaves behind is removed either way (`engine_janitor`); every wait has a
+deadline; an error quotes the end of the server's log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from rl_runtime.config.recipe import Recipe
+from rl_runtime.errors import DeadlineError, EngineError, RuntimeSetupError
+from rl_runtime.engine.server import PARENT_VARIABLE, SCRATCH_VARIABLE
+
+__all__ = ["EngineProcess", "check_port_free", "choose_port", "server_arguments"]
+
+_PORTS = range(20_000, 32_000)
+"""Ports to choose from.
+
+Below Linux's ephemeral ports (from 32768), so that no outgoing connection or `bind(0)` of SGLang,
+Ray or torch takes one between the choice and the start.
+"""
+
+_HIGHEST_PORT = 55_535
+"""SGLang derives a second number, port + 10000, and refuses one above 65535 even though it opens no such port here."""
+
+_PORT_ATTEMPTS = 50
+_POLL_SECONDS = 0.1
+_LOG_TAIL_LINES = 15
+
+
+class EngineProcess:
+    """One server process.
+
+    Example:
+        >>> engine = EngineProcess(recipe, index=0, model_folder=Path("runs/a/warm_start"), run_dir=Path("runs/a"))
+        >>> engine.start()  # returns when the server answers: 12 to 60 seconds
+        >>> engine.url
+        'http://127.0.0.1:21370'
+        >>> engine.stop()
+    """
+
+    def __init__(self, recipe: Recipe, *, index: int, model_folder: Path, run_dir: Path) -> None:
+        """Remember what to start.
+
+        Args:
+            recipe: sections `[engine]`, `[model]`, `[run]` and `[sglang]` are read.
+            index: number of the engine, from 0; names its log and, with a fixed `engine.port`, its
+                port.
+            model_folder: HF folder that the server loads.
+            run_dir: the log goes to `run_dir/logs/engine_<index>.log`.
+        """
+        self._recipe = recipe
+        self._index = index
+        self._model_folder = model_folder
+        self._log_path = run_dir / "logs" / f"engine_{index}.log"
+        self._port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._scratch: Path | None = None
+
+    @property
+    def url(self) -> str:
+        """Base URL, such as "http://127.0.0.1:21370"; a port is chosen by `start`."""
+        return f"http://{self._recipe.engine.host}:{self._port}"
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the server's first process, which is also its process group; None before `start`."""
+        return None if self._process is None else self._process.pid
+
+    def poll(self) -> int | None:
+        """Return the exit code of the server (negative: the signal that killed it), or None while it lives or was never started."""
+        return None if self._process is None else self._process.poll()
+
+    def failure(self) -> str | None:
+        """Say why the server is no longer alive, in one line, or None while it lives or was never started."""
+        code = self.poll()
+        return (
+            None
+            if code is None
+            else (
+                f"engine {self._index} ({self.url}, pid {self.pid}) ended with exit code {code};"
+                f" its log is {self._log_path}"
+            )
+        )
+
+    def start(self) -> None:
+        """Start the server and wait until it answers.
+
+        Raises:
+            RuntimeSetupError: the port is taken, or the model folder is none.
+            EngineError: the server ended before it answered; quotes the end of its log.
+            DeadlineError: it did not answer within `engine.start_timeout_seconds`; it is stopped,
+                and the end of its log is quoted.
+        """
+        section = self._recipe.engine
+        if not (self._model_folder / "config.json").is_file():
+            raise RuntimeSetupError(
+                f"engine {self._index}: {self._model_folder} has no config.json: give a model"
+                " folder in Hugging Face layout"
+            )
+        self._port = section.port + self._index if section.port else choose_port(section.host)
+        check_port_free(section.host, self._port)
+        self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        # SGLang leaves its socket files where tempfile puts them; a short path, for a socket's may
+        # have 107 characters.
+        self._scratch = Path(tempfile.mkdtemp(prefix="rl_engine_"))
+        arguments = server_arguments(
+            self._recipe, index=self._index, port=self._port, model_folder=self._model_folder
+        )
+        command = [sys.executable, "-m", "rl_runtime.engine.server", *arguments]
+        self._process = _start_kept(command, self._log_path, _environment(self._scratch))
+        try:
+            self._wait_until_healthy(time.monotonic() + section.start_timeout_seconds)
+        except BaseException:
+            self.stop()
+            raise
+        # SGLang collects garbage at each flush: 0.3 s on a CPU unless what its imports made is left
+        # out.
+        httpx.post(
+            f"{self.url}/freeze_gc", timeout=section.request_timeout_seconds
+        ).raise_for_status()
+
+    def stop(self, deadline_seconds: float = 10.0) -> None:
+        """Kill every process of the server and remove what it left behind; does nothing when there
+        is none.
+
+        There is nothing to finish: a server holds no state that outlives it.
+
+        Args:
+            deadline_seconds: how long its processes may take to disappear.
+
+        Raises:
+            DeadlineError: some process is still there.
+        """
+        if self._process is None:
+            return
+        group = self._process.pid
+        deadline = time.monotonic() + deadline_seconds
+        while members := _group_members(group):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
+            if time.monotonic() > deadline:
+                raise DeadlineError(
+                    f"engine {self._index}: processes {members} are still there"
+                    f" {deadline_seconds:g} s after they were killed"
+                )
+            time.sleep(_POLL_SECONDS)
+        if self._scratch is not None:
+            # The janitor does it too, if the server lived long enough to start one.
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _wait_until_healthy(self, deadline: float) -> None:
+        """Poll the health endpoint until it says yes."""
+        while True:
+            code = self.poll()
+            if code is not None:
+                raise EngineError(
+                    f"engine {self._index} ended with exit code {code} before it answered; end of"
+                    f" {self._log_path}:\n{self._log_tail()}"
+                )
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{self.url}/health", timeout=5.0).status_code == httpx.codes.OK:
+                    return
+            if time.monotonic() > deadline:
+                raise DeadlineError(
+                    f"engine {self._index} did not answer at {self.url} within"
+                    " engine.start_timeout_seconds ="
+                    f" {self._recipe.engine.start_timeout_seconds:g}; end of"
+                    f" {self._log_path}:\n{self._log_tail()}"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def _log_tail(self) -> str:
+        """Return the last lines of the server's log."""
+        lines = self._log_path.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(f"  {line[:300]}" for line in lines[-_LOG_TAIL_LINES:])
+
+
+def server_arguments(recipe: Recipe, *, index: int, port: int, model_folder: Path) -> list[str]:
+    """Return the arguments of `rl_runtime.engine.server` for one engine.
+
+    The table `[sglang]` comes last and so wins: `{"page_size": 16, "disable_radix_cache": true,
+    "cuda_graph_bs": [1, 8]}` becomes `--page-size 16 --disable-radix-cache --cuda-graph-bs 1 8`;
+    false leaves a switch out.
+    """
+    section = recipe.engine
+    settings: dict[str, Any] = {
+        "model_path": model_folder,
+        "host": section.host,
+        "port": port,
+        "weight_version": 0,
+        "random_seed": (1_000_003 * recipe.run.rng + index) % 2**31,
+        "dtype": recipe.model.dtype,
+        "max_total_tokens": section.max_total_tokens,
+        "log_level_http": "warning",
+    }
+    settings |= (
+        {"tp_size": section.gpus_per_engine} if section.gpus_per_engine else {"device": "cpu"}
+    )
+    settings |= recipe.sglang
+    arguments: list[str] = []
+    for name, value in settings.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            arguments += [flag] if value else []
+        elif isinstance(value, list):
+            arguments += [flag, *map(str, value)]
+        else:
+            arguments += [flag, str(value)]
+    return arguments
+
+
+def check_port_free(host: str, port: int) -> None:
+    """Check that a server can listen on a port now.
+
+    Raises:
+        RuntimeSetupError: another process listens there, the port may not be used, or SGLang cannot
+            use it.
+    """
+    if port > _HIGHEST_PORT:
+        raise RuntimeSetupError(
+            f"port {port} is too high for SGLang, which derives port + 10000 from it: choose one up"
+            f" to {_HIGHEST_PORT}, or engine.port = 0"
+        )
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # As servers do: connections of an earlier server that linger in TIME_WAIT do not count as
+        # taken.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise RuntimeSetupError(
+                f"port {port} on {host} cannot be used ({error.strerror}): choose another, or"
+                " engine.port = 0 to have a free one chosen"
+            ) from error
+
+
+def choose_port(host: str) -> int:
+    """Return a port that is free now and that nothing else picks by itself.
+
+    A server opens no other fixed port: its processes talk over socket files, and torch's rendezvous
+    takes an ephemeral port.
+
+    Raises:
+        RuntimeSetupError: none of 50 drawn ports was free.
+    """
+    for port in random.SystemRandom().sample(_PORTS, _PORT_ATTEMPTS):
+        with contextlib.suppress(RuntimeSetupError):
+            check_port_free(host, port)
+            return port
+    raise RuntimeSetupError(
+        f"none of {_PORT_ATTEMPTS} ports drawn from {_PORTS.start} to {_PORTS.stop - 1} is free on"
+        f" {host}: set engine.port"
+    )
+
+
+def _start_kept(
+    command: list[str], log_path: Path, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start a process from a thread that waits for it.
+
+    The server asks the kernel to be killed when its parent ends, and the kernel means the thread
+    that started it: started from a worker thread of an actor it would die with that thread, in the
+    middle of a run.
+    """
+    started: queue.SimpleQueue[subprocess.Popen[bytes] | BaseException] = queue.SimpleQueue()
+
+    def keep() -> None:
+        try:
+            with log_path.open("wb") as log:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=dict(environment),
+                    start_new_session=True,
+                )
+        except BaseException as error:
+            started.put(error)
+            return
+        started.put(process)
+        process.wait()
+
+    threading.Thread(target=keep, name=f"keeps {log_path.stem}", daemon=True).start()
+    result = started.get(timeout=60.0)
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
+def _environment(scratch: Path) -> dict[str, str]:
+    """Return the environment of a server."""
+    return {
+        **os.environ,
+        # One thread for each of the server's processes: the trainers need the other cores.
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        # /health then tells whether the server is up, without generating a token and sleeping a
+        # second.
+        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+        "TMPDIR": str(scratch),
+        SCRATCH_VARIABLE: str(scratch),
+        PARENT_VARIABLE: str(os.getpid()),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _group_members(group: int) -> list[int]:
+    """Return the live processes of a process group; one that waits to be reaped no longer counts."""
+    members = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                members.append(process.pid)
+    return members

@@ -1,0 +1,265 @@
+"""Attention over packed sequences for Megatron-Core's local layer spec.
+
+Megatron-Core's own core attention handles neither packed sequences nor context parallelism.
+`PackedAttention` takes its place in the layer spec: it rotates queries and keys, gathers keys and
+values over the context-parallel group, and attends by the micro-batch's plan: with torch's dense
+attention, one call per bucket of similar lengths, or with torch's varlen kernel where the device
+and dtype have it.
+
+Invariants: packed and single sequences give the same numbers; keys and values cross the
+context-parallel group once per layer, and their gradients once back; every rank of the group takes
+part, whatever rows it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from megatron.core.packed_seq_params import PackedSeqParams
+
+from rl_runtime.errors import RuntimeSetupError
+from rl_runtime.megatron.attention_plan import AttentionPlan, plan_attention
+from rl_runtime.megatron.rotary import RotaryTable, apply_rotary
+
+__all__ = ["PackedAttention", "PackedStream", "pack_stream"]
+
+
+@dataclass
+class PackedStream(PackedSeqParams):  # type: ignore[misc]
+    """Megatron-Core's description of a packed stream, with what `PackedAttention` computes once for all layers."""
+
+    cos: torch.Tensor | None = None
+    """float32 [T, 1, head_dim]: cosines of the local tokens' rotary angles."""
+    sin: torch.Tensor | None = None
+    """float32 [T, 1, head_dim]: sines of the same."""
+    dense: tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None], ...] = ()
+    """Per bucket: query rows [B, Q], key rows [B, K], visible [B, 1, Q, K] or None.
+
+    Empty where the varlen kernel is used.
+    """
+    restore: torch.Tensor | None = None
+    """int64 [T]: local rows' places in the buckets' outputs."""
+    varlen: tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int] | None = None
+    """Key rows [sum of K], offsets of queries and of keys int32 [segments + 1], longest Q and K."""
+
+
+def pack_stream(
+    padded_lengths: Sequence[int],
+    positions_T: torch.Tensor,
+    rotary: RotaryTable,
+    *,
+    cp_size: int,
+    cp_rank: int,
+    dtype: torch.dtype,
+) -> PackedStream:
+    """Describe a packed stream to the model.
+
+    Args:
+        padded_lengths: tokens of each sequence over all context-parallel ranks.
+        positions_T: int64 [T], positions of this rank's tokens in their own sequences, on the
+            device to compute on.
+        rotary: table of the model's rotary angles.
+        cp_size: context-parallel ranks.
+        cp_rank: this rank.
+        dtype: dtype of activations.
+
+    Returns:
+        What goes to the model as `packed_seq_params`.
+    """
+    device = positions_T.device
+    plan = plan_attention(padded_lengths, cp_size=cp_size, cp_rank=cp_rank)
+    cos, sin = rotary.at(positions_T)
+    offsets = torch.tensor(
+        np.concatenate([[0], np.cumsum(padded_lengths)]), dtype=torch.int32, device=device
+    )
+    stream = PackedStream(
+        qkv_format="thd",
+        cu_seqlens_q=offsets,
+        cu_seqlens_kv=offsets,
+        max_seqlen_q=max(padded_lengths),
+        max_seqlen_kv=max(padded_lengths),
+        cos=cos,
+        sin=sin,
+    )
+    if device.type == "cuda" and dtype in (torch.float16, torch.bfloat16):
+        stream.varlen = _varlen_arguments(plan, device)
+    else:
+        stream.restore = torch.from_numpy(plan.restore).to(device)
+        stream.dense = tuple(
+            (
+                torch.from_numpy(bucket.query_rows).to(device),
+                torch.from_numpy(bucket.key_rows).to(device),
+                (
+                    None
+                    if bucket.visible is None
+                    else torch.from_numpy(bucket.visible).unsqueeze(1).to(device)
+                ),
+            )
+            for bucket in plan.buckets
+        )
+    return stream
+
+
+def _varlen_arguments(
+    plan: AttentionPlan, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
+    num_queries = [segment.num_queries for segment in plan.segments]
+    num_keys = [segment.keys.size for segment in plan.segments]
+    rows = torch.from_numpy(np.concatenate([segment.keys for segment in plan.segments])).to(device)
+    query_offsets, key_offsets = (
+        torch.tensor(np.concatenate([[0], np.cumsum(counts)]), dtype=torch.int32, device=device)
+        for counts in (num_queries, num_keys)
+    )
+    return rows, query_offsets, key_offsets, max(num_queries), max(num_keys)
+
+
+class _GatherOverRanks(torch.autograd.Function):
+    """Lay the tensors of all ranks of a group end to end; the gradient of each part is summed over ranks and returned to its owner."""
+
+    @staticmethod
+    def forward(ctx: Any, local: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        gathered = local.new_empty((group.size() * local.shape[0], *local.shape[1:]))
+        dist.all_gather_into_tensor(gathered, local.contiguous(), group=group)
+        return gathered
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (gradient,) = gradients
+        local = gradient.new_empty((gradient.shape[0] // ctx.group.size(), *gradient.shape[1:]))
+        dist.reduce_scatter_tensor(local, gradient.contiguous(), group=ctx.group)
+        return local, None
+
+
+def _gather_over_ranks(local: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    gathered: torch.Tensor = _GatherOverRanks.apply(local, group)  # type: ignore[no-untyped-call]
+    return gathered
+
+
+class PackedAttention(torch.nn.Module):
+    """Core attention of one layer over a `PackedStream`."""
+
+    def __init__(
+        self,
+        config: Any,
+        layer_number: int,
+        attn_mask_type: Any,
+        attention_type: str,
+        cp_comm_type: str | None = None,
+        softmax_scale: float | None = None,
+        pg_collection: Any = None,
+    ) -> None:
+        """Take what Megatron-Core gives to a core attention.
+
+        Args:
+            config: the model's TransformerConfig.
+            layer_number: 1-based; not used.
+            attn_mask_type: not used; attention is causal.
+            attention_type: "self".
+            cp_comm_type: not used; keys and values are gathered.
+            softmax_scale: factor on scores; None: 1 / sqrt(head_dim).
+            pg_collection: process groups; `cp` is used.
+
+        Raises:
+            RuntimeSetupError: attention dropout, or another attention than self-attention.
+        """
+        del layer_number, attn_mask_type, cp_comm_type
+        super().__init__()
+        if config.attention_dropout or attention_type != "self":
+            raise RuntimeSetupError(
+                "packed attention has no dropout and attends within a sequence; got"
+                f" attention_dropout = {config.attention_dropout}, {attention_type!r}"
+            )
+        self._scale = config.kv_channels**-0.5 if softmax_scale is None else softmax_scale
+        self._cp_group: dist.ProcessGroup = pg_collection.cp
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        /,
+        *,
+        attn_mask_type: Any = None,
+        attention_bias: torch.Tensor | None = None,
+        packed_seq_params: PackedStream | None = None,
+    ) -> torch.Tensor:
+        """Attend.
+
+        Args:
+            query: [T, heads, head_dim], local rows of the packed stream.
+            key: [T, key-value heads, head_dim].
+            value: [T, key-value heads, head_dim].
+            attention_mask: None; the plan decides.
+            attn_mask_type: not used.
+            attention_bias: None.
+            packed_seq_params: the stream that `pack_stream` described.
+
+        Returns:
+            [T, heads * head_dim].
+        """
+        del attn_mask_type
+        assert attention_mask is None and attention_bias is None
+        assert isinstance(packed_seq_params, PackedStream)
+        stream = packed_seq_params
+        assert stream.cos is not None and stream.sin is not None
+        query = apply_rotary(query, stream.cos, stream.sin)
+        key = apply_rotary(key, stream.cos, stream.sin)
+        if self._cp_group.size() > 1:
+            key, value = _gather_over_ranks(
+                torch.stack([key, value], dim=1), self._cp_group
+            ).unbind(1)
+        attend = self._varlen if stream.varlen is not None else self._dense
+        return attend(query, key, value, stream).flatten(1)
+
+    def _dense(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, stream: PackedStream
+    ) -> torch.Tensor:
+        repeats = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
+        outputs = []
+        for query_rows, key_rows, visible in stream.dense:
+            q_BHQD, k_BHKD, v_BHKD = (
+                x[rows].transpose(1, 2)
+                for x, rows in ((query, query_rows), (key, key_rows), (value, key_rows))
+            )
+            output = F.scaled_dot_product_attention(
+                q_BHQD,
+                k_BHKD,
+                v_BHKD,
+                attn_mask=visible,
+                is_causal=visible is None,
+                scale=self._scale,
+            )
+            outputs.append(output.transpose(1, 2).flatten(0, 1))
+        return torch.cat(outputs)[stream.restore]
+
+    def _varlen(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, stream: PackedStream
+    ) -> torch.Tensor:
+        from torch.nn.attention.varlen import varlen_attn
+
+        assert stream.varlen is not None
+        rows, query_offsets, key_offsets, longest_query, longest_key = stream.varlen
+        if self._cp_group.size() > 1:
+            key, value = key[rows], value[rows]
+        output = varlen_attn(
+            query,
+            key,
+            value,
+            query_offsets,
+            key_offsets,
+            longest_query,
+            longest_key,
+            scale=self._scale,
+            window_size=(-1, 0),
+        )
+        assert isinstance(output, torch.Tensor)
+        return output

@@ -1,0 +1,1 @@
+"""What a process of a run leaves behind: logs, ports, signals, children."""

@@ -1,0 +1,1 @@
+"""The records between a prompt and a batch."""

@@ -1,0 +1,1 @@
+"""What has to be right, and made, before a run starts."""

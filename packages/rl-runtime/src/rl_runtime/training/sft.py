@@ -1,0 +1,123 @@
+"""One step of supervised fine-tuning.
+
+Loss: the mean over trained tokens, of all ranks, of -log p(token) over the whole vocabulary at
+temperature 1.
+
+Invariants: the result does not depend on how examples are spread over ranks and micro-batches;
+every rank runs the same number of micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from rl_dump import RaggedArray
+from rl_metrics import Aggregation, MicroBatchMetrics, megatron_loss_scale
+from rl_metrics.torch import loss_reducer
+from rl_runtime.batch.rank_batch import Column
+from rl_runtime.errors import TrainerError
+from rl_runtime.training.micro_batch import MicroBatch, PackingRules, pack_micro_batch
+from rl_runtime.training.scores import ResponseScores
+from rl_runtime.megatron.parallel_state import Topology
+from rl_runtime.training.forward_backward import LossFunction
+from rl_runtime.training.step_metrics import token_count
+
+__all__ = ["pack_examples", "supervised_aggregation", "supervised_loss"]
+
+
+def supervised_aggregation(*, per_token: bool) -> Aggregation:
+    """Name the aggregation that is a token mean under the way the model normalises its loss.
+
+    Megatron-Core fixes at construction whether it divides by tokens itself. Where it does not, the
+    number of trained tokens is the constant divisor.
+    """
+    return "token_mean" if per_token else "constant"
+
+
+def pack_examples(
+    columns: Mapping[str, Column], token_cap: int, rules: PackingRules, topology: Topology
+) -> tuple[list[MicroBatch], int]:
+    """Pack this rank's examples, in order, under the token cap.
+
+    Args:
+        columns: `tokens` [L] and `loss_masks` [R] per example; the R last tokens are the response.
+        token_cap: tokens of one micro-batch; a longer example is alone.
+        rules: how to pack.
+        topology: this rank's place.
+
+    Returns:
+        Micro-batches, as many on every rank, and the trained tokens of all ranks.
+
+    Raises:
+        TrainerError: no token of any rank is trained.
+    """
+    tokens, masks = columns["tokens"], columns["loss_masks"]
+    assert isinstance(tokens, RaggedArray) and isinstance(masks, RaggedArray)
+    groups = _in_order(tokens.lengths, token_cap)
+    count = torch.tensor(len(groups), device=topology.device)
+    dist.all_reduce(count, op=dist.ReduceOp.MAX, group=topology.dp_group)
+    trained = torch.tensor(int(masks.values.sum()), device=topology.device)
+    dist.all_reduce(trained, group=topology.dp_group)
+    if not int(trained):
+        raise TrainerError("no token of this step is trained: every loss mask is 0")
+    groups += [np.zeros(0, np.int64)] * (int(count) - len(groups))
+    return [pack_micro_batch(columns, group, rules) for group in groups], int(trained)
+
+
+def _in_order(lengths: npt.NDArray[np.int64], token_cap: int) -> list[npt.NDArray[np.int64]]:
+    """Cut positions into consecutive runs of at most `token_cap` tokens.
+
+    Lengths [3, 3, 5] and cap 6: [0, 1], [2].
+    """
+    groups: list[list[int]] = []
+    room = 0
+    for position, length in enumerate(lengths.tolist()):
+        if length > room or not groups:
+            groups.append([])
+            room = token_cap
+        groups[-1].append(position)
+        room -= length
+    return [np.array(group, np.int64) for group in groups]
+
+
+def supervised_loss(
+    *, aggregation: Aggregation, num_microbatches: int, trained_tokens: int, topology: Topology
+) -> LossFunction:
+    """Make the loss function of one step.
+
+    Args:
+        aggregation: from `supervised_aggregation`.
+        num_microbatches: micro-batches of the step on each rank.
+        trained_tokens: trained tokens of the step, over all ranks.
+        topology: this rank's place.
+
+    Returns:
+        The loss function.
+    """
+    scale = megatron_loss_scale(
+        aggregation,
+        num_microbatches=num_microbatches,
+        step_units=trained_tokens,
+        dp_size=topology.dp_size,
+        cp_size=topology.cp_size,
+    )
+    place = topology.context_parallel
+
+    def loss(batch: MicroBatch, scores: ResponseScores) -> tuple[torch.Tensor, MicroBatchMetrics]:
+        reducer = loss_reducer(
+            aggregation, batch.total_lengths, batch.response_lengths, batch.loss_masks, cp=place
+        )
+        reduced = reducer(-scores.log_probs)
+        metrics = MicroBatchMetrics(
+            sums={"loss": reduced.detach().clone()},
+            num_tokens=batch.num_trained_tokens,
+            metrics=[token_count(batch, topology.cp_size)],
+        )
+        return reduced * scale, metrics
+
+    return loss

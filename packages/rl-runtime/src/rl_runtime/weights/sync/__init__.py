@@ -1,0 +1,1 @@
+"""Ways of sending weights to the engines."""
