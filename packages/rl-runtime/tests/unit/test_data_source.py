@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from rl_runtime.config.data import DataSection
+from rl_runtime.config.rollout import DataSection
 from rl_runtime.errors import ConfigError
 from rl_runtime.rollout.data.source import DataSource, make_data_source, split_of
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from rl_runtime.config.engine import EngineSection
+from rl_runtime.config.rollout import EngineSection
 from rl_runtime.errors import DeadlineError, EngineError
 from rl_runtime.engine.client import EngineClient, Generation, ModelInfo, Sampling
 

@@ -3,7 +3,7 @@
 import pytest
 
 from rl_runtime.config import Recipe
-from rl_runtime.config.warm_start import WarmStartSection
+from rl_runtime.config.training import WarmStartSection
 from rl_runtime.training.lr_schedule import reinforcement_lr, warm_start_lr
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rl_runtime.config import Recipe, absolute_paths
-from rl_runtime.config.dump import in_run_folder
+from rl_runtime.config.run import in_run_folder
 
 
 def test_relative_paths_start_from_the_current_folder(

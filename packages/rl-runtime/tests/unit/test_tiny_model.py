@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_runtime.config.model import ModelSection
+from rl_runtime.config.training import ModelSection
 from rl_runtime.setup.tiny_model import write_tiny_model
 
 

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_dump import RaggedArray
+from rl_runtime.algorithms.group_rewards import normalise_group_rewards
 from rl_runtime.batch.rank_batch import Column
 from rl_runtime.errors import GenerateError, RewardError
 from rl_runtime.records.rollout_types import PromptGroup, Sample
-from rl_runtime.algorithms.group_rewards import normalise_group_rewards
 from rl_topp import NucleusSet
 
 __all__ = ["ABSENT_INDEX", "batch_columns", "flatten_groups", "scores_by_rollout"]

@@ -35,7 +35,9 @@ class RankBatch:
     columns: Mapping[str, Column]
     """The rank's samples, in the order of `plan.partition`."""
     step_units: npt.NDArray[np.float64]
-    """float64 [steps]: units that each step's loss is averaged over (rollouts, samples, prompt groups or tokens, by the aggregation)."""
+    """float64 [steps]: units that each step's loss is averaged over (rollouts, samples, prompt
+    groups or tokens, by the aggregation).
+    """
 
 
 def take_columns(

@@ -1,4 +1,4 @@
-"""Typed recipes: one module per section."""
+"""Typed recipes: a module for each subsystem that a recipe sets."""
 
 from __future__ import annotations
 

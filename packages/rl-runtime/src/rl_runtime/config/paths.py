@@ -24,7 +24,10 @@ _PATHS = {
 
 
 def absolute_paths(recipe: Recipe) -> Recipe:
-    """Make all paths absolute, from the current working folder, with `~` expanded; empty ones and those in `{run_dir}` stay."""
+    """Make all paths absolute, from the current working folder, with `~` expanded.
+
+    Empty ones and those in `{run_dir}` stay.
+    """
     sections = {}
     for name, keys in _PATHS.items():
         section = getattr(recipe, name)

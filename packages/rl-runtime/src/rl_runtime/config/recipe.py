@@ -12,20 +12,21 @@ from pydantic import Field, model_validator
 from rl_runtime.config.algorithm import AlgorithmSection
 from rl_runtime.config.base import Section
 from rl_runtime.config.cluster import ClusterSection
-from rl_runtime.config.data import DataSection
-from rl_runtime.config.debug import DebugSection
-from rl_runtime.config.dump import DumpSection
-from rl_runtime.config.engine import EngineSection
-from rl_runtime.config.evaluation import EvalSection
-from rl_runtime.config.model import ModelSection
-from rl_runtime.config.optimizer import OptimizerSection
-from rl_runtime.config.parallel import ParallelSection
-from rl_runtime.config.reward import RewardSection
-from rl_runtime.config.rollout import RolloutSection
-from rl_runtime.config.run import RunSection
-from rl_runtime.config.tracking import TrackingSection
-from rl_runtime.config.train import TrainSection
-from rl_runtime.config.warm_start import WarmStartSection
+from rl_runtime.config.rollout import DataSection, EngineSection, RewardSection, RolloutSection
+from rl_runtime.config.run import (
+    DebugSection,
+    DumpSection,
+    EvalSection,
+    RunSection,
+    TrackingSection,
+)
+from rl_runtime.config.training import (
+    ModelSection,
+    OptimizerSection,
+    ParallelSection,
+    TrainSection,
+    WarmStartSection,
+)
 
 __all__ = ["Recipe"]
 

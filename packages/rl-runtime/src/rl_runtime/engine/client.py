@@ -28,7 +28,7 @@ from tenacity import (
     wait_exponential,
 )
 
-from rl_runtime.config.engine import EngineSection
+from rl_runtime.config.rollout import EngineSection
 from rl_runtime.errors import DeadlineError, EngineError
 from rl_runtime.weights.sync.inline import update_weights
 from rl_topp import NucleusError, NucleusSet, from_sglang_meta, kept_log_probs_from_sglang_meta
@@ -39,10 +39,14 @@ _OPT_IN = {"return_top_p_token_ids": True}
 """`custom_params` by which a request asks rl-topp's plugin for its kept sets."""
 
 _ONLY_AT_THE_END = 1 << 30
-"""Stream interval, in tokens: one chunk when the first token is there, one when the answer is finished."""
+"""Stream interval, in tokens: one chunk when the first token is there, one when the answer is
+finished.
+"""
 
 _GATHER_SECONDS = 0.002
-"""How long a prompt waits for others to share its request: longer than it takes to start the tasks of a batch, short against a decode step."""
+"""How long a prompt waits for others to share its request: longer than it takes to start the tasks
+of a batch, short against a decode step.
+"""
 
 _PROMPTS_PER_REQUEST = 64
 """Prompts of one HTTP request. Fewer cost the server more per prompt, more gain nothing."""

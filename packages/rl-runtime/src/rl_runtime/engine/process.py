@@ -27,8 +27,8 @@ import httpx
 import psutil
 
 from rl_runtime.config.recipe import Recipe
-from rl_runtime.errors import DeadlineError, EngineError, RuntimeSetupError
 from rl_runtime.engine.server import PARENT_VARIABLE, SCRATCH_VARIABLE
+from rl_runtime.errors import DeadlineError, EngineError, RuntimeSetupError
 
 __all__ = ["EngineProcess", "check_port_free", "choose_port", "server_arguments"]
 
@@ -40,7 +40,9 @@ Ray or torch takes one between the choice and the start.
 """
 
 _HIGHEST_PORT = 55_535
-"""SGLang derives a second number, port + 10000, and refuses one above 65535 even though it opens no such port here."""
+"""SGLang derives a second number, port + 10000, and refuses one above 65535 even though it opens no
+such port here.
+"""
 
 _PORT_ATTEMPTS = 50
 _POLL_SECONDS = 0.1

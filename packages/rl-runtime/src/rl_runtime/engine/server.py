@@ -88,10 +88,9 @@ def main(arguments: Sequence[str]) -> None:
         os.environ.update(cpu_environment(Path(_value_of("--model-path", arguments) or "")))
         arguments = cpu_arguments(arguments)
 
+    from rl_topp.sglang_plugin import require_installed
     from sglang.srt.plugins import load_plugins
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    from rl_topp.sglang_plugin import require_installed
 
     load_plugins()
     require_installed()

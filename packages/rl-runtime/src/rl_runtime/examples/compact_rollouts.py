@@ -15,8 +15,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from rl_runtime.records.rollout_types import Prompt, Sample
 from rl_runtime.engine.client import Sampling
+from rl_runtime.records.rollout_types import Prompt, Sample
 from rl_runtime.rollout.generate import GenerateContext, single_turn
 
 __all__ = ["cut_into_segments", "generate"]

@@ -19,7 +19,7 @@ from megatron.core import parallel_state as mpu
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from rl_metrics import ContextParallel
-from rl_runtime.config.parallel import ParallelSection
+from rl_runtime.config.training import ParallelSection
 from rl_runtime.errors import RuntimeSetupError
 
 __all__ = ["Topology", "end_process_groups", "start_process_groups"]

@@ -62,7 +62,9 @@ class Sample:
     loss_mask: npt.NDArray[np.int32]
     """int32 [R]: 1 = trained, 0 = not (tool and environment tokens)."""
     rollout_log_probs: npt.NDArray[np.float32]
-    """float32 [R], nats: over the kept set where one was recorded, else over the vocabulary; 0 where not sampled."""
+    """float32 [R], nats: over the kept set where one was recorded, else over the vocabulary; 0
+    where not sampled.
+    """
     weight_versions: npt.NDArray[np.int64]
     """int64 [R]: policy version that sampled each token; -1 where not sampled."""
     nucleus: NucleusSet | None = None

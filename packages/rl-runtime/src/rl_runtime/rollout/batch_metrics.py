@@ -13,8 +13,8 @@ import numpy as np
 
 from rl_dump import RaggedArray
 from rl_metrics import Metric, report
-from rl_runtime.batch.rank_batch import Column
 from rl_runtime.batch.columns import scores_by_rollout
+from rl_runtime.batch.rank_batch import Column
 from rl_runtime.rollout.manager import GeneratedBatch
 
 if TYPE_CHECKING:

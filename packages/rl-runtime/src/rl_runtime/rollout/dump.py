@@ -22,13 +22,13 @@ from rl_dump import (
     resolve_template,
     write_dump,
 )
+from rl_runtime.algorithms.group_rewards import divides_by_std, normalise_group_rewards
+from rl_runtime.batch.columns import ABSENT_INDEX
 from rl_runtime.batch.rank_batch import Column
-from rl_runtime.config.dump import in_run_folder
 from rl_runtime.config.recipe import Recipe
+from rl_runtime.config.run import in_run_folder
 from rl_runtime.errors import ConfigError
 from rl_runtime.records.rollout_types import Sample
-from rl_runtime.batch.columns import ABSENT_INDEX
-from rl_runtime.algorithms.group_rewards import divides_by_std, normalise_group_rewards
 
 __all__ = ["RolloutDumper", "dump_path", "load_rollout_dump", "loaded_dump_path"]
 

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_runtime.config.rollout import RolloutSection
+from rl_runtime.engine.client import Generation, Sampling
 from rl_runtime.errors import GenerateError
 from rl_runtime.records.rollout_types import Prompt, Rollout, Sample
-from rl_runtime.engine.client import Generation, Sampling
 from rl_runtime.rollout.hooks import GenerateHook
 
 __all__ = ["Engine", "GenerateContext", "play_rollout", "sampling_of", "single_turn"]

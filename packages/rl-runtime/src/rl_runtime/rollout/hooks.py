@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 from rl_runtime.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rl_runtime.records.rollout_types import Prompt, Sample
     from rl_runtime.engine.client import Sampling
+    from rl_runtime.records.rollout_types import Prompt, Sample
     from rl_runtime.rollout.generate import GenerateContext
 
 __all__ = ["GenerateHook", "RewardHook", "load_hook"]

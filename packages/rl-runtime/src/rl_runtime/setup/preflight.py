@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 
 from rl_dump import DumpError, check_templates
-from rl_runtime.config.dump import in_run_folder
+from rl_runtime.config.run import in_run_folder
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import ConfigError, RuntimeSetupError
 from rl_runtime.setup.model_folder import folder_problems

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from rl_runtime.config.model import ModelSection
+from rl_runtime.config.training import ModelSection
 
 __all__ = ["EOS_TOKEN", "PAD_TOKEN", "tiny_model_config", "write_tiny_model"]
 

@@ -17,7 +17,7 @@ from rl_dump import RESPONSE_FIELDS, BackgroundWriter, RaggedArray
 from rl_dump.torch import DumpTopology, save_debug_train_data
 from rl_metrics.torch import gather_responses
 from rl_runtime.batch.rank_batch import RankBatch
-from rl_runtime.config.dump import in_run_folder
+from rl_runtime.config.run import in_run_folder
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.training.log_prob_provenance import ScoringNote
 from rl_runtime.training.micro_batch import MicroBatch, local_values

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rl_runtime.config.recipe import Recipe
-from rl_runtime.config.warm_start import WarmStartSection
+from rl_runtime.config.training import WarmStartSection
 
 __all__ = ["reinforcement_lr", "warm_start_lr"]
 

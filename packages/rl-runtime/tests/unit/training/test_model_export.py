@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rl_runtime.config.model import ModelSection
+from rl_runtime.config.training import ModelSection
 from rl_runtime.errors import TrainerError
 from rl_runtime.setup.tiny_model import write_tiny_model
 from rl_runtime.weights.convert import save_hf_folder

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from rl_runtime.config.data import DataSection
+from rl_runtime.config.rollout import DataSection
 from rl_runtime.errors import ConfigError
 from rl_runtime.records.rollout_types import Prompt
 
