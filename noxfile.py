@@ -15,14 +15,17 @@ all others share the environment of `uv sync`, which holds torch and the engines
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import nox
+from nox.command import CommandFailed
 from packaging.requirements import Requirement
 
 nox.needs_version = ">=2025.5"
@@ -46,6 +49,8 @@ LEAVES = [
     if not {requirement.name for requirement in REQUIREMENTS[name]} & set(PROJECTS)
 ]
 ASSEMBLIES = [name for name in PROJECTS if name not in LEAVES]
+# Too heavy for a fresh environment: tests that need one are skipped there, and run in `torch_cpu`
+# and `e2e`.
 ENGINES = {
     "torch",
     "megatron-core",
@@ -55,8 +60,9 @@ ENGINES = {
     "transformers",
     "reasoning-gym",
 }
-"""Dependencies too heavy for a fresh environment; tests that need one are skipped there, and run in `torch_cpu` and `e2e`."""
-TEST_TOOLS = ["pytest>=8.4", "hypothesis>=6.130"]
+UNTRIED_EXTRAS = {"sglang": "it is pinned to one release, which torch_cpu runs"}
+NEEDS_MORE_THAN_A_CPU = {"gpu", "cuda", "trl", "server"}
+TEST_TOOLS = ["pytest>=8.4", "hypothesis>=6.130", "jsonschema>=4.25"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 STRICT = [
     "-W",
@@ -67,32 +73,79 @@ STRICT = [
     "-p",
     "no:cacheprovider",
     "--hypothesis-profile=small",
+    "-m",
+    "not fuzz and not gpu and not e2e and not soak",
 ]
+NOTHING_COLLECTED = 5
+"""The exit status of pytest when no test matches its options."""
 
 
-def workspace(
-    session: nox.Session, *command: str, success_codes: list[int] | None = None, **environment: str
-) -> None:
-    """Run a command in the workspace's environment, with one thread per process: tests start several."""
+def workspace(session: nox.Session, *command: str, **environment: str) -> None:
+    """Run a command in the workspace's environment.
+
+    Its processes have one thread each, because tests start several.
+    """
     synchronise()
     prefix = ("uv", "run", "--no-sync", "--project", str(ROOT))
-    session.run(
-        *prefix,
-        *command,
-        external=True,
-        env={**ONE_THREAD, **environment},
-        success_codes=success_codes,
-    )
+    session.run(*prefix, *command, external=True, env={**ONE_THREAD, **environment})
 
 
 @cache
 def synchronise() -> None:
-    """Bring the workspace's environment up to date, once: compiling its 35,000 modules anew takes longer than most sessions."""
+    """Bring the workspace's environment up to date, once.
+
+    Compiling its 35,000 modules anew takes longer than most sessions.
+    """
     subprocess.run(["uv", "sync", "--frozen", "--project", str(ROOT)], check=True)
 
 
+def every_package(
+    session: nox.Session, *options: str, leaf_options: tuple[str, ...] = (), selects: bool = False
+) -> None:
+    """Run the tests of all packages; one that fails does not keep the others from running.
+
+    Args:
+        session: The session; it fails at the end and names every package that failed.
+        options: For pytest. What follows `--` on the command line comes after them.
+        leaf_options: For the leaves alone, where `NAME` is the import name.
+        selects: Whether the options select tests that not every package has. A package without a
+            match is fine then, or when tests are selected on the command line; no match in any
+            package is a failure always.
+    """
+    selects = selects or bool(session.posargs)
+    failed, matched, skips = [], False, []
+    for package in PROJECTS:
+        own = leaf_options if package in LEAVES else ()
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder, "report.xml")
+            command = ["pytest", f"packages/{package}/tests", f"--junitxml={report}", *options]
+            command += [option.replace("NAME", package.replace("-", "_")) for option in own]
+            try:
+                workspace(session, *command, *session.posargs)
+                matched = True
+            except CommandFailed as error:
+                nothing = error.return_code == NOTHING_COLLECTED
+                matched = matched or not nothing
+                if not (nothing and selects):
+                    failed.append(package)
+            if report.exists():
+                skips += [
+                    str(skip.get("message"))
+                    for skip in ET.parse(report).iter("skipped")  # noqa: S314 - pytest wrote it
+                ]
+    if "CI" in os.environ and any("chromium" in reason for reason in skips):
+        session.error("a test was skipped because chromium or chromedriver is missing")
+    if failed:
+        session.error(f"failed: {', '.join(failed)}")
+    if not matched:
+        session.error("no package has a test that matches")
+
+
 def install(session: nox.Session, *arguments: str) -> None:
-    """Install into a session's own environment; modules are compiled as they are imported, since most of them never are."""
+    """Install into a session's own environment.
+
+    Modules are compiled as they are imported, since most of them never are.
+    """
     session.install(*arguments, env={"UV_COMPILE_BYTECODE": "0"})
 
 
@@ -117,7 +170,10 @@ def build_wheels(session: nox.Session, *packages: str) -> list[str]:
 def run_installed(
     session: nox.Session, package: str, *options: str, path: str | None = None
 ) -> None:
-    """Run a package's tests (and its README, which they execute) against what is installed, where the checkout cannot be imported or read."""
+    """Run a package's tests, and its README, against what is installed.
+
+    They run in a folder from which the checkout can neither be imported nor read.
+    """
     with tempfile.TemporaryDirectory(prefix=f"{package}-") as folder:
         skipped = shutil.ignore_patterns(
             "distributed", "e2e", "contracts", "docs", "__pycache__", ".hypothesis"
@@ -140,7 +196,7 @@ def run_installed(
 
 
 def install_light(session: nox.Session, package: str) -> None:
-    """Install an assembling package with its siblings and whatever it needs that is light, and nothing else."""
+    """Install an assembling package with its siblings and what it needs that is light."""
     siblings = [
         requirement.name for requirement in REQUIREMENTS[package] if requirement.name in PROJECTS
     ]
@@ -154,18 +210,35 @@ def install_light(session: nox.Session, package: str) -> None:
     install(session, "--no-deps", *build_wheels(session, package, *siblings))
 
 
+def install_floor(session: nox.Session, package: str, *extras: str) -> None:
+    """Install a leaf with the lowest versions of its direct dependencies and of some extras."""
+    # Named here, they are direct ones; the wheel's own would be taken at their highest.
+    optional = PROJECTS[package]["project"].get("optional-dependencies", {})
+    install(
+        session,
+        "--resolution=lowest-direct",
+        *map(str, REQUIREMENTS[package]),
+        *(line for extra in extras for line in optional[extra]),
+        *build_wheels(session, package),
+    )
+    install(session, *TEST_TOOLS)
+
+
 @nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
-    """Style; the star of imports: leaves never import one another; the skeleton of every package."""
+    """Style, layers and the star of imports, the skeleton of packages, changelogs, the lock."""
     workspace(session, "ruff", "check", ".")
     workspace(session, "ruff", "format", "--check", ".")
     workspace(session, "lint-imports")
     workspace(session, "python", ".ci/skeleton.py")
+    workspace(session, "python", ".ci/changelogs.py")
+    workspace(session, "pytest", ".ci/test_tools.py", "-q")
+    session.run("uv", "lock", "--check", "--quiet", external=True)
 
 
 @nox.session(venv_backend="none")
 def types(session: nox.Session) -> None:
-    """Strict types of all sources, all tests and this file."""
+    """Strict types of all sources, tests, benchmarks and tools."""
     workspace(
         session,
         "mypy",
@@ -173,9 +246,12 @@ def types(session: nox.Session) -> None:
         "noxfile.py",
         *map(str, sorted(ROOT.glob(".ci/*.py"))),
     )
+    # rl-runtime's benchmarks use the cases of rl-topp's.
+    cases = "packages/rl-topp/benchmarks"
     for package in PROJECTS:
-        tests = f"packages/{package}/tests"
-        workspace(session, "mypy", "--explicit-package-bases", tests, MYPYPATH=tests)
+        for folder in (f"packages/{package}/tests", f"packages/{package}/benchmarks"):
+            path = f"{folder}:{cases}" if folder.startswith("packages/rl-runtime") else folder
+            workspace(session, "mypy", "--explicit-package-bases", folder, MYPYPATH=path)
 
 
 @nox.session
@@ -185,7 +261,7 @@ def types(session: nox.Session) -> None:
     ids=[f"{package}-{python}" for package in PROJECTS for python in PYTHONS[package]],
 )
 def alone(session: nox.Session, package: str) -> None:
-    """The wheel alone in a fresh environment: unit, golden and small property tests, from a folder outside the checkout."""
+    """The wheel alone in a fresh environment, tested from a folder outside the checkout."""
     if package in LEAVES:
         install(session, *build_wheels(session, package), *TEST_TOOLS)
     else:
@@ -198,7 +274,7 @@ def alone(session: nox.Session, package: str) -> None:
     ["package", "python"], [(name, PYTHONS[name][0]) for name in ASSEMBLIES], ids=ASSEMBLIES
 )
 def stubs(session: nox.Session, package: str) -> None:
-    """The same for what assembles the others, with small stand-ins for Megatron-Core, SGLang and Ray on the path."""
+    """The same for what assembles the others, with small stand-ins for its engines on the path."""
     install_light(session, package)
     run_installed(session, package, path=str(ROOT / "packages" / package / "tests" / "stubs"))
 
@@ -207,43 +283,67 @@ def stubs(session: nox.Session, package: str) -> None:
 @nox.parametrize(["package", "python"], [(name, PYTHONS[name][0]) for name in LEAVES], ids=LEAVES)
 def floor(session: nox.Session, package: str) -> None:
     """Each leaf with the lowest versions of its direct dependencies, on its lowest Python."""
-    # Named here, they are direct ones; the wheel's own would be taken at their highest.
-    install(
-        session,
-        "--resolution=lowest-direct",
-        *map(str, REQUIREMENTS[package]),
-        *build_wheels(session, package),
-    )
-    install(session, *TEST_TOOLS)
+    install_floor(session, package)
     # The oldest typer imports what today's click calls deprecated.
     run_installed(session, package, "-W", "ignore:'click.:DeprecationWarning")
 
 
+EXTRAS = {
+    name: sorted(
+        set(PROJECTS[name]["project"].get("optional-dependencies", {})) - set(UNTRIED_EXTRAS)
+    )
+    for name in LEAVES
+}
+FLOORS = [(name, PYTHONS[name][end]) for name in LEAVES if EXTRAS[name] for end in (0, -1)]
+
+
+@nox.session(default=False)
+@nox.parametrize(["package", "python"], FLOORS, ids=["-".join(floor) for floor in FLOORS])
+def extras(session: nox.Session, package: str) -> None:
+    """Each leaf's extras at their lowest versions, on its lowest and its highest Python."""
+    for extra in PROJECTS[package]["project"]["optional-dependencies"]:
+        if extra in UNTRIED_EXTRAS:
+            session.log(f"left out: {package}[{extra}], {UNTRIED_EXTRAS[extra]}")
+    install_floor(session, package, *EXTRAS[package])
+    run_installed(session, package, "-W", "ignore:'click.:DeprecationWarning")
+
+
+@nox.session(python="3.12")
+def release(session: nox.Session) -> None:
+    """All wheels together in a fresh environment outside the checkout; `rl-runtime doctor` there.
+
+    Versions are those of the lock, so that nothing new is downloaded for them.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        locked = Path(folder, "locked.txt")
+        options = ["--frozen", "--no-emit-workspace", "--no-hashes", "--quiet"]
+        session.run_install("uv", "export", *options, "-o", str(locked), external=True)
+        install(session, f"--constraint={locked}", *build_wheels(session, *PROJECTS))
+        with session.chdir(folder):
+            session.run("rl-runtime", "doctor")
+
+
 @nox.session(venv_backend="none")
 def torch_cpu(session: nox.Session) -> None:
-    """Tests of all packages with torch, real gloo processes and a real SGLang server; they cover 90 % of each leaf's branches."""
-    skipped = ["--ignore-glob=*/tests/contracts", "--ignore-glob=*/tests/docs"]
-    for package in PROJECTS:
-        covered = (
-            ["--cov=" + package.replace("-", "_"), "--cov-fail-under=90"]
-            if package in LEAVES and not session.posargs
-            else []
-        )
-        workspace(
-            session, "pytest", f"packages/{package}/tests", *skipped, *covered, *session.posargs
-        )
+    """Tests of all packages with torch, real gloo processes and a real SGLang server.
+
+    They cover 90 % of each leaf's branches.
+    """
+    covered = () if session.posargs else ("--cov=NAME", "--cov-fail-under=90")
+    skipped = ("--ignore-glob=*/tests/contracts", "--ignore-glob=*/tests/docs")
+    every_package(session, *skipped, leaf_options=covered)
 
 
 @nox.session(venv_backend="none")
 def contracts(session: nox.Session) -> None:
-    """Documents between packages: frozen examples, the readers' copies byte for byte, every reader on all of them, the installed metadata."""
+    """Documents between packages: frozen examples, copies byte for byte, writers and readers."""
     workspace(session, "pytest", "packages/rl-runtime/tests/contracts", *session.posargs)
     workspace(session, "rl-runtime", "doctor")
 
 
 @nox.session(venv_backend="none")
 def docs(session: nox.Session) -> None:
-    """The documentation: its generated pages are current, its code blocks run, and it builds without a warning."""
+    """The documentation: generated pages are current, code blocks run, it builds unwarned."""
     workspace(session, "pytest", "packages/rl-runtime/tests/docs", *session.posargs)
     workspace(session, "mkdocs", "build", "--strict", "--quiet")
 
@@ -254,46 +354,56 @@ def e2e(session: nox.Session) -> None:
     workspace(session, "pytest", "packages/rl-runtime/tests/e2e", "-m", "e2e", *session.posargs)
 
 
-@nox.session(venv_backend="none", default=False)
-def properties(session: nox.Session) -> None:
-    """Large counts of random cases."""
-    for package in PROJECTS:
-        workspace(
-            session,
-            "pytest",
-            f"packages/{package}/tests",
-            "-m",
-            "fuzz",
-            *session.posargs,
-            success_codes=[0, 5],
-        )
+@nox.session(venv_backend="none")
+def bench_tiny(session: nox.Session) -> None:
+    """Every benchmark that a CPU can run, at its smallest size: it runs, its figures mean nothing.
+
+    What is left out is named; a benchmark without `--tiny` must say in its name what it needs.
+    """
+    for path in benchmark_programs():
+        if "--tiny" in path.read_text(encoding="utf-8"):
+            workspace(session, "python", str(path), "--tiny")
+        elif needs := what_it_needs(path):
+            session.log(f"left out: {path.relative_to(ROOT)}, needs {' and '.join(needs)}")
+        else:
+            session.error(f"{path.relative_to(ROOT)}: has no option --tiny")
 
 
 @nox.session(venv_backend="none", default=False)
 def bench(session: nox.Session) -> None:
-    """The benchmarks given after `--`, such as packages/rl-metrics/benchmarks/reducers.py, or all that need no accelerator."""
-    for path in session.posargs or sorted(
-        str(path)
-        for path in ROOT.glob("packages/*/benchmarks/*.py")
-        if "__main__" in path.read_text()
-    ):
-        if session.posargs or not {"gpu", "cuda"} & set(Path(path).stem.split("_")):
-            workspace(session, "python", path)
+    """The benchmarks given after `--`, or all that need no accelerator."""
+    paths = session.posargs or [str(p) for p in benchmark_programs() if not what_it_needs(p)]
+    for path in paths:
+        workspace(session, "python", path)
+
+
+def benchmark_programs() -> list[Path]:
+    """List the benchmarks that are programs, not modules of one."""
+    paths = sorted(ROOT.glob("packages/*/benchmarks/*.py"))
+    return [path for path in paths if "__main__" in path.read_text(encoding="utf-8")]
+
+
+def what_it_needs(benchmark: Path) -> list[str]:
+    """Name what a benchmark needs beside the workspace, which its file name says."""
+    return sorted(NEEDS_MORE_THAN_A_CPU & set(benchmark.stem.split("_")))
+
+
+@nox.session(venv_backend="none", default=False)
+def properties(session: nox.Session) -> None:
+    """Large counts of random cases."""
+    every_package(session, "-m", "fuzz", selects=True)
+
+
+@nox.session(venv_backend="none", default=False)
+def soak(session: nox.Session) -> None:
+    """Slow proofs: soaks, all pairs of layouts, tables over several starts."""
+    every_package(session, "-m", "soak", selects=True)
 
 
 @nox.session(venv_backend="none", default=False)
 def gpu(session: nox.Session) -> None:
     """Tests that need an accelerator."""
-    for package in PROJECTS:
-        workspace(
-            session,
-            "pytest",
-            f"packages/{package}/tests",
-            "-m",
-            "gpu",
-            *session.posargs,
-            success_codes=[0, 5],
-        )
+    every_package(session, "-m", "gpu", selects=True)
 
 
 if __name__ == "__main__":
