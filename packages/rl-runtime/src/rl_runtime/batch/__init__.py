@@ -1,1 +1,1 @@
-"""From scored groups to one part per data-parallel rank."""
+"""From scored groups to one `RankBatch` for each data-parallel rank."""

@@ -12,45 +12,39 @@ from typing import TYPE_CHECKING
 
 import ray
 
-from rl_runtime.process.logs import log_to_file
+from rl_runtime.batch.rank_batch import RankBatch
+from rl_runtime.cluster.actor import Actor
+from rl_runtime.cluster.remote import Ref
 from rl_runtime.config.recipe import Recipe
-from rl_runtime.contract_table import ContractTable, installed_contracts
+from rl_runtime.process.ports import choose_port
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from rl_runtime.batch.rank_batch import Column
-    from rl_runtime.batch_document import RankMessage
     from rl_runtime.training.trainer import Trainer
 
 __all__ = ["TrainerActor"]
 
 
-class TrainerActor:
-    """One rank of the trainer's mesh."""
+class TrainerActor(Actor):
+    """One rank of the trainer's mesh. After `rendezvous` and `start` it does what `Trainer` does."""
 
-    def __init__(self, recipe: Recipe, *, rank: int, log_path: Path) -> None:
-        """Remember what to start; starting is `start`'s task."""
-        log_to_file(log_path)
-        self._recipe = recipe
+    _trainer: Trainer
+
+    def __init__(self, recipe: Recipe, *, rank: int) -> None:
+        """Remember which rank it is; starting is `start`'s task."""
+        super().__init__(recipe, log_path=recipe.run.dir / "logs" / f"trainer_{rank}.log")
         self._rank = rank
-        self._trainer: Trainer | None = None
 
     def live(self) -> None:
-        """Last as long as the actor; see `cluster.lives`."""
+        """Last as long as the actor; see `cluster.liveness`."""
         threading.Event().wait()
-
-    def contracts(self) -> ContractTable:
-        """Say which contracts the packages on this node write and read."""
-        return installed_contracts()
 
     def rendezvous(self) -> str:
         """Choose "host:port" on this node for the process group."""
-        from rl_runtime.process.ports import free_port
-
         host = ray.util.get_node_ip_address()
-        return f"{host}:{free_port(host)}"
+        return f"{host}:{choose_port(host)}"
 
     def start(self, rendezvous: str, model_folder: Path) -> tuple[int, bool]:
         """Join the process group and load the model.
@@ -69,38 +63,30 @@ class TrainerActor:
         )
         return self._trainer.data_parallel_rank, self._trainer.is_writer
 
-    def train_sft(
-        self, batches: list[ray.ObjectRef[dict[str, Column]]], lrs: list[float]
-    ) -> list[dict[str, float]]:
-        """Take one supervised step per batch; see `Trainer.train_sft_step`."""
-        trainer = self._started()
-        loaded = ray.get(batches, timeout=self._recipe.cluster.actor_timeout_seconds)
-        return [trainer.train_sft_step(batch, lr) for batch, lr in zip(loaded, lrs, strict=True)]
+    def train_sft(self, examples: list[Ref], lrs: list[float]) -> list[dict[str, float]]:
+        """Take one supervised step per batch of examples; see `Trainer.train_sft_step`."""
+        batches = ray.get(examples, timeout=self._recipe.cluster.actor_timeout_seconds)
+        return [
+            self._trainer.train_sft_step(batch, lr) for batch, lr in zip(batches, lrs, strict=True)
+        ]
 
     def start_reinforcement(self) -> None:
         """See `Trainer.start_reinforcement`."""
-        self._started().start_reinforcement()
+        self._trainer.start_reinforcement()
 
-    def train_batch(self, message: RankMessage, lr: float) -> list[dict[str, float]]:
-        """Read the rank's part of a batch and train on it; see `Trainer.train_batch`."""
-        from rl_runtime.batch_document import rank_batch_of_message
-
-        return self._started().train_batch(rank_batch_of_message(message), lr)
+    def train_batch(self, batch: RankBatch, lr: float) -> list[dict[str, float]]:
+        """Check what came and train on it; see `Trainer.train_batch`."""
+        batch.check()
+        return self._trainer.train_batch(batch, lr)
 
     def export_weights(self) -> dict[str, npt.NDArray[np.generic]] | None:
         """See `Trainer.export_weights`."""
-        return self._started().export_weights()
+        return self._trainer.export_weights()
 
     def save_hf(self, folder: Path) -> None:
         """See `Trainer.save_hf`."""
-        self._started().save_hf(folder)
+        self._trainer.save_hf(folder)
 
     def close(self) -> None:
         """Leave the process group and finish pending writes."""
-        if self._trainer is not None:
-            self._trainer.close()
-
-    def _started(self) -> Trainer:
-        if self._trainer is None:
-            raise RuntimeError(f"trainer rank {self._rank} was not started: call start first")
-        return self._trainer
+        self._trainer.close()

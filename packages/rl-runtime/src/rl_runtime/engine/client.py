@@ -1,11 +1,12 @@
-"""Talks to one SGLang server: token ids in; ids, log-probs and kept sets out.
+"""Talks to one SGLang server: token ids in; ids, log-probs and nuclei out.
 
 Prompts that are asked for at the same time share one HTTP request: a server that gets 512 of them
 one by one starts each in a forward pass of its own and takes several times as long. The reply is a
 stream, so each answer is handed on when it is finished, whatever the others of its request do.
 
-Invariants: every call has a deadline; only connection errors are tried again, and only a few times;
-an answer to a request with a filter always carries its kept sets, or the call fails.
+Invariants: every request has a deadline, which bounds all of it, however slowly bytes arrive; only
+connection errors are tried again, and only a few times; a caller that is cancelled leaves the
+others of its request alone.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
@@ -29,23 +29,16 @@ from tenacity import (
 )
 
 from rl_runtime.config.rollout import EngineSection
+from rl_runtime.engine.generation import Generation, Sampling, read_generation
 from rl_runtime.errors import DeadlineError, EngineError
 from rl_runtime.weights.sync.inline import update_weights
-from rl_topp import NucleusError, NucleusSet, from_sglang_meta, kept_log_probs_from_sglang_meta
 
-__all__ = ["EngineClient", "Generation", "ModelInfo", "Sampling"]
-
-_OPT_IN = {"return_top_p_token_ids": True}
-"""`custom_params` by which a request asks rl-topp's plugin for its kept sets."""
-
-_ONLY_AT_THE_END = 1 << 30
-"""Stream interval, in tokens: one chunk when the first token is there, one when the answer is
-finished.
-"""
+__all__ = ["EngineClient"]
 
 _GATHER_SECONDS = 0.002
-"""How long a prompt waits for others to share its request: longer than it takes to start the tasks
-of a batch, short against a decode step.
+"""How long a prompt waits for others to share its request.
+
+Longer than it takes to start the tasks of a batch, short against a decode step.
 """
 
 _PROMPTS_PER_REQUEST = 64
@@ -55,77 +48,7 @@ _ATTEMPTS = 4
 """Times that a request is sent when the connection fails."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """How answers are drawn. Example: `Sampling(temperature=1.0, top_p=0.9, max_new_tokens=8)`."""
-
-    temperature: float = 1.0
-    """Divides the logits. 0: greedy, log-probs then at temperature 1."""
-    top_p: float = 1.0
-    """Nucleus mass; 1 keeps all."""
-    top_k: int = -1
-    """Most likely ids kept; -1 keeps all."""
-    min_p: float = 0.0
-    """Ids below this fraction of the largest probability are cut."""
-    max_new_tokens: int = 8
-    """Longest answer, in tokens."""
-    stop: tuple[str, ...] = ()
-    """Strings that end an answer, beside the model's end-of-sequence ids."""
-
-    @property
-    def has_filter(self) -> bool:
-        """Whether ids can be cut, so that answers carry kept sets."""
-        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0 or self.temperature == 0.0
-
-    def to_request(self) -> dict[str, Any]:
-        """Return SGLang's `sampling_params`."""
-        params: dict[str, Any] = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "max_new_tokens": self.max_new_tokens,
-            "stop": list(self.stop),
-            "stream_interval": _ONLY_AT_THE_END,
-        }
-        return {**params, "custom_params": _OPT_IN} if self.has_filter else params
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
-    """One answer of R tokens, the end-of-sequence id included.
-
-    R is 0 when it was aborted before its first token.
-    """
-
-    tokens: npt.NDArray[np.int64]
-    """int64 [R], the sampled ids."""
-    full_log_probs: npt.NDArray[np.float32]
-    """float32 [R], nats: log-probs of the ids over the vocabulary, at the sampling temperature."""
-    kept_log_probs: npt.NDArray[np.float32]
-    """float32 [R], nats: over the kept set; equal to `full_log_probs` without a filter."""
-    nucleus: NucleusSet | None
-    """Kept sets of the R tokens; None without a filter."""
-    finish_reason: str
-    """"stop", "length" or "abort"."""
-    weight_version: int
-    """Version of the weights that drew the last token."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelInfo:
-    """What a server serves."""
-
-    model_path: str
-    """Folder it was started with."""
-    weight_version: int
-    """Version of its weights; 0 until the first update."""
-
-
-@dataclass(slots=True)
-class _Asked:
-    """A prompt that waits for its answer."""
-
+class _Asked(NamedTuple):
     tokens: list[int]
     sampling: Sampling
     answer: asyncio.Future[Generation]
@@ -137,7 +60,7 @@ class EngineClient:
     Example:
         >>> client = EngineClient("http://127.0.0.1:21370", section, vocab_size=85)
         >>> answer = await client.generate(np.array([5, 6, 7]), Sampling(top_p=0.9))
-        >>> answer.tokens, answer.kept_log_probs
+        >>> answer.tokens, answer.nucleus_log_probs
         (array([17,  4,  1]), array([-0.47, -0.02, -0.61], dtype=float32))
     """
 
@@ -165,10 +88,9 @@ class EngineClient:
         self._slots = asyncio.Semaphore(section.max_concurrent_requests)
         self._asked: list[_Asked] = []
         self._sending: set[asyncio.Task[None]] = set()
+        # No timeout of httpx's own: it counts anew with every byte. `_stream` bounds the whole.
         self._http = httpx.AsyncClient(
-            base_url=url,
-            timeout=section.request_timeout_seconds,
-            limits=httpx.Limits(max_connections=None),
+            base_url=url, timeout=None, limits=httpx.Limits(max_connections=None)
         )
 
     async def generate(
@@ -181,54 +103,22 @@ class EngineClient:
             sampling: how.
 
         Raises:
-            EngineError: the server is dead, refused, or answered without the kept sets that were
-                asked for.
+            EngineError: the server is dead, refused, or answered without the nuclei that were asked
+                for.
             DeadlineError: no answer within `engine.request_timeout_seconds` of being sent.
         """
         async with self._slots:
-            asked = _Asked(
-                prompt_tokens.tolist(), sampling, asyncio.get_running_loop().create_future()
-            )
+            loop = asyncio.get_running_loop()
+            asked = _Asked(prompt_tokens.tolist(), sampling, loop.create_future())
             if not self._asked:
-                asyncio.get_running_loop().call_later(_GATHER_SECONDS, self._send_asked)
+                loop.call_later(_GATHER_SECONDS, self._send_asked)
             self._asked.append(asked)
             return await asked.answer
-
-    async def generate_many(
-        self, prompt_tokens: npt.NDArray[np.int64], count: int, sampling: Sampling
-    ) -> list[Generation]:
-        """Draw `count` independent answers to one prompt; raises as `generate` does."""
-        return list(
-            await asyncio.gather(*(self.generate(prompt_tokens, sampling) for _ in range(count)))
-        )
-
-    async def model_info(self) -> ModelInfo:
-        """Ask what the server serves; raises as `generate` does."""
-        info = (await self._call("GET", "/model_info")).json()
-        return ModelInfo(model_path=info["model_path"], weight_version=self._version_of(info))
-
-    async def pause(self) -> None:
-        """Abort everything that runs and hold new prompts back until `resume`; raises as `generate` does."""
-        await self._call("POST", "/pause_generation", {"mode": "abort"})
-
-    async def resume(self) -> None:
-        """Continue after `pause`; raises as `generate` does."""
-        await self._call("POST", "/continue_generation", {})
-
-    async def abort(self) -> None:
-        """Abort everything that runs: answers come back with what they have and the finish reason "abort"; raises as `generate` does."""
-        await self._call("POST", "/abort_request", {"abort_all": True})
-
-    async def flush(self) -> None:
-        """Forget all cached keys and values; waits until nothing runs; raises as `generate` does."""
-        await self._call(
-            "POST", f"/flush_cache?timeout={self._section.request_timeout_seconds:.1f}"
-        )
 
     async def update_weights(
         self, weights: Mapping[str, npt.NDArray[np.generic]], version: int
     ) -> None:
-        """Load weights and check that the server took them; see `rl_runtime.weights.sync.inline.update_weights`."""
+        """Load weights and check that the server took them; see `weights.sync.inline`."""
         timeout = self._section.request_timeout_seconds
         await asyncio.to_thread(
             update_weights, self.url, weights, version=version, timeout_seconds=timeout
@@ -253,11 +143,19 @@ class EngineClient:
 
     async def _send(self, asked: Sequence[_Asked]) -> None:
         """Send one request and give each prompt its answer, or all that have none yet the error."""
+        attempts = AsyncRetrying(
+            retry=retry_if_exception_type(httpx.TransportError),
+            stop=stop_after_attempt(_ATTEMPTS),
+            wait=wait_exponential(multiplier=0.1, max=1.0),
+            before_sleep=self._raise_if_dead,
+            retry_error_callback=self._raise_unreachable,
+        )
         try:
-            async for attempt in self._attempts():
+            async for attempt in attempts:
                 with attempt:
                     await self._stream([one for one in asked if not one.answer.done()])
         except BaseException as error:
+            # A cancelled task still owes its callers an answer: they would wait for ever.
             failure = (
                 error
                 if isinstance(error, Exception)
@@ -277,14 +175,14 @@ class EngineClient:
             "return_logprob": True,
             "stream": True,
         }
-        async with (
-            self._deadline("/generate"),
-            self._http.stream("POST", "/generate", json=body) as response,
-        ):
+        is_whole = False
+        async with self._deadline(), self._http.stream("POST", "/generate", json=body) as response:
             if response.status_code != httpx.codes.OK:
                 await response.aread()
-                self._refuse("/generate", response)
-            is_whole = False
+                raise EngineError(
+                    f"engine {self.url}: /generate answered {response.status_code}:"
+                    f" {response.text[:500]}"
+                )
             async for line in response.aiter_lines():
                 if line.startswith("data: {"):
                     self._take_chunk(json.loads(line.removeprefix("data: ")), asked)
@@ -308,77 +206,14 @@ class EngineClient:
         one = asked[chunk.get("index", 0)]
         # A caller that was cancelled no longer wants it.
         if not one.answer.done():
-            one.answer.set_result(self._read_answer(chunk, one.sampling))
-
-    def _read_answer(self, chunk: Mapping[str, Any], sampling: Sampling) -> Generation:
-        """Turn the last chunk of an answer into a `Generation`."""
-        meta = chunk["meta_info"]
-        tokens = np.asarray(chunk["output_ids"], dtype=np.int64)
-        full = np.asarray([entry[0] for entry in meta["output_token_logprobs"]], dtype=np.float32)
-        nucleus: NucleusSet | None = None
-        kept: npt.NDArray[np.float32] | None = full
-        try:
-            if sampling.has_filter:
-                nucleus = from_sglang_meta(
-                    meta, expected_num_tokens=tokens.size, vocab_size=self._vocab_size
+            one.answer.set_result(
+                read_generation(
+                    chunk,
+                    one.sampling,
+                    vocab_size=self._vocab_size,
+                    where=f"engine {self.url}",
                 )
-                kept = (
-                    kept_log_probs_from_sglang_meta(meta, expected_num_tokens=tokens.size)
-                    if tokens.size
-                    else full
-                )
-        except NucleusError as error:
-            raise EngineError(
-                f"engine {self.url}: the kept sets of an answer cannot be read: {error}"
-            ) from error
-        if full.size != tokens.size or kept is None:
-            raise EngineError(
-                f"engine {self.url}: {tokens.size} tokens came with {full.size} log-probs and"
-                f" {0 if kept is None else kept.size} kept-set log-probs"
             )
-        return Generation(
-            tokens=tokens,
-            full_log_probs=full,
-            kept_log_probs=kept,
-            nucleus=nucleus,
-            finish_reason=meta["finish_reason"]["type"],
-            weight_version=self._version_of(meta),
-        )
-
-    def _version_of(self, info: Mapping[str, Any]) -> int:
-        """Read a weight version; SGLang calls the weights that it was started with "default" unless it is told otherwise."""
-        version = info["weight_version"]
-        if version != "default" and not version.isdecimal():
-            raise EngineError(
-                f"engine {self.url}: has weight version {version!r}, expected a number: another"
-                " program updates it"
-            )
-        return 0 if version == "default" else int(version)
-
-    async def _call(self, method: str, path: str, body: Any = None) -> httpx.Response:
-        """Send one control request."""
-        async for attempt in self._attempts():
-            with attempt:
-                async with self._deadline(path):
-                    response = await self._http.request(method, path, json=body)
-        if response.status_code != httpx.codes.OK:
-            self._refuse(path, response)
-        return response
-
-    def _refuse(self, path: str, response: httpx.Response) -> None:
-        raise EngineError(
-            f"engine {self.url}: {path} answered {response.status_code}: {response.text[:500]}"
-        )
-
-    def _attempts(self) -> AsyncRetrying:
-        """Return the retry rule: connection errors only, a few times, and not when the process is known to be dead."""
-        return AsyncRetrying(
-            retry=retry_if_exception_type(httpx.TransportError),
-            stop=stop_after_attempt(_ATTEMPTS),
-            wait=wait_exponential(multiplier=0.1, max=1.0),
-            before_sleep=self._raise_if_dead,
-            retry_error_callback=self._raise_unreachable,
-        )
 
     async def _raise_if_dead(self, state: RetryCallState) -> None:
         """Raise at once when the process has ended."""
@@ -396,14 +231,14 @@ class EngineClient:
         ) from cause
 
     @asynccontextmanager
-    async def _deadline(self, path: str) -> AsyncIterator[None]:
+    async def _deadline(self) -> AsyncIterator[None]:
         """Bound one request by `engine.request_timeout_seconds`."""
         seconds = self._section.request_timeout_seconds
         try:
             async with asyncio.timeout(seconds):
                 yield
-        except (TimeoutError, httpx.TimeoutException) as error:
+        except TimeoutError as error:
             raise DeadlineError(
-                f"engine {self.url}: {path} was not answered within engine.request_timeout_seconds"
-                f" = {seconds:g}"
+                f"engine {self.url}: /generate was not answered within"
+                f" engine.request_timeout_seconds = {seconds:g}"
             ) from error

@@ -1,7 +1,7 @@
 """One SGLang server as a process of its own: started, watched, stopped.
 
 Invariants: the server has its own session, so that `stop` reaches every process of it; it dies when
-this process does; what it leaves behind is removed either way (`engine_janitor`); every wait has a
+this process does; what it leaves behind is removed either way (`engine.janitor`); every wait has a
 deadline; an error quotes the end of the server's log.
 """
 
@@ -10,10 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -28,23 +26,11 @@ import psutil
 
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.engine.server import PARENT_VARIABLE, SCRATCH_VARIABLE
+from rl_runtime.process.ports import check_port_free, choose_port
 from rl_runtime.errors import DeadlineError, EngineError, RuntimeSetupError
 
-__all__ = ["EngineProcess", "check_port_free", "choose_port", "server_arguments"]
+__all__ = ["EngineProcess", "server_arguments"]
 
-_PORTS = range(20_000, 32_000)
-"""Ports to choose from.
-
-Below Linux's ephemeral ports (from 32768), so that no outgoing connection or `bind(0)` of SGLang,
-Ray or torch takes one between the choice and the start.
-"""
-
-_HIGHEST_PORT = 55_535
-"""SGLang derives a second number, port + 10000, and refuses one above 65535 even though it opens no
-such port here.
-"""
-
-_PORT_ATTEMPTS = 50
 _POLL_SECONDS = 0.1
 _LOG_TAIL_LINES = 15
 
@@ -229,50 +215,6 @@ def server_arguments(recipe: Recipe, *, index: int, port: int, model_folder: Pat
         else:
             arguments += [flag, str(value)]
     return arguments
-
-
-def check_port_free(host: str, port: int) -> None:
-    """Check that a server can listen on a port now.
-
-    Raises:
-        RuntimeSetupError: another process listens there, the port may not be used, or SGLang cannot
-            use it.
-    """
-    if port > _HIGHEST_PORT:
-        raise RuntimeSetupError(
-            f"port {port} is too high for SGLang, which derives port + 10000 from it: choose one up"
-            f" to {_HIGHEST_PORT}, or engine.port = 0"
-        )
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As servers do: connections of an earlier server that linger in TIME_WAIT do not count as
-        # taken.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise RuntimeSetupError(
-                f"port {port} on {host} cannot be used ({error.strerror}): choose another, or"
-                " engine.port = 0 to have a free one chosen"
-            ) from error
-
-
-def choose_port(host: str) -> int:
-    """Return a port that is free now and that nothing else picks by itself.
-
-    A server opens no other fixed port: its processes talk over socket files, and torch's rendezvous
-    takes an ephemeral port.
-
-    Raises:
-        RuntimeSetupError: none of 50 drawn ports was free.
-    """
-    for port in random.SystemRandom().sample(_PORTS, _PORT_ATTEMPTS):
-        with contextlib.suppress(RuntimeSetupError):
-            check_port_free(host, port)
-            return port
-    raise RuntimeSetupError(
-        f"none of {_PORT_ATTEMPTS} ports drawn from {_PORTS.start} to {_PORTS.stop - 1} is free on"
-        f" {host}: set engine.port"
-    )
 
 
 def _start_kept(

@@ -8,12 +8,12 @@ stock server starts faster and runs on a plain CPU:
 - its processes are forked, so torch and SGLang are imported once, not three times (there is no CUDA
   context that a fork could break);
 - model modules other than the served one's are not imported;
-- attention runs over whole batches (`engine_attention`);
+- attention runs over whole batches (`engine.cpu_attention`);
 - the flags in `CPU_DEFAULTS` are added unless they are given: above all `--sleep-on-idle`, without
   which an idle server keeps a core busy.
 
 Invariants: the server dies with its parent, and its children with it; what it leaves behind is
-removed (`engine_janitor`); it refuses to start when the plugin of rl-topp, which records the kept
+removed (`engine.janitor`); it refuses to start when the plugin of rl-topp, which records the kept
 sets, did not apply every hook.
 
 This module imports neither torch nor SGLang until `main` runs.
@@ -21,7 +21,6 @@ This module imports neither torch nor SGLang until `main` runs.
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import json
 import os
@@ -34,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_runtime.engine.janitor import Janitor, start_janitor
+from rl_runtime.process.process_tree import die_with_parent
 
 __all__ = [
     "CPU_DEFAULTS",
@@ -41,7 +41,6 @@ __all__ = [
     "SCRATCH_VARIABLE",
     "cpu_arguments",
     "cpu_environment",
-    "die_with_parent",
     "main",
 ]
 
@@ -63,9 +62,6 @@ PARENT_VARIABLE = "RL_ENGINE_PARENT_PID"
 SCRATCH_VARIABLE = "RL_ENGINE_SCRATCH"
 """Environment variable that names a folder which is removed when the server is gone."""
 
-_PR_SET_PDEATHSIG = 1
-"""From linux/prctl.h: the signal that the kernel sends when the parent dies."""
-
 _ALWAYS_IMPORTED = frozenset({"registry", "utils", "transformers"})
 """Modules of `sglang.srt.models` that are no single architecture."""
 
@@ -79,8 +75,11 @@ def main(arguments: Sequence[str]) -> None:
 
     Raises:
         RuntimeError: the plugin of rl-topp did not apply its hooks.
+        SystemExit: the parent is dead already.
     """
-    die_with_parent()
+    # SGLang's children ask the kernel for the same, so that none outlives this process; without the
+    # variable, whoever starts it by hand is the parent.
+    die_with_parent(signal.SIGKILL, int(os.environ.get(PARENT_VARIABLE, os.getppid())))
     scratch = os.environ.get(SCRATCH_VARIABLE)
     janitor = start_janitor(Path(scratch) if scratch else None)
     on_cpu = _value_of("--device", arguments) == "cpu"
@@ -157,25 +156,6 @@ def cpu_environment(model_path: Path) -> dict[str, str]:
         skipped = sorted(modules - _ALWAYS_IMPORTED - {model_type})
         environment["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(skipped)
     return environment
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when the thread that started it ends.
-
-    SGLang's children ask for the same, so none outlives it. `rl_runtime.engine.process` starts the
-    server from a thread that waits for it, and names itself in `PARENT_VARIABLE`: a parent that is
-    dead before the kernel was asked would never be noticed.
-
-    Raises:
-        OSError: the kernel refuses.
-        SystemExit: the parent is dead already.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) was refused")
-    parent = os.environ.get(PARENT_VARIABLE)
-    if parent is not None and os.getppid() != int(parent):
-        raise SystemExit(f"process {parent}, which started this server, is dead")
 
 
 def _tell_of_load_file(janitor: Janitor, original: Any, *args: Any, **kwargs: Any) -> Any:

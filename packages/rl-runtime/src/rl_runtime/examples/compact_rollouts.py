@@ -1,5 +1,6 @@
-"""A generate hook with a fan-out of 1 + (i mod 3) samples, as an agent has that compacts its
-context while it works.
+"""A generate hook with a fan-out of 1 + (i mod 3) samples.
+
+So fans out an agent that compacts its context while it works.
 
 The response of rollout i is cut into 1 + (i mod 3) segments. Sibling k ends with segment k and
 trains on that segment only, so that each generated token is trained exactly once. With the rollout
@@ -15,9 +16,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from rl_runtime.engine.client import Sampling
-from rl_runtime.records.rollout_types import Prompt, Sample
-from rl_runtime.rollout.generate import GenerateContext, single_turn
+from rl_runtime.engine.generation import Sampling
+from rl_runtime.records import Prompt, Sample
+from rl_runtime.rollout.generate import single_turn
+from rl_runtime.rollout.hooks import GenerateContext
 
 __all__ = ["cut_into_segments", "generate"]
 

@@ -6,26 +6,24 @@ trained tokens only; no data is no value.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 
 from rl_dump import RaggedArray
 from rl_metrics import Metric, report
-from rl_runtime.batch.columns import scores_by_rollout
+from rl_runtime.batch.plan import PlannedBatch
 from rl_runtime.batch.rank_batch import Column
-from rl_runtime.rollout.manager import GeneratedBatch
-
-if TYPE_CHECKING:
-    from rl_runtime.batch.plan import Assignment
+from rl_runtime.records import PromptGroup
+from rl_runtime.rollout.batch_generator import GeneratedBatch
 
 __all__ = ["mean_scores", "rollout_report", "schedule_report"]
 
 
 def mean_scores(generated: GeneratedBatch) -> dict[str, float]:
     """Mean of each score over rollouts, such as {"reward": 0.6, "exact_match": 0.2}."""
-    scores = scores_by_rollout(generated.groups)
+    scores = _scores_by_rollout(generated.groups)
     return _present(
         Metric.of_mean(name, sum(values), len(values), unit="rollout")
         for name, values in scores.items()
@@ -43,7 +41,7 @@ def rollout_report(
         weight_version: version the engines hold; a sample's staleness is the difference to the
             version that sampled it.
     """
-    scores = scores_by_rollout(generated.groups)
+    scores = _scores_by_rollout(generated.groups)
     finals = [rollout.samples[-1] for group in generated.groups for rollout in group.rollouts]
     sampled_tokens = float(sum(final.response_tokens.size for final in finals))
     staleness = np.concatenate(
@@ -70,12 +68,12 @@ def rollout_report(
         Metric.of_sum("rollout/samples", len(columns["total_lengths"]), unit="sample"),
         Metric.of_sum("rollout/rollouts", len(finals), unit="rollout"),
         Metric.of_sum("rollout/dropped_rollouts", generated.dropped_rollouts, unit="rollout"),
-        *_kept_set_sizes(columns),
+        *_nucleus_sizes(columns),
     ]
     return _present(metrics)
 
 
-def _kept_set_sizes(columns: Mapping[str, Column]) -> list[Metric]:
+def _nucleus_sizes(columns: Mapping[str, Column]) -> list[Metric]:
     offsets, masks = columns.get("nucleus_offsets"), columns["loss_masks"]
     if not isinstance(offsets, RaggedArray) or not isinstance(masks, RaggedArray):
         return []
@@ -86,15 +84,26 @@ def _kept_set_sizes(columns: Mapping[str, Column]) -> list[Metric]:
     ]
 
 
-def schedule_report(assignment: Assignment) -> dict[str, float]:
+def schedule_report(planned: PlannedBatch) -> dict[str, float]:
     """Report how well the plan fills micro-batches and balances ranks and slots."""
-    stats = assignment.plan.stats
+    stats = planned.plan.stats
     values = {
         "schedule/fill": stats.fill,
         "schedule/rank_imbalance": stats.rank_imbalance,
         "schedule/slot_imbalance": stats.slot_imbalance,
     }
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _scores_by_rollout(groups: Sequence[PromptGroup]) -> dict[str, list[float]]:
+    """Collect reward and further scores by name, each rollout once."""
+    scores: dict[str, list[float]] = {}
+    for rollout in chain.from_iterable(group.rollouts for group in groups):
+        last = rollout.samples[-1]
+        for name, value in {"reward": last.reward, **last.scores}.items():
+            if value is not None:
+                scores.setdefault(name, []).append(value)
+    return scores
 
 
 def _present(metrics: Iterable[Metric]) -> dict[str, float]:

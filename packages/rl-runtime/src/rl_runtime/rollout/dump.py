@@ -28,7 +28,7 @@ from rl_runtime.batch.rank_batch import Column
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.config.run import in_run_folder
 from rl_runtime.errors import ConfigError
-from rl_runtime.records.rollout_types import Sample
+from rl_runtime.records import Sample
 
 __all__ = ["RolloutDumper", "dump_path", "load_rollout_dump", "loaded_dump_path"]
 

@@ -1,34 +1,17 @@
-"""How one rollout of a prompt is played.
+"""How one rollout of a prompt is played: the default generate hook, and the check of any hook.
 
-A generate hook gets a context that talks to the engine token in, token out, and builds samples from
-what the engine said.
+Invariants: what `play_rollout` returns is a checked `Rollout` with the context's id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
-
-import numpy as np
-import numpy.typing as npt
-
 from rl_runtime.config.rollout import RolloutSection
-from rl_runtime.engine.client import Generation, Sampling
+from rl_runtime.engine.generation import Sampling
 from rl_runtime.errors import GenerateError
-from rl_runtime.records.rollout_types import Prompt, Rollout, Sample
-from rl_runtime.rollout.hooks import GenerateHook
+from rl_runtime.records import Prompt, Rollout, Sample
+from rl_runtime.rollout.hooks import GenerateContext, GenerateHook
 
-__all__ = ["Engine", "GenerateContext", "play_rollout", "sampling_of", "single_turn"]
-
-
-class Engine(Protocol):
-    """What a generate hook needs of an engine."""
-
-    async def generate(
-        self, prompt_tokens: npt.NDArray[np.int64], sampling: Sampling
-    ) -> Generation:
-        """Sample one response."""
+__all__ = ["play_rollout", "sampling_of", "single_turn"]
 
 
 def sampling_of(section: RolloutSection) -> Sampling:
@@ -41,42 +24,6 @@ def sampling_of(section: RolloutSection) -> Sampling:
         max_new_tokens=section.max_response_tokens,
         stop=section.stop,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateContext:
-    """One rollout in the making."""
-
-    engine: Engine
-    """Samples responses."""
-    rollout_id: int
-    """Id of this rollout; every sample carries it."""
-    decode: Callable[[Sequence[int]], str]
-    """Ids to text without special tokens."""
-
-    def sample(self, prompt: Prompt, generation: Generation) -> Sample:
-        """Build the sample of one prompt and one response, all of it trained."""
-        R = generation.tokens.size
-        nucleus = generation.nucleus
-        return Sample(
-            rollout_id=self.rollout_id,
-            group_id=prompt.group_id,
-            sample_index=prompt.sample_index,
-            prompt_tokens=prompt.tokens,
-            response_tokens=generation.tokens,
-            loss_mask=np.ones(R, np.int32),
-            rollout_log_probs=(
-                generation.full_log_probs if nucleus is None else generation.kept_log_probs
-            ),
-            rollout_full_log_probs=generation.full_log_probs,
-            weight_versions=np.full(R, generation.weight_version, np.int64),
-            nucleus=nucleus,
-            finish_reason=generation.finish_reason,
-            prompt=prompt.text,
-            response=self.decode(generation.tokens.tolist()),
-            label=prompt.label,
-            metadata=prompt.metadata,
-        )
 
 
 async def single_turn(context: GenerateContext, prompt: Prompt, sampling: Sampling) -> Sample:

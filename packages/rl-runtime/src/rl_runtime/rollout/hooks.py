@@ -1,27 +1,77 @@
-"""The places where a recipe names a user's function by import path, each as a Protocol.
+"""The places where a recipe names a user's function by import path, and what such a function gets.
 
 A hook is written `module:function`. It is loaded when the recipe is checked, so that a wrong path
 fails before anything starts.
+
+Invariants: what `load_hook` returns is callable; a context's samples carry its rollout id.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Awaitable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
+from rl_runtime.engine.generation import Generation, Sampling
 from rl_runtime.errors import ConfigError
+from rl_runtime.records import Prompt, Sample
 
-if TYPE_CHECKING:
-    from rl_runtime.engine.client import Sampling
-    from rl_runtime.records.rollout_types import Prompt, Sample
-    from rl_runtime.rollout.generate import GenerateContext
+__all__ = ["Engine", "GenerateContext", "GenerateHook", "RewardHook", "load_hook"]
 
-__all__ = ["GenerateHook", "RewardHook", "load_hook"]
+
+class Engine(Protocol):
+    """What a generate hook needs of an engine."""
+
+    async def generate(
+        self, prompt_tokens: npt.NDArray[np.int64], sampling: Sampling
+    ) -> Generation:
+        """Sample one response."""
+
+
+class GenerateContext:
+    """A generate hook's handle on one rollout: its engine, its id, and a way to build samples."""
+
+    def __init__(
+        self, *, engine: Engine, rollout_id: int, decode: Callable[[Sequence[int]], str]
+    ) -> None:
+        """Take what the hook may use.
+
+        Args:
+            engine: samples responses.
+            rollout_id: id of this rollout; every sample carries it.
+            decode: ids to text without special tokens.
+        """
+        self.engine = engine
+        self.rollout_id = rollout_id
+        self.decode = decode
+
+    def sample(self, prompt: Prompt, generation: Generation) -> Sample:
+        """Build the sample of one prompt and one response, all of it trained."""
+        R = generation.tokens.size
+        return Sample(
+            rollout_id=self.rollout_id,
+            group_id=prompt.group_id,
+            sample_index=prompt.sample_index,
+            prompt_tokens=prompt.tokens,
+            response_tokens=generation.tokens,
+            loss_mask=np.ones(R, np.int32),
+            rollout_log_probs=generation.nucleus_log_probs,
+            rollout_full_log_probs=generation.full_log_probs,
+            weight_versions=np.full(R, generation.weight_version, np.int64),
+            nucleus=generation.nucleus,
+            finish_reason=generation.finish_reason,
+            prompt=prompt.text,
+            response=self.decode(generation.tokens.tolist()),
+            label=prompt.label,
+            metadata=prompt.metadata,
+        )
 
 
 class GenerateHook(Protocol):
-    """Plays one rollout of a prompt."""
+    """A function that plays one rollout of a prompt."""
 
     def __call__(
         self, context: GenerateContext, prompt: Prompt, sampling: Sampling
@@ -29,7 +79,7 @@ class GenerateHook(Protocol):
         """Generate one rollout.
 
         Args:
-            context: the engine, the ids of this rollout, and helpers that build samples.
+            context: the engine, the id of this rollout, and a way to build samples.
             prompt: what to answer.
             sampling: the recipe's sampling settings.
 
@@ -40,7 +90,7 @@ class GenerateHook(Protocol):
 
 
 class RewardHook(Protocol):
-    """Scores a response."""
+    """A function that scores a response."""
 
     def __call__(self, sample: Sample) -> float | Mapping[str, float]:
         """Score the last sample of a rollout; its siblings get the same reward.

@@ -16,7 +16,7 @@ from functools import cache, partial
 from typing import Any
 
 from rl_runtime.errors import RewardError
-from rl_runtime.records.rollout_types import Rollout, Sample
+from rl_runtime.records import Rollout, Sample
 from rl_runtime.rollout.hooks import RewardHook
 
 __all__ = ["Scorer", "exact_match", "guarded_score", "label_reward", "verifier_reward"]

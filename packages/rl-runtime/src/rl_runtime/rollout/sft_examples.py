@@ -1,4 +1,8 @@
-"""Supervised batches for the warm start: prompts with their right answers."""
+"""Supervised batches for the warm start: prompts with their right answers.
+
+Invariants: label and end of sequence are trained, the prompt is not; every example is dealt to
+exactly one rank.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +14,16 @@ from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import ConfigError
 from rl_runtime.rollout.data.source import DataSource, Tokenizer
 
-__all__ = ["warm_start_batch"]
+__all__ = ["sft_batch"]
 
 
-def warm_start_batch(
+def sft_batch(
     source: DataSource, tokenizer: Tokenizer, recipe: Recipe
 ) -> list[dict[str, Column]]:
-    """Take the next `warm_start.batch_size` examples and deal them to the data-parallel ranks in
-    turn.
+    """Take the next `warm_start.batch_size` examples and deal them to the ranks in turn.
 
-    An example is the prompt, the label and the end-of-sequence id; label and end are trained. The
-    step is one token mean over all ranks.
+    An example is the prompt, the label and the end-of-sequence id. The step is one token mean over
+    all ranks.
 
     Returns:
         Per data-parallel rank, the columns `tokens` int64 [L] and `loss_masks` int32 [R].
@@ -33,25 +36,16 @@ def warm_start_batch(
             "the tokenizer has no end-of-sequence id: a warm start needs one to teach where"
             " answers end"
         )
-    prompts = source.next_warm_start_prompts(recipe.warm_start.batch_size)
+    prompts = source.next_sft_prompts(recipe.warm_start.batch_size)
     answers = [
-        np.array(
-            [*tokenizer.encode(prompt.label, add_special_tokens=False), tokenizer.eos_token_id],
-            np.int64,
-        )
+        [*tokenizer.encode(prompt.label, add_special_tokens=False), tokenizer.eos_token_id]
         for prompt in prompts
     ]
+    tokens = [[*prompt.tokens, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
+    masks = [[1] * len(answer) for answer in answers]
     columns: dict[str, Column] = {
-        "tokens": RaggedArray.from_list(
-            [
-                np.concatenate([prompt.tokens, answer])
-                for prompt, answer in zip(prompts, answers, strict=True)
-            ],
-            np.int64,
-        ),
-        "loss_masks": RaggedArray.from_list(
-            [np.ones(answer.size, np.int32) for answer in answers], np.int32
-        ),
+        "tokens": RaggedArray.from_list(tokens, np.int64),
+        "loss_masks": RaggedArray.from_list(masks, np.int32),
     }
     ranks = recipe.parallel.data
     return [take_columns(columns, np.arange(rank, len(prompts), ranks)) for rank in range(ranks)]

@@ -163,7 +163,7 @@ class _Loop:
     def _sft_steps(self, done: int, count: int) -> None:
         lrs = [warm_start_lr(self._recipe.warm_start, step) for step in range(done, done + count)]
         batches = self._waiter.one(
-            self._actors.rollout.warm_start_batches.remote(count),
+            self._actors.rollout.sft_batches.remote(count),
             "preparing supervised batches",
             timeout_seconds=120,
         )
@@ -201,7 +201,7 @@ class _Loop:
         else:
             generating = self._actors.rollout.load_batch.remote(batch_id)
             limit = self._recipe.cluster.actor_timeout_seconds
-        parts, metrics = self._waiter.one(
+        rank_batches, metrics = self._waiter.one(
             generating, f"generating batch {batch_id}", timeout_seconds=limit
         )
         generated = time.perf_counter()
@@ -210,7 +210,7 @@ class _Loop:
         if self._trains:
             self._display.update("batches", phase="train")
             reports = self._actors.train_batch(
-                parts, reinforcement_lr(self._recipe, batch_id), batch_id=batch_id
+                rank_batches, reinforcement_lr(self._recipe, batch_id), batch_id=batch_id
             )
             trained = time.perf_counter()
             metrics["time/train_seconds"] = trained - generated

@@ -1,4 +1,4 @@
-"""The rollout side of the loop: prompts, generation, scoring, evaluation.
+"""Generates batches of scored rollouts: prompts are played against the engines, then scored.
 
 Invariants: one bad rollout never ends a run: it is tried again, then dropped and counted; a dead
 engine always does; no wait is without a deadline; rollout ids never repeat within a run.
@@ -16,19 +16,19 @@ from typing import Literal, cast
 
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import EngineError, GenerateError, RewardError
-from rl_runtime.records.rollout_types import Prompt, PromptGroup, Rollout
+from rl_runtime.records import Prompt, PromptGroup, Rollout
 from rl_runtime.rollout.data.source import DataSource, Tokenizer
-from rl_runtime.rollout.generate import (
+from rl_runtime.rollout.generate import play_rollout, sampling_of, single_turn
+from rl_runtime.rollout.hooks import (
     Engine,
     GenerateContext,
-    play_rollout,
-    sampling_of,
-    single_turn,
+    GenerateHook,
+    RewardHook,
+    load_hook,
 )
-from rl_runtime.rollout.hooks import GenerateHook, RewardHook, load_hook
 from rl_runtime.rollout.reward import Scorer
 
-__all__ = ["GeneratedBatch", "RolloutManager"]
+__all__ = ["GeneratedBatch", "BatchGenerator"]
 
 _log = logging.getLogger(__name__)
 _ATTEMPTS = 3
@@ -37,7 +37,7 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratedBatch:
-    """What one round of generation gave."""
+    """The outcome of one round of generation."""
 
     groups: tuple[PromptGroup, ...]
     """Scored rollouts by prompt; groups that lost all rollouts are left out."""
@@ -47,8 +47,8 @@ class GeneratedBatch:
     """Wall time of generation and scoring."""
 
 
-class RolloutManager:
-    """Plays, scores and evaluates rollouts against the engines."""
+class BatchGenerator:
+    """The source of scored rollouts, for training and for evaluation."""
 
     def __init__(
         self, recipe: Recipe, source: DataSource, tokenizer: Tokenizer, engines: Sequence[Engine]
@@ -86,8 +86,9 @@ class RolloutManager:
         return await self._play(prompts, section.rollouts_per_prompt, self._generate)
 
     async def evaluate(self, split: Literal["check", "eval"], count: int) -> GeneratedBatch:
-        """Answer held-out prompts once each, with the sampling settings of training and without a
-        custom generate hook.
+        """Answer held-out prompts once each, without a custom generate hook.
+
+        The sampling settings are those of training.
 
         Args:
             split: "eval", or "check" for the early stopping of the warm start.
