@@ -12,12 +12,14 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from dump_benchmark import FLOATS, batch
 
-from rl_dump import BackgroundWriter, open_dump
+from rl_dump import BackgroundWriter, RaggedArray, open_dump
 from rl_dump.torch import (
     DumpTopology,
     restore_context_parallel_fields_to_cpu,
@@ -25,12 +27,18 @@ from rl_dump.torch import (
 )
 
 
-def gather(pieces, _total_lengths, response_lengths, *, samples):
+def gather(
+    pieces: Sequence[torch.Tensor],
+    _total_lengths: Sequence[int],
+    response_lengths: Sequence[int],
+    *,
+    samples: Any,
+) -> list[torch.Tensor]:
     del samples
-    return list(torch.cat(list(pieces)).split(list(response_lengths)))
+    return list(torch.cat(list(pieces)).split(list(response_lengths)))  # type: ignore[no-untyped-call]
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=4096)
     arguments = parser.parse_args()
@@ -53,9 +61,10 @@ def main():
         )
         seconds = time.perf_counter() - start
         extra = torch.cuda.max_memory_allocated() - before
-        assert all(
-            (restored.values[name].values == torch.cat(host[name]).numpy()).all() for name in FLOATS
-        )
+        for name in FLOATS:
+            column = restored.values[name]
+            assert isinstance(column, RaggedArray)
+            assert (column.values == torch.cat(host[name]).numpy()).all()
         print(
             f"chunk {chunk_bytes / 2**20:5.0f} MiB: extra device memory {extra / 2**20:7.2f} MiB,"
             f" {seconds:.3f} s for {len(FLOATS)} fields"
@@ -76,6 +85,7 @@ def main():
                 f"training waits {blocked:.3f} s, the file is there after"
                 f" {time.perf_counter() - start:.3f} s"
             )
+        assert path is not None
         with open_dump(path) as dump:
             assert dump.verify() == []
 

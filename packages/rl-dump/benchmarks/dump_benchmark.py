@@ -20,7 +20,9 @@ import platform
 import resource
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -40,11 +42,11 @@ FLOATS = (
 )
 
 
-def batch(num_samples):
+def batch(num_samples: int) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     responses = np.clip(np.rint(rng.lognormal(6.9, 0.8, num_samples)), 16, 8192).astype(np.int64)
     totals = responses + rng.integers(50, 401, num_samples)
-    data = {
+    data: dict[str, Any] = {
         "tokens": [torch.from_numpy(rng.integers(0, 151_936, length)) for length in totals],
         "loss_masks": [torch.ones(length, dtype=torch.int32) for length in responses],
         "total_lengths": totals.tolist(),
@@ -61,7 +63,7 @@ def batch(num_samples):
     return data
 
 
-def plain_payload(data):
+def plain_payload(data: Mapping[str, Any]) -> dict[str, Any]:
     names = [name for name in data if name != "partition"]
     samples = [
         {
@@ -74,8 +76,11 @@ def plain_payload(data):
     return {"format_version": 2, "rollout_id": 0, "rank": 0, "samples": samples, "dp_shards": []}
 
 
-def interleaved(actions, rounds):
-    """Return each action's shortest time, seconds: they take turns, so that a busy machine is busy for all of them."""
+def interleaved(actions: Mapping[str, Callable[[], float | None]], rounds: int) -> dict[str, float]:
+    """Return each action's shortest time, seconds.
+
+    They take turns, so that a busy machine is busy for all of them.
+    """
     best = dict.fromkeys(actions, float("inf"))
     for _ in range(rounds):
         for name, action in actions.items():
@@ -87,22 +92,27 @@ def interleaved(actions, rounds):
     return best
 
 
-def quietly(function, *arguments, **options):
+def quietly(function: Callable[..., object], *arguments: Any, **options: Any) -> Callable[[], None]:
     """Return an action that runs a function and gives no time of its own."""
 
-    def action():
+    def action() -> None:
         function(*arguments, **options)
 
     return action
 
 
-def one_field(path):
+def one_field(path: Path) -> rl_dump.RaggedArray:
     with rl_dump.open_dump(path) as dump:
-        return dump.column("log_probs")
+        values = dump.column("log_probs")
+        assert isinstance(values, rl_dump.RaggedArray)
+        return values
 
 
-def blocking(folder, data):
-    """Return the seconds until training may go on; the file is written before this returns, outside of the time."""
+def blocking(folder: Path, data: Mapping[str, Any]) -> float:
+    """Return the seconds until training may go on.
+
+    The file is written before this returns, outside of the time.
+    """
     with rl_dump.BackgroundWriter() as writer:
         start = time.perf_counter()
         save_debug_train_data(
@@ -115,12 +125,15 @@ def blocking(folder, data):
         return time.perf_counter() - start
 
 
-def _peak_of(function, *arguments):
-    """Return the growth of the peak resident memory while `function` runs in a process of its own, bytes."""
+def _peak_of(function: Callable[..., object], *arguments: Any) -> int:
+    """Return the growth in bytes of the peak resident memory while `function` runs.
+
+    It runs in a process of its own.
+    """
     context = multiprocessing.get_context("fork")
     pipe, end = context.Pipe(duplex=False)
 
-    def body():
+    def body() -> None:
         before = resident()
         function(*arguments)
         end.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
@@ -128,26 +141,30 @@ def _peak_of(function, *arguments):
 
     process = context.Process(target=body)
     process.start()
-    grown = pipe.recv() if pipe.poll(600) else None
+    assert pipe.poll(600), "the measured process does not answer"
+    grown = pipe.recv()
     process.join()
-    return grown
+    return int(grown)
 
 
-def resident():
+def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def stream(path, columns):
+def stream(path: Path, columns: Mapping[str, Any]) -> None:
     """Write columns that exist already, as the streaming writer does: one row group in memory."""
     rl_dump.write_dump(path, contract="train-dump.v2", batch_id=0, columns=columns)
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--tiny", action="store_true", help="24 samples, one round")
     arguments = parser.parse_args()
+    if arguments.tiny:
+        arguments.samples, arguments.rounds = 24, 1
     torch.set_num_threads(1)
     data = batch(arguments.samples)
     with tempfile.TemporaryDirectory() as name:

@@ -17,18 +17,24 @@ import platform
 import statistics
 import sys
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from rl_metrics import Metric, wire
+from rl_metrics.selftest.processes import run_gloo_ranks
 from rl_metrics.torch import all_reduce_metrics
-from rl_metrics.torch.processes import run_gloo_ranks
+
+Log = dict[str, tuple[float, float]]
+Times = dict[tuple[int, str], list[tuple[float, float]]]
 
 
-def gather_dictionaries(log, size):
+def gather_dictionaries(log: Log, size: int) -> dict[str, float] | None:
     """The usual way: pickle, gather on rank 0, average there."""
-    gathered = [None] * size if dist.get_rank() == 0 else None
+    gathered: list[Any] | None = [None] * size if dist.get_rank() == 0 else None
     dist.gather_object(log, gathered, dst=0)
     if gathered is None:
         return None
@@ -38,9 +44,9 @@ def gather_dictionaries(log, size):
     }
 
 
-def all_gather_dictionaries(log, size):
+def all_gather_dictionaries(log: Log, size: int) -> dict[str, float]:
     """The usual way when every rank needs the result."""
-    gathered = [None] * size
+    gathered: list[Any] = [None] * size
     dist.all_gather_object(gathered, log)
     return {
         name: sum(part[name][0] for part in gathered) / sum(part[name][1] for part in gathered)
@@ -48,7 +54,7 @@ def all_gather_dictionaries(log, size):
     }
 
 
-def timed(function, repeats):
+def timed(function: Callable[[], object], repeats: int) -> list[tuple[float, float]]:
     """Wall and CPU seconds of each call, every one after a barrier."""
     seconds = []
     for _ in range(repeats + 3):
@@ -59,38 +65,35 @@ def timed(function, repeats):
     return seconds[3:]
 
 
-def work(rank, size, counts, repeats):
+def work(rank: int, size: int, counts: list[int], repeats: int) -> Times:
     """Times of one rank: (number of metrics, way) -> seconds of each repeat."""
-    times = {}
+    times: Times = {}
     for n in counts:
         metrics = [Metric.of_mean(f"rollout/metric_{i}", rank + i, 1 + i) for i in range(n)]
         log = {metric.name: (metric.numerator, metric.weight) for metric in metrics}
         expected = gather_dictionaries(log, size)
         ours = {name: metric.value for name, metric in all_reduce_metrics(metrics).items()}
         assert expected is None or all(
-            abs(ours[name] - value) <= 1e-9 * abs(value) for name, value in expected.items()
+            abs((ours[name] or 0.0) - value) <= 1e-9 * abs(value)
+            for name, value in expected.items()
         )
-        times[n, "gather_object"] = timed(lambda log=log: gather_dictionaries(log, size), repeats)
-        times[n, "all_gather_object"] = timed(
-            lambda log=log: all_gather_dictionaries(log, size), repeats
-        )
-        times[n, "all_reduce_metrics"] = timed(
-            lambda metrics=metrics: all_reduce_metrics(metrics), repeats
-        )
+        times[n, "gather_object"] = timed(partial(gather_dictionaries, log, size), repeats)
+        times[n, "all_gather_object"] = timed(partial(all_gather_dictionaries, log, size), repeats)
+        times[n, "all_reduce_metrics"] = timed(partial(all_reduce_metrics, metrics), repeats)
         times[n, "all_reduce_metrics dst=0"] = timed(
-            lambda metrics=metrics: all_reduce_metrics(metrics, dst=0), repeats
+            partial(all_reduce_metrics, metrics, dst=0), repeats
         )
     return times
 
 
-def sent_bytes(n, way):
+def sent_bytes(n: int, way: str) -> int:
     """What one rank hands over."""
     if way.endswith("gather_object"):
         return len(pickle.dumps({f"rollout/metric_{i}": (float(i), 1.0 + i) for i in range(n)}))
     return 8 * (wire.HEAD_SIZE + 2 * n)
 
 
-def measure(n, processes, repeats):
+def measure(n: int, processes: int, repeats: int) -> Iterator[dict[str, Any]]:
     """Rows of one number of metrics."""
     ranks = run_gloo_ranks(
         lambda rank, size: work(rank, size, [n], repeats), processes, deadline_seconds=600
@@ -110,7 +113,7 @@ def measure(n, processes, repeats):
         }
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -118,7 +121,10 @@ def main():
     parser.add_argument("--metrics", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--repeats", type=int, default=50)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--tiny", action="store_true", help="2 processes, 3 metrics, once")
     arguments = parser.parse_args()
+    if arguments.tiny:
+        arguments.processes, arguments.metrics, arguments.repeats = 2, [3], 1
     rows = (
         row for n in arguments.metrics for row in measure(n, arguments.processes, arguments.repeats)
     )

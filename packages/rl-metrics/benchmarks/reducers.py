@@ -16,10 +16,12 @@ import platform
 import statistics
 import sys
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -43,20 +45,23 @@ _NO_KERNEL = {
 class _Operations(TorchDispatchMode):
     """Counts operations that launch a kernel."""
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         self.count += func._schema.name.removeprefix("aten::") not in _NO_KERNEL
         return func(*args, **(kwargs or {}))
 
 
-def launches(function, device):
+def launches(function: Callable[[], object], device: torch.device) -> int:
     """Kernels of one call."""
     function()
     if device.type == "cpu":
-        with _Operations() as operations:
+        operations = _Operations()
+        with operations:
             function()
         return operations.count
     torch.cuda.synchronize()
@@ -64,12 +69,14 @@ def launches(function, device):
         function()
         torch.cuda.synchronize()
     return sum(
-        event.device_type == DeviceType.CUDA and not event.name.startswith(("Memcpy", "Memset"))
+        bool(
+            event.device_type == DeviceType.CUDA and not event.name.startswith(("Memcpy", "Memset"))
+        )
         for event in trace.events()
     )
 
 
-def milliseconds(function, device, repeats):
+def milliseconds(function: Callable[[], object], device: torch.device, repeats: int) -> float:
     """Median wall time of one call."""
     times = []
     for _ in range(repeats + 2):
@@ -83,7 +90,7 @@ def milliseconds(function, device, repeats):
     return statistics.median(times[2:])
 
 
-def loop(x, masks, lengths):
+def loop(x: torch.Tensor, masks: list[torch.Tensor], lengths: list[int]) -> torch.Tensor:
     """The usual way: one sample at a time."""
     total = x.new_zeros(())
     for piece, mask in zip(torch.split(x, lengths), masks, strict=True):
@@ -91,7 +98,7 @@ def loop(x, masks, lengths):
     return total
 
 
-def measure(num_samples, device, repeats):
+def measure(num_samples: int, device: torch.device, repeats: int) -> Iterator[dict[str, Any]]:
     """Yield the rows of one batch size, each as soon as it is measured."""
     rng = np.random.default_rng(num_samples)
     responses = rng.integers(64, 1025, num_samples).tolist()
@@ -104,19 +111,19 @@ def measure(num_samples, device, repeats):
         .requires_grad_()
     )
 
-    def make():
+    def make() -> Callable[[torch.Tensor], torch.Tensor]:
         return get_sum_of_sample_mean(totals, responses, flat_mask)
 
     reduce = make()
 
-    def backward_of(forward):
+    def backward_of(forward: Callable[[torch.Tensor], torch.Tensor]) -> None:
         x.grad = None
-        forward(x).backward()
+        forward(x).backward()  # type: ignore[no-untyped-call]
 
     with torch.no_grad():
         ours, usual = reduce(x).item(), loop(x, masks, responses).item()
     assert abs(ours - usual) <= 1e-4 * max(abs(usual), 1), f"{ours} is not {usual}"
-    cases = {
+    cases: dict[str, Callable[[], object]] = {
         "make": make,
         "loop": lambda: loop(x.detach(), masks, responses),
         "call": lambda: reduce(x.detach()),
@@ -124,7 +131,7 @@ def measure(num_samples, device, repeats):
         "call+backward": lambda: backward_of(reduce),
     }
     few = max(repeats // 5, 3)
-    times = {}
+    times: dict[str, float] = {}
     for name, function in cases.items():
         times[name] = milliseconds(function, device, few if "loop" in name else repeats)
         row = {
@@ -139,7 +146,7 @@ def measure(num_samples, device, repeats):
         yield row
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -147,7 +154,10 @@ def main():
     parser.add_argument("--samples", type=int, nargs="+", default=[64, 512, 4096])
     parser.add_argument("--repeats", type=int, default=50)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--tiny", action="store_true", help="4 samples on the CPU, once")
     arguments = parser.parse_args()
+    if arguments.tiny:
+        arguments.device, arguments.samples, arguments.repeats = "cpu", [4], 1
     device = torch.device(arguments.device)
     torch.set_num_threads(1)
     rows = (row for n in arguments.samples for row in measure(n, device, arguments.repeats))

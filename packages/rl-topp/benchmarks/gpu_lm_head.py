@@ -132,7 +132,7 @@ def milliseconds(call: Callable[[], Any], repeats: int = 15, warm_up: int = 3) -
         torch.cuda.synchronize()
         if index >= warm_up:
             times.append(begin.elapsed_time(end))
-    return statistics.median(times)
+    return float(statistics.median(times))
 
 
 def host_milliseconds(call: Callable[[], Any], repeats: int = 15) -> float:

@@ -32,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 from gpu_plugin_server import DEVICE, FULL_BATCH, TINY, VOCAB_SIZE, say, server
 
 from rl_topp.reference import nucleus
-from rl_topp.sglang_plugin_kept import Filters, draw_step
-from rl_topp.sglang_plugin_step import StepRows
+from rl_topp.sglang.kept import Filters, draw_step
+from rl_topp.sglang.step import StepRows
 
 NEW_TOKENS = 12 if TINY else 100
 ROUNDS = 2 if TINY else 6
@@ -62,7 +62,7 @@ def draw(
             lambda weights, _: torch.multinomial(weights, 1),
             prefix_size=prefix_size,
         )
-    from rl_topp.sglang_plugin_triton import draw_step_on_device
+    from rl_topp.sglang.kernels import draw_step_on_device
 
     return draw_step_on_device(probs, filters, uniform, None, prefix_size=prefix_size)
 
@@ -146,13 +146,13 @@ def median_ms(run: Any, count: int = 20) -> float:
         return 1e3 * (time.perf_counter() - started)
     times = []
     for _ in range(count):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         run()
         end.record()
         end.synchronize()
         times.append(start.elapsed_time(end))
-    return statistics.median(times)
+    return float(statistics.median(times))
 
 
 def sort_and_draw(probs: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:

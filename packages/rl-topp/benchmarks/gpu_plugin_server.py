@@ -97,7 +97,7 @@ def write_model(folder: Path) -> None:
 def write_entry_points(folder: Path) -> None:
     """Make both plugins discoverable without an installation: metadata folders on PYTHONPATH."""
     for name, value in (
-        ("rl_topp", "rl_topp.sglang_plugin:register"),
+        ("rl_topp", "rl_topp.sglang.plugin:register"),
         ("rl_topp_timing", "gpu_plugin_timing:register"),
     ):
         info = folder / f"{name}-0.dist-info"

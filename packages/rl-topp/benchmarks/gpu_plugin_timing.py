@@ -57,17 +57,14 @@ class Recorder:
         """Put rl-topp's wrappers on SGLang's functions, or SGLang's own functions back."""
         import pkgutil
 
-        from rl_topp.sglang_plugin import HOOKED
+        from rl_topp.sglang.plugin import HOOKED
 
         for target in HOOKED:
             path, _, name = target.rpartition(".")
             owner = pkgutil.resolve_name(path)
-            wrapper = self.hooked.setdefault(target, vars(owner)[name])
-            own = (
-                wrapper.__func__.__wrapped__
-                if isinstance(wrapper, classmethod)
-                else wrapper.__wrapped__
-            )
+            wrapper: Any = self.hooked.setdefault(target, vars(owner)[name])
+            function: Any = wrapper.__func__ if isinstance(wrapper, classmethod) else wrapper
+            own = function.__wrapped__
             setattr(
                 owner,
                 name,
@@ -118,7 +115,7 @@ def on_sample(original: Any, runner: Any, logits_output: Any, forward_batch: Any
         or not torch.cuda.is_available()
     ):
         return original(runner, logits_output, forward_batch)
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     ids = original(runner, logits_output, forward_batch)
     end.record()
