@@ -18,8 +18,9 @@ import pytest
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import DeadlineError, EngineError, RuntimeSetupError
 from rl_runtime.engine import process as engine_module
-from rl_runtime.engine.process import EngineProcess, check_port_free, choose_port, server_arguments
+from rl_runtime.engine.process import EngineProcess, server_arguments
 from rl_runtime.engine.server import CPU_DEFAULTS, cpu_arguments, cpu_environment
+from rl_runtime.process.ports import check_port_free, choose_port
 
 
 def recipe(**sections: dict[str, Any]) -> Recipe:

@@ -1,5 +1,6 @@
 """What a run started is gone after it, however it was started; what was there before stays."""
 
+import os
 import subprocess
 import sys
 import time
@@ -7,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from rl_runtime.process.process_tree import no_process_left
+from rl_runtime.process.process_tree import die_with_parent, no_process_left
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="orphans can be adopted on Linux only"
@@ -56,3 +57,12 @@ def test_an_error_passes_through() -> None:
         lost = orphan()
         raise ZeroDivisionError
     assert is_gone(lost)
+
+
+def test_a_parent_that_is_dead_already_is_noticed() -> None:
+    gone = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    gone.wait(10)
+    # 0: no signal is asked for, so that nothing becomes of this process.
+    with pytest.raises(SystemExit, match=f"process {gone.pid}, which started this one, is dead"):
+        die_with_parent(0, gone.pid)
+    die_with_parent(0, os.getppid())

@@ -9,33 +9,26 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rl_runtime.process.logs import log_to_file
+from rl_runtime.cluster.actor import Actor
 from rl_runtime.config.recipe import Recipe
-from rl_runtime.contract_table import ContractTable, installed_contracts
+from rl_runtime.engine.process import EngineProcess
+from rl_runtime.weights.sync.inline import update_weights
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from rl_runtime.engine.process import EngineProcess
-
 __all__ = ["EngineActor"]
 
 
-class EngineActor:
-    """Starts, watches and stops one server."""
+class EngineActor(Actor):
+    """The keeper of one server, which it starts, watches and stops."""
 
-    def __init__(self, recipe: Recipe, *, index: int, run_dir: Path) -> None:
-        """Remember what to start; starting is `start`'s task."""
-        log_to_file(run_dir / "logs" / f"engine_actor_{index}.log")
-        self._recipe = recipe
+    def __init__(self, recipe: Recipe, *, index: int) -> None:
+        """Remember which server it is; starting is `start`'s task."""
+        super().__init__(recipe, log_path=recipe.run.dir / "logs" / f"engine_actor_{index}.log")
         self._index = index
-        self._run_dir = run_dir
         self._process: EngineProcess | None = None
-
-    def contracts(self) -> ContractTable:
-        """Say which contracts the packages on this node write and read."""
-        return installed_contracts()
 
     def start(self, model_folder: Path) -> str:
         """Start the server on a model folder and wait until it answers.
@@ -43,17 +36,19 @@ class EngineActor:
         Returns:
             Its URL.
         """
-        from rl_runtime.engine.process import EngineProcess
-
         self._process = EngineProcess(
-            self._recipe, index=self._index, model_folder=model_folder, run_dir=self._run_dir
+            self._recipe,
+            index=self._index,
+            model_folder=model_folder,
+            run_dir=self._recipe.run.dir,
         )
         self._process.start()
         return self._process.url
 
     def live(self) -> str:
-        """Last as long as the server, or as the actor where no server was started; see
-        `cluster.lives`.
+        """Last as long as the server, or as the actor where no server was started.
+
+        See `cluster.liveness`.
 
         Returns:
             Why the server is no longer alive.
@@ -67,9 +62,7 @@ class EngineActor:
         return None if self._process is None else self._process.failure()
 
     def update_weights(self, weights: dict[str, npt.NDArray[np.generic]], version: int) -> None:
-        """Load weights into the server and check that it took them; see `weights.sync_tensor`."""
-        from rl_runtime.weights.sync.inline import update_weights
-
+        """Load weights into the server and check that it took them; see `weights.sync`."""
         assert self._process is not None, "start first"
         update_weights(
             self._process.url,

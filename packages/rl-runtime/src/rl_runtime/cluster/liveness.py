@@ -13,31 +13,30 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 import ray
 from ray.exceptions import RayError
 
+from rl_runtime.cluster.remote import Ref
 from rl_runtime.errors import ActorError, EngineError
 
-__all__ = ["LIFE_GROUP", "Lives", "why_it_died"]
+__all__ = ["Liveness", "why_it_died"]
 
 _log = logging.getLogger(__name__)
 
-LIFE_GROUP = "life"
-"""Concurrency group of the methods that last as long as their actor."""
-
 _DETAIL = "Worker exit detail: "
 _LONGEST_REASON = 300
+_REASON_SECONDS = 5.0
+"""For a reason that is there already and only has to be brought."""
 
 
-class Lives:
+class Liveness:
     """The lives of all actors of a run, and of the parts of Ray that keep them."""
 
     def __init__(
         self,
-        lives: Mapping[str, ray.ObjectRef[Any]],
+        lives: Mapping[str, Ref],
         *,
         daemons: Sequence[psutil.Process],
         logs: Path,
@@ -72,16 +71,15 @@ class Lives:
         ended, _ = ray.wait(
             list(self._names), num_returns=len(self._names), timeout=0, fetch_local=False
         )
-        if not ended:
-            return
         reasons = [self._reason(ref) for ref in ended]
         for reason in reasons:
             _log.error("%s", reason)
-        raise reasons[0]
+        if reasons:
+            raise reasons[0]
 
-    def _reason(self, ref: ray.ObjectRef[Any]) -> Exception:
+    def _reason(self, ref: Ref) -> Exception:
         try:
-            return EngineError(str(ray.get(ref, timeout=5)))
+            return EngineError(str(ray.get(ref, timeout=_REASON_SECONDS)))
         except RayError as error:
             _log.error("%s: %s", self._names[ref], error)
             return ActorError(

@@ -6,6 +6,8 @@ Invariants: a run has all of its room or none; waiting for it ends at
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,81 +20,76 @@ from rl_runtime.errors import RuntimeSetupError
 
 __all__ = ["Placement", "num_actors", "required_cpus", "reserve"]
 
-_MANAGER_CPUS = 0.25
-
-
-def required_cpus(recipe: Recipe) -> float:
-    """CPU cores that Ray counts for all actors of a run."""
-    engines, trainers = num_actors(recipe)
-    return (
-        _MANAGER_CPUS
-        + engines * recipe.cluster.cpus_per_engine
-        + trainers * recipe.cluster.cpus_per_trainer
-    )
-
-
-def num_actors(recipe: Recipe) -> tuple[int, int]:
-    """How many engine actors and how many trainer actors a run has."""
-    engines = 0 if recipe.engine.url or recipe.debug.load_rollout_dump else recipe.engine.count
-    trainers = 0 if recipe.debug.rollout_only else recipe.parallel.world_size
-    return engines, trainers
+_ROLLOUT_CPUS = 0.25
+_SMALLEST = {"CPU": 0.01}
+"""For an actor that asks for nothing: Ray refuses an empty bundle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """A reserved placement group: bundle 0 is the rollout manager's, then engines, then trainers."""
+    """The reserved room of a run: the rollout actor's bundle, then the engines', then the trainers'.
+
+    Example:
+        One engine and two trainers have bundles 1, 2 and 3.
+    """
 
     group: PlacementGroup
     """Ray's placement group."""
+    bundles: Sequence[Mapping[str, float]]
+    """What each actor takes: {"CPU": cores, "GPU": devices}."""
     num_engines: int
     """Engine bundles."""
 
-    def manager_options(self) -> dict[str, Any]:
-        """Options of the rollout manager's actor."""
-        return {"num_cpus": _MANAGER_CPUS, **self._at(0)}
+    def rollout_options(self) -> dict[str, Any]:
+        """Options of the rollout actor."""
+        return self._options(0)
 
-    def engine_options(self, index: int, recipe: Recipe) -> dict[str, Any]:
+    def engine_options(self, index: int) -> dict[str, Any]:
         """Options of engine `index`'s actor."""
-        return {
-            "num_cpus": recipe.cluster.cpus_per_engine,
-            "num_gpus": _engine_gpus(recipe),
-            **self._at(1 + index),
-        }
+        return self._options(1 + index)
 
-    def trainer_options(self, rank: int, recipe: Recipe) -> dict[str, Any]:
+    def trainer_options(self, rank: int) -> dict[str, Any]:
         """Options of trainer `rank`'s actor."""
-        return {
-            "num_cpus": recipe.cluster.cpus_per_trainer,
-            "num_gpus": _trainer_gpus(recipe),
-            **self._at(1 + self.num_engines + rank),
-        }
+        return self._options(1 + self.num_engines + rank)
 
     def release(self) -> None:
         """Give the room back."""
         remove_placement_group(self.group)
 
-    def _at(self, bundle: int) -> dict[str, Any]:
+    def _options(self, bundle: int) -> dict[str, Any]:
         strategy = PlacementGroupSchedulingStrategy(
             placement_group=self.group,
             placement_group_bundle_index=bundle,
             placement_group_capture_child_tasks=False,
         )
-        return {"scheduling_strategy": strategy}
+        return {
+            "num_cpus": self.bundles[bundle]["CPU"],
+            "num_gpus": self.bundles[bundle]["GPU"],
+            "scheduling_strategy": strategy,
+        }
 
 
-def _has_gpus() -> bool:
-    return bool(ray.cluster_resources().get("GPU", 0))
+def num_actors(recipe: Recipe) -> tuple[int, int]:
+    """Return how many engine actors and how many trainer actors a run has."""
+    engines = 0 if recipe.engine.url or recipe.debug.load_rollout_dump else recipe.engine.count
+    trainers = 0 if recipe.debug.rollout_only else recipe.parallel.world_size
+    return engines, trainers
 
 
-def _engine_gpus(recipe: Recipe) -> float:
-    gpus = recipe.engine.gpus_per_engine
-    return gpus / 2 if gpus and recipe.cluster.colocate else gpus
+def required_cpus(recipe: Recipe) -> float:
+    """Return the CPU cores that Ray counts for all actors of a run."""
+    return math.fsum(bundle["CPU"] for bundle in _bundles(recipe, has_gpus=False))
 
 
-def _trainer_gpus(recipe: Recipe) -> float:
-    if not _has_gpus():
-        return 0
-    return 0.5 if recipe.cluster.colocate else 1
+def _bundles(recipe: Recipe, *, has_gpus: bool) -> list[dict[str, float]]:
+    num_engines, num_trainers = num_actors(recipe)
+    section = recipe.cluster
+    # Side by side on the same devices, engines and trainers count as half of each.
+    share = 0.5 if section.colocate else 1.0
+    rollout = {"CPU": _ROLLOUT_CPUS, "GPU": 0.0}
+    engine = {"CPU": section.cpus_per_engine, "GPU": share * recipe.engine.gpus_per_engine}
+    trainer = {"CPU": section.cpus_per_trainer, "GPU": share * has_gpus}
+    return [rollout, *[engine] * num_engines, *[trainer] * num_trainers]
 
 
 def reserve(recipe: Recipe) -> Placement:
@@ -103,19 +100,15 @@ def reserve(recipe: Recipe) -> Placement:
             was asked for and what is there.
     """
     num_engines, num_trainers = num_actors(recipe)
-    bundles = [{"CPU": _MANAGER_CPUS}]
-    bundles += [{"CPU": recipe.cluster.cpus_per_engine, "GPU": _engine_gpus(recipe)}] * num_engines
-    bundles += [
-        {"CPU": recipe.cluster.cpus_per_trainer, "GPU": _trainer_gpus(recipe)}
-    ] * num_trainers
-    bundles = [
-        {name: amount for name, amount in bundle.items() if amount} or {"CPU": 0.01}
+    bundles = _bundles(recipe, has_gpus=bool(ray.cluster_resources().get("GPU", 0)))
+    asked = [
+        {name: amount for name, amount in bundle.items() if amount} or _SMALLEST
         for bundle in bundles
     ]
-    group = placement_group(bundles, strategy="PACK")
+    group = placement_group(asked, strategy="PACK")
     if not group.wait(recipe.cluster.placement_timeout_seconds):
         remove_placement_group(group)
-        total = {name: sum(bundle.get(name, 0) for bundle in bundles) for name in ("CPU", "GPU")}
+        total = {name: sum(bundle.get(name, 0) for bundle in asked) for name in ("CPU", "GPU")}
         free = {name: ray.available_resources().get(name, 0) for name in total}
         raise RuntimeSetupError(
             f"no placement for {num_trainers} trainers and {num_engines} engines within"
@@ -123,4 +116,4 @@ def reserve(recipe: Recipe) -> Placement:
             f" asked for {total}, free are {free}; free resources or lower parallel.* and"
             " engine.count"
         )
-    return Placement(group=group, num_engines=num_engines)
+    return Placement(group=group, bundles=bundles, num_engines=num_engines)

@@ -18,10 +18,10 @@ import ray
 from ray._private import worker as ray_worker
 
 from rl_runtime.cluster.placement import required_cpus
-from rl_runtime.process.logs import errors_to_file
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import RuntimeSetupError
 from rl_runtime.process.interrupts import delayed_interrupts, keeping_signal_handlers
+from rl_runtime.process.logs import errors_to_file
 
 __all__ = ["ray_session"]
 

@@ -66,7 +66,7 @@ class RolloutActor(Actor):
                 url,
                 self._recipe.engine,
                 vocab_size=self._vocab_size,
-                failure=engine and engine.failure.remote,
+                failure=engine.failure.remote if engine else None,
             )
             for url, engine in zip_longest(urls, engines)
         ]
@@ -90,9 +90,7 @@ class RolloutActor(Actor):
         Returns:
             Per batch, one reference per data-parallel rank.
         """
-        batches = (
-            sft_batch(self._source, self._tokenizer, self._recipe) for _ in range(count)
-        )
+        batches = (sft_batch(self._source, self._tokenizer, self._recipe) for _ in range(count))
         return [[ray.put(examples) for examples in batch] for batch in batches]
 
     async def generate_batch(

@@ -15,6 +15,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from rl_runtime.cluster.liveness import why_it_died
+from rl_runtime.cluster.remote import Ref
 from rl_runtime.errors import ActorError, DeadlineError
 
 __all__ = ["Waiter"]
@@ -38,9 +39,7 @@ class Waiter:
         self._run_deadline = run_deadline
         self.watch = watch
 
-    def all(
-        self, refs: Sequence[ray.ObjectRef[Any]], what: str, *, timeout_seconds: float
-    ) -> list[Any]:
+    def all(self, refs: Sequence[Ref], what: str, *, timeout_seconds: float) -> list[Any]:
         """Wait for all tasks and return their results, in order.
 
         Args:
@@ -72,11 +71,11 @@ class Waiter:
                 )
         return [self._result(ref, what) for ref in refs]
 
-    def one(self, ref: ray.ObjectRef[Any], what: str, *, timeout_seconds: float) -> Any:
+    def one(self, ref: Ref, what: str, *, timeout_seconds: float) -> Any:
         """Wait for one task; see `all`."""
         return self.all([ref], what, timeout_seconds=timeout_seconds)[0]
 
-    def _result(self, ref: ray.ObjectRef[Any], what: str) -> Any:
+    def _result(self, ref: Ref, what: str) -> Any:
         try:
             return ray.get(ref)
         except RayTaskError as error:

@@ -26,8 +26,8 @@ import psutil
 
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.engine.server import PARENT_VARIABLE, SCRATCH_VARIABLE
-from rl_runtime.process.ports import check_port_free, choose_port
 from rl_runtime.errors import DeadlineError, EngineError, RuntimeSetupError
+from rl_runtime.process.ports import check_port_free, choose_port
 
 __all__ = ["EngineProcess", "server_arguments"]
 
@@ -36,10 +36,11 @@ _LOG_TAIL_LINES = 15
 
 
 class EngineProcess:
-    """One server process.
+    """One server, with all of its processes.
 
     Example:
-        >>> engine = EngineProcess(recipe, index=0, model_folder=Path("runs/a/warm_start"), run_dir=Path("runs/a"))
+        >>> run_dir, folder = Path("runs/a"), Path("runs/a/warm_start")
+        >>> engine = EngineProcess(recipe, index=0, model_folder=folder, run_dir=run_dir)
         >>> engine.start()  # returns when the server answers: 12 to 60 seconds
         >>> engine.url
         'http://127.0.0.1:21370'
@@ -71,15 +72,18 @@ class EngineProcess:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the server's first process, which is also its process group; None before `start`."""
+        """Process id of the server's first process, which is its process group; None before `start`."""
         return None if self._process is None else self._process.pid
 
     def poll(self) -> int | None:
-        """Return the exit code of the server (negative: the signal that killed it), or None while it lives or was never started."""
+        """Return the server's exit code; None while it lives or was never started.
+
+        Negative: the signal that killed it.
+        """
         return None if self._process is None else self._process.poll()
 
     def failure(self) -> str | None:
-        """Say why the server is no longer alive, in one line, or None while it lives or was never started."""
+        """Say in one line why the server is dead; None while it lives or was never started."""
         code = self.poll()
         return (
             None
@@ -128,10 +132,9 @@ class EngineProcess:
         ).raise_for_status()
 
     def stop(self, deadline_seconds: float = 10.0) -> None:
-        """Kill every process of the server and remove what it left behind; does nothing when there
-        is none.
+        """Kill every process of the server and remove what it left behind.
 
-        There is nothing to finish: a server holds no state that outlives it.
+        Does nothing when there is none. There is nothing to finish: a server holds no state that outlives it.
 
         Args:
             deadline_seconds: how long its processes may take to disappear.
@@ -269,7 +272,7 @@ def _environment(scratch: Path) -> dict[str, str]:
 
 
 def _group_members(group: int) -> list[int]:
-    """Return the live processes of a process group; one that waits to be reaped no longer counts."""
+    """Return the live processes of a process group; one that waits to be reaped is none."""
     members = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ProcessLookupError):

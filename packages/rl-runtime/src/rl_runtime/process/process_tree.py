@@ -1,11 +1,12 @@
-"""Leave no process behind.
+"""A process and its descendants: what dies with its parent, and what must not be left behind.
 
 Ray stops its daemons but not always what they started: its agents outlive an interrupted start, or
 a killed driver, by a minute and more. On Linux a process can adopt whatever loses its parent among
 its descendants, and so finds all of it again at the end.
 
 Invariants: processes that were there before a block are not touched; after it nothing that was
-started in it is alive.
+started in it is alive; a process that was asked to dies with its parent, also with one that had
+ended before it could ask.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import os
 import sys
 from collections.abc import Iterator
 
@@ -30,14 +32,24 @@ _PR_SET_CHILD_SUBREAPER = 36
 _GRACE_SECONDS = 1.0
 """For processes that are ending already."""
 _KILL_SECONDS = 5.0
+"""For processes that were killed: one that takes longer hangs in the kernel, where no signal reaches it."""
 
 
-def die_with_parent(signal_number: int) -> None:
-    """Ask the kernel for a signal when the parent ends.
+def die_with_parent(signal_number: int, parent: int) -> None:
+    """Ask the kernel for a signal when the thread that started this process ends.
 
-    Does nothing where the kernel is not Linux.
+    Where the kernel is not Linux, only that the parent is alive is checked.
+
+    Args:
+        signal_number: what the kernel sends.
+        parent: the parent's process id, as the parent itself told it.
+
+    Raises:
+        SystemExit: the parent is dead already, of which the kernel would send no word.
     """
     _prctl(_PR_SET_PDEATHSIG, signal_number, "PR_SET_PDEATHSIG")
+    if os.getppid() != parent:
+        raise SystemExit(f"process {parent}, which started this one, is dead")
 
 
 @contextlib.contextmanager
@@ -66,9 +78,7 @@ def no_process_left() -> Iterator[None]:
 
 
 def _started_since(before: set[psutil.Process]) -> list[psutil.Process]:
-    return [
-        process for process in psutil.Process().children(recursive=True) if process not in before
-    ]
+    return list(set(psutil.Process().children(recursive=True)) - before)
 
 
 def _prctl(option: int, value: int, name: str) -> None:

@@ -44,10 +44,8 @@ def go_on_supervised(*, failed: int) -> bool:
     with no_process_left():
         child = os.fork()
         if child == 0:
-            die_with_parent(signal.SIGTERM)
+            die_with_parent(signal.SIGTERM, parent)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
-            if os.getppid() != parent:
-                os._exit(failed)
             return True
         code = _exit_code_of(child, failed)
     return end_at_once(code)

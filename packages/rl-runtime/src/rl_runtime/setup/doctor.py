@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rl_runtime.contract_table import ContractTable, gaps, installed_contracts
+from rl_runtime.errors import RuntimeSetupError
+from rl_runtime.process.ports import check_answers, choose_port
 
 __all__ = ["Finding", "Report", "diagnose", "report_document"]
 
@@ -32,7 +34,10 @@ _MIN_FREE_BYTES = 2 * 1024**3
 _MIN_SHARED_MEMORY_BYTES = 256 * 1024**2
 """Ray's object store lives in /dev/shm and holds one batch per data-parallel rank."""
 _COMMAND_SECONDS = 2.0
-_RAY_SECONDS = 1.0
+"""For nvidia-smi, which hangs where a driver does."""
+_CONNECT_SECONDS = 1.0
+"""For this machine, and for a cluster's head."""
+_LOOPBACK = "127.0.0.1"
 _PIN = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)(\[[^\]]*\])?\s*(==\s*(?P<version>[^;,\s]+))?")
 
 
@@ -165,24 +170,23 @@ def _python() -> Finding:
 
 def _ports() -> Finding:
     try:
-        with (
-            socket.create_server(("127.0.0.1", 0)) as server,
-            socket.create_connection(server.getsockname(), timeout=1.0),
-        ):
-            return Finding(
-                area="ports",
-                status="ok",
-                message="a free port on 127.0.0.1 can be opened and reached",
-            )
-    except OSError as error:
+        port = choose_port(_LOOPBACK)
+        with socket.create_server((_LOOPBACK, port)):
+            check_answers(f"{_LOOPBACK}:{port}", timeout_seconds=_CONNECT_SECONDS)
+    except (OSError, RuntimeSetupError) as error:
         return Finding(
             area="ports",
             status="gap",
             message=(
-                f"no port on 127.0.0.1 can be opened and reached ({error}): engines and trainers"
+                f"no port on {_LOOPBACK} can be opened and reached ({error}): engines and trainers"
                 " need some"
             ),
         )
+    return Finding(
+        area="ports",
+        status="ok",
+        message=f"a free port on {_LOOPBACK} can be opened and reached",
+    )
 
 
 def _gpus() -> Finding:
@@ -210,15 +214,14 @@ def _gpus() -> Finding:
 
 def _ray() -> Finding:
     address = os.environ.get("RAY_ADDRESS", "")
-    host, _, port = address.rpartition(":")
-    if not port.isdigit():
+    try:
+        check_answers(address, timeout_seconds=_CONNECT_SECONDS)
+    except ValueError:
         return Finding(
             area="ray",
             status="ok",
             message="no cluster named in RAY_ADDRESS: a run starts its own on this machine",
         )
-    try:
-        socket.create_connection((host, int(port)), timeout=_RAY_SECONDS).close()
     except OSError as error:
         return Finding(
             area="ray",

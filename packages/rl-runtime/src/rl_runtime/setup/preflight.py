@@ -8,25 +8,24 @@ from __future__ import annotations
 
 import inspect
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 
 from rl_dump import DumpError, check_templates
-from rl_runtime.config.run import in_run_folder
-from rl_runtime.config.recipe import Recipe
-from rl_runtime.errors import ConfigError, RuntimeSetupError
-from rl_runtime.setup.model_folder import folder_problems
 from rl_runtime.config.engine_option_names import unknown_names
-from rl_runtime.rollout.data.source import check_data
-from rl_runtime.rollout.dump import dump_path, loaded_dump_path
-from rl_runtime.engine.process import check_port_free
-from rl_runtime.rollout.hooks import load_hook
-from rl_runtime.setup.tiny_model import tiny_model_config
+from rl_runtime.config.recipe import Recipe
+from rl_runtime.config.run import in_run_folder
+from rl_runtime.errors import ConfigError, RuntimeSetupError
 from rl_runtime.megatron.mesh import mesh_problems
 from rl_runtime.megatron.shape import ModelShape, read_model_config
+from rl_runtime.process.ports import check_answers, check_port_free
+from rl_runtime.rollout.data.source import check_data
+from rl_runtime.rollout.dump import dump_path, loaded_dump_path
+from rl_runtime.rollout.hooks import load_hook
+from rl_runtime.setup.model_folder import folder_problems
+from rl_runtime.setup.tiny_model import tiny_model_config
 
 __all__ = ["check_before_start"]
 
@@ -82,15 +81,13 @@ def _cannot_be_created(key: str, folder: Path) -> Iterator[str]:
 def _cluster(recipe: Recipe) -> Iterator[str]:
     """Ray itself tries for many minutes to reach an address where nothing listens."""
     address = recipe.cluster.address
-    host, separator, port = address.removeprefix("ray://").rpartition(":")
     if not address or address == "auto":
         return
-    if not separator or not port.isdecimal():
-        yield f"cluster.address = {address}: expected host:port, ray://host:port or auto"
-        return
     try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:
+        check_answers(address.removeprefix("ray://"), timeout_seconds=_CONNECT_SECONDS)
+    except ValueError:
+        yield f"cluster.address = {address}: expected host:port, ray://host:port or auto"
+    except OSError as error:
         yield (
             f"cluster.address = {address}: nothing answers there ({error}): start Ray on it (ray"
             " start --head), or leave it empty"

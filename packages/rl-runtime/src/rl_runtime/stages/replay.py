@@ -23,8 +23,8 @@ from rl_dump import REPLAY_KEY, TRAIN_DUMP, Dump, RaggedArray, open_dump
 from rl_runtime.batch.rank_batch import Column
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import ReplayError
-from rl_runtime.training.log_prob_provenance import ScoringNote
 from rl_runtime.megatron.shape import ModelShape, read_model_config
+from rl_runtime.training.log_prob_provenance import ScoringNote
 
 __all__ = ["MicroBatchFile", "Replayed", "compare_log_probs", "read_micro_batch", "replay"]
 
@@ -152,8 +152,8 @@ def replay(path: Path, model_folder: Path) -> tuple[MicroBatchFile, Replayed]:
 
 
 def _scored(given: MicroBatchFile, model_folder: Path) -> npt.NDArray[np.float32]:
-    from rl_runtime.process.ports import free_port
     from rl_runtime.megatron.parallel_state import end_process_groups
+    from rl_runtime.process.ports import choose_port
     from rl_runtime.training.trainer import Trainer
 
     recipe = Recipe.model_validate(
@@ -165,7 +165,7 @@ def _scored(given: MicroBatchFile, model_folder: Path) -> npt.NDArray[np.float32
             "cluster": {"actor_timeout_seconds": _TIMEOUT_SECONDS},
         }
     )
-    rendezvous = f"127.0.0.1:{free_port('127.0.0.1')}"
+    rendezvous = f"127.0.0.1:{choose_port('127.0.0.1')}"
     try:
         return Trainer(
             recipe, rank=0, world_size=1, rendezvous=rendezvous, model_folder=model_folder

@@ -36,9 +36,9 @@ def test_every_actor_has_a_bundle_of_its_own(resources: Callable[..., None]) -> 
     resources(CPU=100.0)
     placement = reserve(recipe)
     options = [
-        placement.manager_options(),
-        *(placement.engine_options(i, recipe) for i in range(2)),
-        *(placement.trainer_options(i, recipe) for i in range(2)),
+        placement.rollout_options(),
+        *(placement.engine_options(i) for i in range(2)),
+        *(placement.trainer_options(i) for i in range(2)),
     ]
     assert [item["scheduling_strategy"].placement_group_bundle_index for item in options] == [
         0,
@@ -86,10 +86,9 @@ def test_a_rank_with_other_contracts_is_refused_before_anything_starts(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rl-dump\nVersion: 9.0\n")
     (info / "entry_points.txt").write_text("[rl.contracts.writes]\ntrain-dump.v3 = nowhere\n")
     monkeypatch.setattr(
-        trainer_actor, "installed_contracts", lambda: installed_contracts([str(tmp_path)])
+        trainer_actor.TrainerActor, "contracts", lambda _: installed_contracts([str(tmp_path)])
     )
-    for module in ("trainer_actor", "rollout_actor", "engine_actor"):
-        monkeypatch.setattr(f"rl_runtime.cluster.{module}.log_to_file", lambda _path: None)
+    monkeypatch.setattr("rl_runtime.cluster.actor.log_to_file", lambda _path: None)
     started: list[str] = []
     monkeypatch.setattr(trainer_actor.TrainerActor, "start", lambda *_: started.append("trainer"))
     resources(CPU=100.0)

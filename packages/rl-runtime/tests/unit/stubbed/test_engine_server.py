@@ -14,16 +14,16 @@ if Path(sglang.__file__).parents[1].name != "stubs":
 from sglang.srt.entrypoints import http_server  # noqa: E402
 from sglang.srt.utils import ENDED  # noqa: E402
 
-from rl_runtime.rollout import engine_server  # noqa: E402
+from rl_runtime.engine import server  # noqa: E402
 
 
 def test_a_server_on_an_accelerator_gets_its_arguments_and_leaves_no_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(engine_server, "die_with_parent", lambda: None)
+    monkeypatch.setattr(server, "die_with_parent", lambda *_: None)
     monkeypatch.setattr("rl_topp.sglang_plugin.require_installed", lambda: None)
     arguments = ["--model-path", "folder", "--device", "cuda"]
-    engine_server.main(arguments)
+    server.main(arguments)
     (launched,) = http_server.LAUNCHED
     assert launched == arguments
     assert (os.getpid(), False) in ENDED

@@ -13,7 +13,7 @@ ray = pytest.importorskip("ray")
 
 from ray.exceptions import RayActorError  # noqa: E402
 
-from rl_runtime.cluster.liveness import Lives, why_it_died  # noqa: E402
+from rl_runtime.cluster.liveness import Liveness, why_it_died  # noqa: E402
 
 DIED = """The actor died unexpectedly before finishing this task.
 \tclass_name: TrainerActor
@@ -38,12 +38,12 @@ def test_what_has_another_form_is_quoted_in_one_line() -> None:
 
 def test_a_dead_daemon_is_named(tmp_path: Path) -> None:
     process = psutil.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
-    lives = Lives({}, daemons=[process], logs=tmp_path)
-    lives.check()
+    liveness = Liveness({}, daemons=[process], logs=tmp_path)
+    liveness.check()
     process.kill()
     process.wait(10)
     with pytest.raises(ActorError, match=rf"Ray's .* \(pid {process.pid}\) died.*{tmp_path}"):
-        lives.check()
+        liveness.check()
     process.stdin.close()
 
 
