@@ -65,16 +65,9 @@ NEEDS_MORE_THAN_A_CPU = {"gpu", "cuda", "trl", "server"}
 TEST_TOOLS = ["pytest>=8.4", "hypothesis>=6.130", "jsonschema>=4.25"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 STRICT = [
-    "-W",
-    "error",
-    "-ra",
-    "--import-mode=importlib",
-    "--strict-markers",
-    "-p",
-    "no:cacheprovider",
-    "--hypothesis-profile=small",
-    "-m",
-    "not fuzz and not gpu and not e2e and not soak",
+    *("-W", "error", "-ra", "--import-mode=importlib", "--strict-markers"),
+    *("-p", "no:cacheprovider", "--hypothesis-profile=small"),
+    *("-m", "not fuzz and not gpu and not e2e and not soak"),
 ]
 NOTHING_COLLECTED = 5
 """The exit status of pytest when no test matches its options."""
@@ -153,17 +146,9 @@ def build_wheels(session: nox.Session, *packages: str) -> list[str]:
     """Build wheels into the session's temporary folder."""
     folder = Path(session.create_tmp()) / "wheels"
     shutil.rmtree(folder, ignore_errors=True)
+    build = ("uv", "build", "--quiet", "--wheel", "--out-dir", str(folder))
     for package in packages:
-        session.run_install(
-            "uv",
-            "build",
-            "--quiet",
-            "--wheel",
-            "--out-dir",
-            str(folder),
-            str(ROOT / "packages" / package),
-            external=True,
-        )
+        session.run_install(*build, str(ROOT / "packages" / package), external=True)
     return [str(path) for path in sorted(folder.glob("*.whl"))]
 
 
@@ -232,7 +217,7 @@ def lint(session: nox.Session) -> None:
     workspace(session, "lint-imports")
     workspace(session, "python", ".ci/skeleton.py")
     workspace(session, "python", ".ci/changelogs.py")
-    workspace(session, "pytest", ".ci/test_tools.py", "-q")
+    workspace(session, "pytest", ".ci", "-q", "-o", "pythonpath=.ci")
     session.run("uv", "lock", "--check", "--quiet", external=True)
 
 

@@ -20,9 +20,9 @@ ROOT = Path(__file__).resolve().parent.parent
 def draft(package: Path, config: Path = ROOT / "pyproject.toml") -> tuple[int, str]:
     """Build one package's next entry; returns towncrier's exit status and what it printed."""
     options = ["--draft", "--version", "next", "--name", package.name]
+    options += ["--config", str(config), "--dir", str(package)]
     done = subprocess.run(
-        [sys.executable, "-m", "towncrier", "build", *options]
-        + ["--config", str(config), "--dir", str(package)],
+        [sys.executable, "-m", "towncrier", "build", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -15,10 +15,10 @@ __all__ = ["count_statements"]
 
 
 def count_statements(text: str) -> int:
-    """Count the statements of one module's source text.
+    r"""Count the statements of one module's source text.
 
     Returns:
-        The number; `"def f():\\n    'Doc.'\\n    return 1"` has 2.
+        The number; `"def f():\n    'Doc.'\n    return 1"` has 2.
     """
     return sum(
         isinstance(node, ast.stmt)
