@@ -37,7 +37,7 @@ READS_GROUP = "rl.contracts.reads"
 
 
 class ContractTable(TypedDict):
-    """Everything one Python installation says about contracts; plain JSON, so that ranks can send it."""
+    """The contracts of one Python installation; plain JSON, so that ranks can send it."""
 
     versions: dict[str, str]
     """Version by distribution, of every distribution that writes or reads a contract."""
@@ -74,8 +74,9 @@ def installed_contracts(path: Sequence[str] | None = None) -> ContractTable:
 
 
 def gaps(table: ContractTable) -> list[str]:
-    """List the contracts that do not meet: read but not written, written but not read, or written
-    twice.
+    """List the contracts that do not meet.
+
+    Read but not written, written but not read, or written twice.
 
     Returns:
         One sentence per gap, in the order of the ids.
@@ -145,7 +146,10 @@ def refuse_mixed_cluster(tables: Mapping[str, ContractTable]) -> None:
 
 
 def version_differences(tables: Mapping[str, ContractTable]) -> list[str]:
-    """List ranks whose distributions have other versions than the first one's; harmless while the contracts agree."""
+    """List ranks whose distributions have other versions than the first one's.
+
+    Harmless while the contracts agree.
+    """
     if not tables:
         return []
     (first, expected), *others = tables.items()

@@ -17,49 +17,62 @@ __all__ = [
     "RewardError",
     "RuntimeSetupError",
     "TrainerError",
-    "UnsupportedContractError",
 ]
 
 
 class ActorError(RuntimeError):
-    """An actor's process died, or the part of Ray that keeps it; the message names the actor, and its process and log where they are known."""
+    """A dead process of an actor, or of the part of Ray that keeps it.
+
+    The message names the actor, and its process and log where they are known.
+    """
 
 
 class ConfigError(ValueError):
-    """A recipe or an override is wrong; the message names the key and, where one is near, the key that was meant."""
+    """A wrong recipe or override.
+
+    The message names the key and, where one is near, the key that was meant.
+    """
 
 
 class RuntimeSetupError(RuntimeError):
-    """The machine cannot run what the recipe asks for (a taken port, a missing folder, no placement in time)."""
+    """A machine that cannot run what the recipe asks for.
+
+    A taken port, a missing folder, no placement in time.
+    """
 
 
 class EngineError(RuntimeError):
-    """An inference engine died, refused a request, or holds another weight version than the trainers sent."""
+    """An inference engine that died, refused a request, or holds other weights than were sent."""
 
 
 class GenerateError(ValueError):
-    """A generate function returned something that is no rollout: nothing, mixed ids, or arrays of unequal length."""
+    """A generate function's result that is no rollout.
+
+    Nothing, mixed ids, or arrays of unequal length.
+    """
 
 
 class ReplayError(ValueError):
-    """A file is no exported micro-batch, or does not fit the model it is to be replayed with; the message names the file and the field."""
+    """A file that is no exported micro-batch, or that does not fit the model.
+
+    The message names the file and the field.
+    """
 
 
 class RewardError(ValueError):
-    """A reward is missing, not a finite number, or was not given in time."""
+    """A reward that is missing, not a finite number, or late."""
 
 
 class TrainerError(RuntimeError):
-    """A trainer rank failed; the message names the rank and the first cause."""
+    """A failed trainer rank; the message names the rank and the first cause."""
 
 
 class BatchMismatchError(ValueError):
-    """Trainer ranks hold different plans or columns for one batch; the message names both digests."""
+    """A plan and columns that do not belong together, or ranks that hold different ones."""
 
 
 class DeadlineError(TimeoutError):
-    """Something that was waited for did not happen in time; the message names it and the deadline in seconds."""
+    """Something that was waited for and did not happen in time.
 
-
-class UnsupportedContractError(ValueError):
-    """A document has another contract id than the reader supports; the message names both and the fix."""
+    The message names it and the deadline in seconds.
+    """

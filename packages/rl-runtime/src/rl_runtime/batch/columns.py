@@ -1,17 +1,17 @@
 """From scored rollouts to the columns of one batch.
 
 Invariants: one entry per sample in rollout order; `rollout_position` is the entry's index; dtypes
-are those of the documentation's field table; nuclei are present for all samples or for none.
+are those of `COLUMN_TYPES`; nuclei are present for all samples or for none.
 
-Axes: N samples of the batch, P prompt and R response tokens of one sample, nnz ids of its nuclei.
+Axes: N samples of the batch, R response tokens of one sample.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rl_dump import RaggedArray
 from rl_runtime.algorithms.group_rewards import normalise_group_rewards
@@ -19,10 +19,31 @@ from rl_runtime.batch.rank_batch import Column
 from rl_runtime.errors import GenerateError, RewardError
 from rl_runtime.records import PromptGroup, Sample
 
-__all__ = ["ABSENT_INDEX", "batch_columns", "flatten_groups"]
+__all__ = ["ABSENT_INDEX", "COLUMN_TYPES", "batch_columns", "column_problem", "flatten_groups"]
 
 ABSENT_INDEX = -1
 """Value of `sample_index` where the data source gave none."""
+
+COLUMN_TYPES: Mapping[str, tuple[str, bool]] = {
+    "rollout_position": ("int64", False),
+    "sample_index": ("int64", False),
+    "rollout_ids": ("int64", False),
+    "group_ids": ("int64", False),
+    "tokens": ("int64", True),
+    "total_lengths": ("int64", False),
+    "response_lengths": ("int64", False),
+    "loss_masks": ("int32", True),
+    "raw_reward": ("float64", False),
+    "rewards": ("float64", False),
+    "rollout_log_probs": ("float32", True),
+    "weight_versions": ("int64", True),
+    "truncated": ("bool", False),
+    "rollout_full_log_probs": ("float32", True),
+    "nucleus_ids": ("int32", True),
+    "nucleus_offsets": ("int64", True),
+    "nucleus_status": ("uint8", True),
+}
+"""By name, in the order of a dump: dtype, and whether a sample has an array of its own."""
 
 
 def flatten_groups(groups: Sequence[PromptGroup]) -> list[Sample]:
@@ -39,72 +60,65 @@ def batch_columns(samples: Sequence[Sample], *, divide_by_std: bool) -> dict[str
             deviation.
 
     Returns:
-        Columns by name. Nuclei come as `nucleus_ids`, `nucleus_offsets`, `nucleus_status` where
-        the samples carry them.
+        Columns by name. Nuclei and log-probs over the vocabulary are among them where the samples
+        carry them.
 
     Raises:
         RewardError: a sample has no reward.
         GenerateError: some samples carry nuclei or full log-probs and others do not.
     """
     _check(samples)
+    raw_reward_N = np.array([sample.reward for sample in samples], np.float64)
     rollout_ids_N = np.array([sample.rollout_id for sample in samples], np.int64)
     group_ids_N = np.array([sample.group_id for sample in samples], np.int64)
-    raw_reward_N = np.array([sample.reward for sample in samples], np.float64)
-    response_lengths_N = np.array([sample.response_tokens.size for sample in samples], np.int64)
-    prompt_lengths_N = np.array([sample.prompt_tokens.size for sample in samples], np.int64)
-    columns: dict[str, Column] = {
-        "rollout_position": np.arange(len(samples), dtype=np.int64),
-        "sample_index": np.array(
-            [
-                ABSENT_INDEX if sample.sample_index is None else sample.sample_index
-                for sample in samples
-            ],
-            np.int64,
-        ),
+    full = [sample.rollout_full_log_probs for sample in samples]
+    nuclei = [sample.nucleus for sample in samples if sample.nucleus is not None]
+    values: dict[str, Sequence[Any] | np.ndarray[Any, Any]] = {
+        "rollout_position": range(len(samples)),
+        "sample_index": [
+            ABSENT_INDEX if sample.sample_index is None else sample.sample_index
+            for sample in samples
+        ],
         "rollout_ids": rollout_ids_N,
         "group_ids": group_ids_N,
-        "tokens": _ragged(
-            samples,
-            lambda sample: np.concatenate([sample.prompt_tokens, sample.response_tokens]),
-            np.int64,
-        ),
-        "total_lengths": prompt_lengths_N + response_lengths_N,
-        "response_lengths": response_lengths_N,
-        "loss_masks": _ragged(samples, lambda sample: sample.loss_mask, np.int32),
+        "tokens": [
+            np.concatenate([sample.prompt_tokens, sample.response_tokens]) for sample in samples
+        ],
+        "total_lengths": [
+            sample.prompt_tokens.size + sample.response_tokens.size for sample in samples
+        ],
+        "response_lengths": [sample.response_tokens.size for sample in samples],
+        "loss_masks": [sample.loss_mask for sample in samples],
         "raw_reward": raw_reward_N,
         "rewards": normalise_group_rewards(
             raw_reward_N, rollout_ids_N, group_ids_N, divide_by_std=divide_by_std
         ),
-        "rollout_log_probs": _ragged(samples, lambda sample: sample.rollout_log_probs, np.float32),
-        "weight_versions": _ragged(samples, lambda sample: sample.weight_versions, np.int64),
-        "truncated": np.array([sample.truncated for sample in samples], np.bool_),
+        "rollout_log_probs": [sample.rollout_log_probs for sample in samples],
+        "weight_versions": [sample.weight_versions for sample in samples],
+        "truncated": [sample.truncated for sample in samples],
+        "rollout_full_log_probs": [item for item in full if item is not None],
+        "nucleus_ids": [item.ids for item in nuclei],
+        # Each sample's own offsets, from 0 to the number of its ids: R + 1 of them.
+        "nucleus_offsets": [item.offsets for item in nuclei],
+        "nucleus_status": [item.status for item in nuclei],
     }
-    full = [
-        sample.rollout_full_log_probs
-        for sample in samples
-        if sample.rollout_full_log_probs is not None
-    ]
-    if full:
-        columns["rollout_full_log_probs"] = RaggedArray.from_list(full, np.float32)
-    nuclei = [sample.nucleus for sample in samples if sample.nucleus is not None]
-    if nuclei:
-        # Offsets stay those of each sample, from 0 to its nnz: R + 1 of them, not R.
-        columns["nucleus_ids"] = RaggedArray.from_list([item.ids for item in nuclei], np.int32)
-        columns["nucleus_offsets"] = RaggedArray.from_list(
-            [item.offsets for item in nuclei], np.int64
-        )
-        columns["nucleus_status"] = RaggedArray.from_list(
-            [item.status for item in nuclei], np.uint8
-        )
-    return columns
+    return {
+        name: RaggedArray.from_list(values[name], dtype)
+        if is_ragged
+        else np.array(values[name], dtype)
+        for name, (dtype, is_ragged) in COLUMN_TYPES.items()
+        # A column is short only where no sample carries it: `_check` refused a mixture.
+        if len(values[name]) == len(samples)
+    }
 
 
-def _ragged(
-    samples: Sequence[Sample],
-    take: Callable[[Sample], npt.NDArray[np.generic]],
-    dtype: type[np.generic],
-) -> RaggedArray:
-    return RaggedArray.from_list([take(sample) for sample in samples], dtype)
+def column_problem(name: str, column: Column) -> str | None:
+    """Say what is wrong with the type of a column, or None."""
+    dtype, is_ragged = COLUMN_TYPES[name]
+    if isinstance(column, RaggedArray) != is_ragged:
+        return f"{name} must have {'one array' if is_ragged else 'one value'} per sample"
+    found = (column.values if isinstance(column, RaggedArray) else column).dtype.name
+    return None if found == dtype else f"{name} has dtype {found}, not {dtype}"
 
 
 def _check(samples: Sequence[Sample]) -> None:
@@ -113,17 +127,16 @@ def _check(samples: Sequence[Sample]) -> None:
         raise RewardError(
             f"rollouts {unscored[:8]} have no reward: score every rollout before it enters a batch"
         )
-    for name, present in (
-        ("kept sets (nucleus)", [sample.nucleus is not None for sample in samples]),
-        (
-            "rollout_full_log_probs",
-            [sample.rollout_full_log_probs is not None for sample in samples],
-        ),
+    for name, values in (
+        ("kept sets (nucleus)", [sample.nucleus for sample in samples]),
+        ("rollout_full_log_probs", [sample.rollout_full_log_probs for sample in samples]),
     ):
-        if any(present) and not all(present):
-            without = [
-                sample.rollout_id for sample, has in zip(samples, present, strict=True) if not has
-            ]
+        without = [
+            sample.rollout_id
+            for sample, value in zip(samples, values, strict=True)
+            if value is None
+        ]
+        if 0 < len(without) < len(samples):
             raise GenerateError(
                 f"rollouts {without[:8]} have no {name}, but others of the batch do: a batch has"
                 " them for all samples or for none"

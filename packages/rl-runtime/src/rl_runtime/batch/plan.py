@@ -46,7 +46,7 @@ class PlannedBatch:
     plan: SchedulePlan
     """The whole plan."""
     columns: Mapping[str, Column]
-    """All samples, with `loss_denominators` and `step` (-1 = dropped) beside the batch's columns."""
+    """All samples: the batch's columns, `loss_denominators`, and `step` (-1 = dropped)."""
     rank_batches: tuple[RankBatch, ...]
     """One per data-parallel rank."""
 

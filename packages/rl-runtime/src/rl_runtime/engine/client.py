@@ -90,7 +90,7 @@ class EngineClient:
         self._sending: set[asyncio.Task[None]] = set()
         # No timeout of httpx's own: it counts anew with every byte. `_stream` bounds the whole.
         self._http = httpx.AsyncClient(
-            base_url=url, timeout=None, limits=httpx.Limits(max_connections=None)
+            base_url=url, timeout=httpx.Timeout(None), limits=httpx.Limits(max_connections=None)
         )
 
     async def generate(

@@ -13,12 +13,14 @@ self-attention is left to SGLang's own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Protocol, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+
+from rl_runtime.engine.sglang_calls import Hooks
 
 __all__ = ["attend_decode", "attend_extend", "install"]
 
@@ -32,8 +34,9 @@ def install() -> None:
     """Register both functions with SGLang's `HookRegistry`; the caller applies the hooks."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    HookRegistry.register(f"{_BACKEND}._run_sdpa_forward_decode", _decode_hook, HookType.AROUND)
-    HookRegistry.register(f"{_BACKEND}._run_sdpa_forward_extend", _extend_hook, HookType.AROUND)
+    hooks: Hooks = HookRegistry
+    hooks.register(f"{_BACKEND}._run_sdpa_forward_decode", _decode_hook, HookType.AROUND)
+    hooks.register(f"{_BACKEND}._run_sdpa_forward_extend", _extend_hook, HookType.AROUND)
 
 
 def attend_decode(
@@ -130,43 +133,67 @@ def _row_groups(num_rows: int, elements_per_row: int) -> Iterator[slice]:
         yield slice(start, start + step)
 
 
-def _decode_hook(original: Callable[..., Any], backend: Any, *args: Any, **kwargs: Any) -> Any:
+class _Options(TypedDict):
+    """The keyword arguments that the backend passes."""
+
+    scaling: float | None
+    enable_gqa: bool
+    causal: bool
+    is_cross_attn: bool
+    sliding_window_size: int | None
+
+
+_Decode = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]
+"""query, output, keys, values, req_to_token, req_pool_indices, lengths, encoder lengths."""
+_Extend = tuple[
+    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None
+]
+"""The same with prefix lengths and new lengths before the encoder lengths."""
+
+
+class _DecodeCall(Protocol):
+    def __call__(
+        self, backend: object, *args: Unpack[_Decode], **options: Unpack[_Options]
+    ) -> Tensor: ...
+
+
+class _ExtendCall(Protocol):
+    def __call__(
+        self, backend: object, *args: Unpack[_Extend], **options: Unpack[_Options]
+    ) -> Tensor: ...
+
+
+def _decode_hook(
+    original: _DecodeCall, backend: object, *args: Unpack[_Decode], **options: Unpack[_Options]
+) -> Tensor:
     """`_run_sdpa_forward_decode`."""
     query, output, keys, values, req_to_token, req_pool_indices, lengths_B, encoder_lens = args
-    if not _is_plain(encoder_lens, kwargs):
-        return original(backend, *args, **kwargs)
+    if not _is_plain(encoder_lens, options):
+        return original(backend, *args, **options)
     slots_BL = req_to_token[req_pool_indices, : int(lengths_B.max())]
-    attend_decode(query, output, keys, values, slots_BL, lengths_B, kwargs["scaling"])
+    attend_decode(query, output, keys, values, slots_BL, lengths_B, options["scaling"])
     return output
 
 
-def _extend_hook(original: Callable[..., Any], backend: Any, *args: Any, **kwargs: Any) -> Any:
+def _extend_hook(
+    original: _ExtendCall, backend: object, *args: Unpack[_Extend], **options: Unpack[_Options]
+) -> Tensor:
     """`_run_sdpa_forward_extend`."""
-    (
-        query,
-        output,
-        keys,
-        values,
-        req_to_token,
-        req_pool_indices,
-        lengths_B,
-        _,
-        new_lengths_B,
-        encoder_lens,
-    ) = args
-    if not _is_plain(encoder_lens, kwargs) or not kwargs["causal"]:
-        return original(backend, *args, **kwargs)
+    query, output, keys, values, req_to_token, req_pool_indices, *lengths, encoder_lens = args
+    if not _is_plain(encoder_lens, options) or not options["causal"]:
+        return original(backend, *args, **options)
+    lengths_B, _, new_lengths_B = lengths
     slots_BL = req_to_token[req_pool_indices, : int(lengths_B.max())]
     attend_extend(
-        query, output, keys, values, slots_BL, lengths_B, new_lengths_B, kwargs["scaling"]
+        query, output, keys, values, slots_BL, lengths_B, new_lengths_B, options["scaling"]
     )
     return output
 
 
-def _is_plain(encoder_lens: Tensor | None, kwargs: dict[str, Any]) -> bool:
+def _is_plain(encoder_lens: Tensor | None, options: _Options) -> bool:
     """Whether this is self-attention without a window."""
     return (
         encoder_lens is None
-        and not kwargs["is_cross_attn"]
-        and kwargs["sliding_window_size"] is None
+        and not options["is_cross_attn"]
+        and options["sliding_window_size"] is None
     )

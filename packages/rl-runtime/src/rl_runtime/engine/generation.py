@@ -115,9 +115,7 @@ def read_generation(
             )
             # An answer that was aborted before its first token carries no list of log-probs.
             if tokens_R.size:
-                nucleus_R = kept_log_probs_from_sglang_meta(
-                    meta, expected_num_tokens=tokens_R.size
-                )
+                nucleus_R = kept_log_probs_from_sglang_meta(meta, expected_num_tokens=tokens_R.size)
     except NucleusError as error:
         raise EngineError(f"{where}: the kept sets of an answer cannot be read: {error}") from error
     if full_R.size != tokens_R.size or nucleus_R is None:

@@ -72,7 +72,7 @@ class EngineProcess:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the server's first process, which is its process group; None before `start`."""
+        """Id of the server's first process, which is its process group; None before `start`."""
         return None if self._process is None else self._process.pid
 
     def poll(self) -> int | None:
@@ -134,7 +134,8 @@ class EngineProcess:
     def stop(self, deadline_seconds: float = 10.0) -> None:
         """Kill every process of the server and remove what it left behind.
 
-        Does nothing when there is none. There is nothing to finish: a server holds no state that outlives it.
+        Does nothing when there is none. There is nothing to finish: a server holds no state that
+        outlives it.
 
         Args:
             deadline_seconds: how long its processes may take to disappear.

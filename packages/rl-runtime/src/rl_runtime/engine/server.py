@@ -1,5 +1,4 @@
-"""Starts one SGLang server: `python -m rl_runtime.engine.server --model-path DIR --port P
-[--device cpu] ...`.
+"""Starts one SGLang server: `python -m rl_runtime.engine.server --model-path DIR --port P ...`.
 
 Every argument is SGLang's own. On a GPU this is SGLang's own start. With `--device cpu` the same
 stock server starts faster and runs on a plain CPU:
@@ -27,13 +26,16 @@ import os
 import pkgutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, ParamSpec
 
 from rl_runtime.engine.janitor import Janitor, start_janitor
 from rl_runtime.process.process_tree import die_with_parent
+
+if TYPE_CHECKING:
+    from rl_runtime.engine.sglang_calls import Hooks, KillProcessTree, PortArgs
 
 __all__ = [
     "CPU_DEFAULTS",
@@ -43,6 +45,8 @@ __all__ = [
     "cpu_environment",
     "main",
 ]
+
+P = ParamSpec("P")
 
 CPU_DEFAULTS: dict[str, str | None] = {
     "--attention-backend": "torch_native",
@@ -87,25 +91,27 @@ def main(arguments: Sequence[str]) -> None:
         os.environ.update(cpu_environment(Path(_value_of("--model-path", arguments) or "")))
         arguments = cpu_arguments(arguments)
 
-    from rl_topp.sglang_plugin import require_installed
     from sglang.srt.plugins import load_plugins
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    from rl_topp.sglang.plugin import require_installed
+
     load_plugins()
     require_installed()
-    HookRegistry.register(
+    hooks: Hooks = HookRegistry
+    hooks.register(
         "sglang.srt.server_args.PortArgs.init_new",
         partial(_tell_of_load_file, janitor),
         HookType.AROUND,
     )
     if on_cpu:
-        from rl_runtime.engine import cpu_attention as engine_attention
+        from rl_runtime.engine import cpu_attention
 
-        engine_attention.install()
-        HookRegistry.register(
+        cpu_attention.install()
+        hooks.register(
             "sglang.srt.entrypoints.engine._set_envs_and_config", _then_fork, HookType.AROUND
         )
-    HookRegistry.apply_hooks()
+    hooks.apply_hooks()
     if on_cpu:
         # The forked scheduler needs the registry; imported here, the parent pays for it once.
         importlib.import_module("sglang.srt.models.registry")
@@ -114,10 +120,13 @@ def main(arguments: Sequence[str]) -> None:
     from sglang.srt.server_args import prepare_server_args
     from sglang.srt.utils import kill_process_tree
 
+    launch: Callable[[object], None] = launch_server
+    prepare: Callable[[list[str]], object] = prepare_server_args
+    kill: KillProcessTree = kill_process_tree
     try:
-        launch_server(prepare_server_args(list(arguments)))
+        launch(prepare(list(arguments)))
     finally:
-        kill_process_tree(os.getpid(), include_parent=False)
+        kill(os.getpid(), include_parent=False)
 
 
 def cpu_arguments(arguments: Sequence[str]) -> list[str]:
@@ -158,8 +167,10 @@ def cpu_environment(model_path: Path) -> dict[str, str]:
     return environment
 
 
-def _tell_of_load_file(janitor: Janitor, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run SGLang's choice of addresses, and have the file in which its processes report their load removed at the end."""
+def _tell_of_load_file(
+    janitor: Janitor, original: Callable[P, PortArgs], *args: P.args, **kwargs: P.kwargs
+) -> PortArgs:
+    """Run SGLang's choice of addresses, and have its load file removed at the end."""
     from sglang.srt.managers.load_snapshot import shm_path_for
 
     addresses = original(*args, **kwargs)
@@ -167,7 +178,7 @@ def _tell_of_load_file(janitor: Janitor, original: Any, *args: Any, **kwargs: An
     return addresses
 
 
-def _then_fork(original: Any, server_args: Any) -> None:
+def _then_fork(original: Callable[[object], None], server_args: object) -> None:
     """Run SGLang's own process set-up, then switch its start method from spawn to fork."""
     import multiprocessing
 

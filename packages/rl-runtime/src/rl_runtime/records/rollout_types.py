@@ -1,4 +1,4 @@
-"""What one rollout yields, as frozen records.
+"""The records of a rollout: prompt, sample, rollout, prompt group; all frozen.
 
 Everything groups by id: a prompt group holds rollouts (`group_id`), a rollout holds samples
 (`rollout_id`).
@@ -6,6 +6,8 @@ Everything groups by id: a prompt group holds rollouts (`group_id`), a rollout h
 Invariants, checked on construction: all per-token arrays of a sample have one entry per response
 token; samples of a rollout share its id; a sample has at least one prompt token and one response
 token.
+
+Axes: P prompt tokens, R response tokens of one sample.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ __all__ = ["Prompt", "PromptGroup", "Rollout", "Sample"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One entry of a data source.
+    """An entry of a data source.
 
     Example: `Prompt(group_id=7, sample_index=7, text="cat ->", tokens=[5, 3, 22, 1, 9],
     label="tac", metadata={"word": "cat"})`.
@@ -47,7 +49,12 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One trainable token sequence: a prompt and a response, with what the engine said of each response token."""
+    """One trainable token sequence: a prompt, a response, and the engine's words on each token.
+
+    Example: prompt_tokens [11, 12], response_tokens [21, 22, 23], of which a tool gave the second:
+    loss_mask [1, 0, 1], rollout_log_probs [-0.5, 0, -1.25], weight_versions [3, -1, 4], nucleus
+    {21, 9}, {}, {23, 5, 6}, and after scoring reward 1.0.
+    """
 
     rollout_id: int
     """Execution that the sample came from; siblings of a fan-out share it."""
@@ -68,7 +75,7 @@ class Sample:
     weight_versions: npt.NDArray[np.int64]
     """int64 [R]: policy version that sampled each token; -1 where not sampled."""
     nucleus: NucleusSet | None = None
-    """Kept sets of the R response tokens, or None when none were asked for."""
+    """Nuclei of the R response tokens, or None when none were asked for."""
     rollout_full_log_probs: npt.NDArray[np.float32] | None = None
     """float32 [R], nats, over the vocabulary; or None."""
     finish_reason: str = "stop"
@@ -127,7 +134,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One execution of a prompt: one or more samples that share `rollout_id`."""
+    """One execution of a prompt: one or more samples that share `rollout_id`.
+
+    Example: rollout 4 of group 7, compacted twice: three samples of 12, 20 and 9 tokens, each with
+    rollout_id 4 and group_id 7. It counts once in a step, however many samples it has.
+    """
 
     rollout_id: int
     """Unit of batch size and of loss weight."""
@@ -157,7 +168,10 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptGroup:
-    """All rollouts of one prompt."""
+    """All rollouts of one prompt.
+
+    Example: group 7 with rollouts 28 to 31; rewards 1.0, 0.0, 0.0, 1.0 are normalised among them.
+    """
 
     group_id: int
     """Id of the prompt."""

@@ -1,1 +1,1 @@
-"""Rollouts: data, engines, rewards, groups."""
+"""Rollouts: where prompts come from, how they are played, what they score."""

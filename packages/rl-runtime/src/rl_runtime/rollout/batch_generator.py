@@ -28,7 +28,7 @@ from rl_runtime.rollout.hooks import (
 )
 from rl_runtime.rollout.reward import Scorer
 
-__all__ = ["GeneratedBatch", "BatchGenerator"]
+__all__ = ["BatchGenerator", "GeneratedBatch"]
 
 _log = logging.getLogger(__name__)
 _ATTEMPTS = 3

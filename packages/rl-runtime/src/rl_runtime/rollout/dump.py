@@ -23,7 +23,7 @@ from rl_dump import (
     write_dump,
 )
 from rl_runtime.algorithms.group_rewards import divides_by_std, normalise_group_rewards
-from rl_runtime.batch.columns import ABSENT_INDEX
+from rl_runtime.batch.columns import ABSENT_INDEX, column_problem
 from rl_runtime.batch.rank_batch import Column
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.config.run import in_run_folder
@@ -32,8 +32,11 @@ from rl_runtime.records import Sample
 
 __all__ = ["RolloutDumper", "dump_path", "load_rollout_dump", "loaded_dump_path"]
 
-_RAGGED = ("tokens", "loss_masks", "rollout_log_probs", "weight_versions")
-_SCALARS = (
+_NEEDED = (
+    "tokens",
+    "loss_masks",
+    "rollout_log_probs",
+    "weight_versions",
     "rollout_position",
     "rollout_ids",
     "group_ids",
@@ -51,7 +54,7 @@ def dump_path(template: str, recipe: Recipe, batch_id: int) -> Path:
 
 
 class RolloutDumper:
-    """Writes one file per batch, in the background."""
+    """The writer of rollout dumps: one file per batch, in the background."""
 
     def __init__(self, recipe: Recipe) -> None:
         """Write nothing when `dump.rollout` is empty."""
@@ -93,7 +96,7 @@ class RolloutDumper:
 
 
 def loaded_dump_path(recipe: Recipe, batch_id: int) -> Path:
-    """Name the file that `debug.load_rollout_dump` gives for a batch: the template's, or the one file for every batch."""
+    """Name the file that `debug.load_rollout_dump` gives for a batch: its own, or one for all."""
     given = recipe.debug.load_rollout_dump
     return resolve_template(given, batch_id=batch_id) if "{batch_id" in given else Path(given)
 
@@ -109,24 +112,26 @@ def load_rollout_dump(recipe: Recipe, batch_id: int, *, vocab_size: int) -> dict
         vocab_size: token ids of the model that is trained.
 
     Raises:
-        ConfigError: the file lacks a column that training needs, or has token ids that the model
-            does not know.
+        ConfigError: the file lacks a column that training needs, has one of another type, or has
+            token ids that the model does not know.
         DumpError: the file cannot be read.
     """
     path = loaded_dump_path(recipe, batch_id)
     dump = open_dump(path)
-    missing = [name for name in (*_RAGGED, *_SCALARS) if name not in dump.fields]
+    missing = [name for name in _NEEDED if name not in dump.fields]
     if missing:
         raise ConfigError(
             f"debug.load_rollout_dump = {path}: lacks the fields {missing}; give a rollout dump"
             " that this program wrote"
         )
-    present = [*_RAGGED, *_SCALARS, *(name for name in _OPTIONAL if name in dump.fields)]
     columns: dict[str, Column] = {}
-    for name in present:
+    for name in (*_NEEDED, *(name for name in _OPTIONAL if name in dump.fields)):
         column = dump.column(name)
         if not isinstance(column, np.ndarray | RaggedArray):
             raise DumpError(f"{path}: field {name} is no numeric column")
+        problem = column_problem(name, column)
+        if problem:
+            raise ConfigError(f"debug.load_rollout_dump = {path}: {problem}")
         columns[name] = column
     tokens = columns["tokens"]
     if (

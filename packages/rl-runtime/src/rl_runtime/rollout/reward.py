@@ -52,7 +52,7 @@ def guarded_score(score: float, *, response: str, label: str, finished: bool) ->
 
 
 def verifier_reward(sample: Sample) -> Mapping[str, float]:
-    """Score a reasoning-gym entry by its own verifier, guarded by `guarded_score`; exact match beside it."""
+    """Score a reasoning-gym entry by its own verifier and `guarded_score`, and by exact match."""
     entry = dict(sample.metadata)
     score = float(
         _verifier(str(entry["metadata"]["source_dataset"]))(answer=sample.response, entry=entry)
@@ -68,7 +68,7 @@ def verifier_reward(sample: Sample) -> Mapping[str, float]:
 
 @cache
 def _verifier(task: str) -> Callable[..., float]:
-    """Make a task's verifier once: some tasks read a word list for it, which costs more than scoring a batch."""
+    # Once: some tasks read a word list for it, which costs more than scoring a batch.
     import reasoning_gym
 
     verifier: Callable[..., float] = reasoning_gym.get_score_answer_fn(task)
@@ -82,7 +82,7 @@ def label_reward(sample: Sample) -> Mapping[str, float]:
 
 
 class Scorer:
-    """Calls a reward function in threads, so many at a time; belongs to one event loop.
+    """The caller of a reward function: in threads, so many at a time, from one event loop.
 
     Each call has a thread of its own: one that hangs cannot be stopped, and in a shared pool the
     next calls would wait for it in vain.
@@ -103,8 +103,9 @@ class Scorer:
         self._turns = asyncio.Semaphore(concurrency)
 
     async def score(self, rollout: Rollout) -> Rollout:
-        """Give every sample of a rollout the reward of its last sample, unless the generate hook
-        has set rewards itself.
+        """Give every sample of a rollout the reward of its last sample.
+
+        Rewards that the generate hook has set stay.
 
         Args:
             rollout: one rollout.

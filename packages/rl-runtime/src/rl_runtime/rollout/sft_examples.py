@@ -17,9 +17,7 @@ from rl_runtime.rollout.data.source import DataSource, Tokenizer
 __all__ = ["sft_batch"]
 
 
-def sft_batch(
-    source: DataSource, tokenizer: Tokenizer, recipe: Recipe
-) -> list[dict[str, Column]]:
+def sft_batch(source: DataSource, tokenizer: Tokenizer, recipe: Recipe) -> list[dict[str, Column]]:
     """Take the next `warm_start.batch_size` examples and deal them to the ranks in turn.
 
     An example is the prompt, the label and the end-of-sequence id. The step is one token mean over

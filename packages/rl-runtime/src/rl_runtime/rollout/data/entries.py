@@ -48,9 +48,7 @@ def make_entries(section: DataSection, *, rng: int) -> Entries:
         ConfigError: no such task or file, a line that is none, or a file without entries for some
             split.
     """
-    return (
-        _FileEntries(section) if section.kind == "jsonl" else _GeneratedEntries(section, rng=rng)
-    )
+    return _FileEntries(section) if section.kind == "jsonl" else _GeneratedEntries(section, rng=rng)
 
 
 def split_of(value: str, held_out_fraction: float) -> Split:
