@@ -9,13 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rl_dump.errors import DumpError, WriteError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["atomic_path", "refuse_input"]
 

@@ -14,20 +14,17 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import TracebackType
 
 from typing_extensions import Self
 
 from rl_dump.errors import WriteError
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable
-    from types import TracebackType
 
 __all__ = ["BackgroundWriter"]
 

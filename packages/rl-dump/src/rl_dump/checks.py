@@ -1,27 +1,40 @@
-"""Decide whether a dump's samples agree with each other: lengths, positions, shards, non-finite
-numbers.
+"""Whether a dump's samples agree with each other: lengths, positions, shards.
 
 `Dump.verify` runs these after the checksums.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rl_dump.alignment import alignment_problems
-from rl_dump.problems import Problem
+from rl_dump.columns.alignment import alignment_problems
+from rl_dump.columns.fields import Column
+from rl_dump.contract import DumpHeader
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+__all__ = ["Problem", "placed_positions", "structure_problems"]
 
-    from numpy.typing import NDArray
 
-    from rl_dump.contract import DumpHeader
-    from rl_dump.fields import Column
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing that is wrong with a dump.
 
-__all__ = ["structure_problems"]
+    Example: `Problem(code="checksum", message="advantages: row group 3 is damaged",
+    field="advantages")`.
+    """
+
+    code: str
+    """Stable name of the kind of problem."""
+    message: str
+    """What is wrong, and where."""
+    field: str | None = None
+    """The field, if the problem is one field's."""
+    row: int | None = None
+    """The first row concerned, 0-based, if the problem is a sample's."""
 
 
 def structure_problems(header: DumpHeader, columns: Mapping[str, Column]) -> list[Problem]:
@@ -77,23 +90,29 @@ def _position_problems(header: DumpHeader, positions: NDArray[np.int64]) -> list
     return problems
 
 
+def placed_positions(shards: Sequence[Mapping[str, Any]]) -> set[int]:
+    """Return every rollout position that a shard's partition names."""
+    return {int(position) for shard in shards for position in _partition(shard)}
+
+
+def _partition(shard: Mapping[str, Any]) -> Any:
+    partition = shard.get("partition")
+    return () if partition is None else partition
+
+
 def _shard_problems(header: DumpHeader, positions: NDArray[np.int64] | None) -> list[Problem]:
-    partitions: list[Any] = [shard.get("partition") for shard in header["dp_shards"]]
-    if positions is None or not partitions or any(partition is None for partition in partitions):
+    shards = header["dp_shards"]
+    if positions is None or not shards or any(shard.get("partition") is None for shard in shards):
         return []
-    placed = {int(position) for partition in partitions for position in partition}
-    held = set(positions.tolist())
-    problems = []
-    if placed - held:
-        text = (
-            f"rollout_position {min(placed - held)} is in a shard's partition, but not in the dump"
-            f" ({len(placed - held)} such)"
+    placed, held = placed_positions(shards), set(positions.tolist())
+    return [
+        Problem(
+            code=code,
+            message=f"rollout_position {min(wrong)} {where} ({len(wrong)} such)",
         )
-        problems.append(Problem(code="shard-missing", message=text))
-    if held - placed:
-        text = (
-            f"rollout_position {min(held - placed)} is in no shard's partition"
-            f" ({len(held - placed)} such)"
+        for code, wrong, where in (
+            ("shard-missing", placed - held, "is in a shard's partition, but not in the dump"),
+            ("shard-extra", held - placed, "is in no shard's partition"),
         )
-        problems.append(Problem(code="shard-extra", message=text))
-    return problems
+        if wrong
+    ]

@@ -1,4 +1,4 @@
-"""Decide what the two dump documents contain: ids, versions, field names, dtypes and alignments.
+"""What the two dump documents contain: ids, versions, field names, dtypes and alignments.
 
 `train-dump.v2` and `rollout-dump.v1` share one header; they differ in the fields of a sample.
 
@@ -11,11 +11,10 @@ Invariants, each matched by a test in `tests/unit/test_contract.py`:
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, TypedDict
 
-from rl_dump.errors import UnsupportedContractError
+from rl_dump.contract_header import Producer
 
 __all__ = [
     "CONTRACTS",
@@ -24,22 +23,20 @@ __all__ = [
     "RESPONSE_FIELDS",
     "ROLLOUT_DUMP",
     "TRAIN_DUMP",
-    "ContractId",
     "DroppedSample",
     "DumpHeader",
     "FieldDocument",
     "FieldRule",
-    "Producer",
-    "check_contract",
+    "Form",
+    "Kind",
 ]
-
-ContractId: TypeAlias = Literal["train-dump.v2", "rollout-dump.v1"]
 
 TRAIN_DUMP: Final = "train-dump.v2"
 ROLLOUT_DUMP: Final = "rollout-dump.v1"
-CONTRACTS: Final[tuple[str, ...]] = (TRAIN_DUMP, ROLLOUT_DUMP)
 MINOR: Final = 0
 """Minor version of both contracts as this release writes them."""
+CONTRACTS: Final[dict[str, int]] = {TRAIN_DUMP: MINOR, ROLLOUT_DUMP: MINOR}
+"""Newest minor version known here, by contract id."""
 
 RESPONSE_FIELDS: Final[tuple[str, ...]] = (
     "rollout_log_probs",
@@ -59,20 +56,15 @@ RESPONSE_FIELDS: Final[tuple[str, ...]] = (
 A producer adds its own: `response_fields=(*RESPONSE_FIELDS, "my_field")`.
 """
 
-_log = logging.getLogger("rl_dump")
 
-
-class Producer(TypedDict):
-    """Name the distribution that wrote a document."""
-
-    distribution: str
-    version: str
+Kind: TypeAlias = Literal["scalar", "ragged", "text", "object"]
+Form: TypeAlias = Literal["number", "generic", "tensor", "array", "list", "plain"]
 
 
 class FieldDocument(TypedDict):
-    """Describe one column of a dump."""
+    """One column of a dump, as its header describes it."""
 
-    kind: Literal["scalar", "ragged", "text", "object"]
+    kind: Kind
     """`scalar`: one value per sample; `ragged`: an array per sample; `text`: a string; `object`: tagged JSON."""
     dtype: str
     """Logical dtype: a numpy name, `bfloat16`, `string` or `json`."""
@@ -88,12 +80,12 @@ class FieldDocument(TypedDict):
     """Whether some samples have no value."""
     response_aligned: bool
     """Whether the field has one value per response token and takes part in context-parallel restoring."""
-    form: Literal["number", "generic", "tensor", "array", "list", "plain"]
+    form: Form
     """What the producer held per sample so that a conversion can give it back: a Python number, a numpy scalar (`generic`), a tensor, a numpy array, a list, or `plain`."""
 
 
 class DroppedSample(TypedDict, total=False):
-    """Say which sample was generated but not trained on, and why."""
+    """A sample that was generated but not trained on, and why."""
 
     rollout_position: int | None
     sample_index: int | None
@@ -102,7 +94,7 @@ class DroppedSample(TypedDict, total=False):
 
 
 class DumpHeader(TypedDict):
-    """Hold everything of a dump but its columns."""
+    """Everything of a dump but its columns."""
 
     contract: str
     minor: int
@@ -120,12 +112,12 @@ class DumpHeader(TypedDict):
     row_groups: list[int]
     """Samples in each row group of a Parquet file; empty for other containers."""
     checksums: dict[str, list[int]]
-    """Per field and row group, the CRC-32 of its decoded values; see `parquet.checksum`."""
+    """Per field and row group, the CRC-32 of its decoded values; see `parquet.arrow_columns.checksum`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldRule:
-    """State the dtype and alignment the contract fixes for one field name."""
+    """Dtype and alignment that the contract fixes for one field name."""
 
     dtype: str
     """Numpy dtype, `string`, or `float`: any floating dtype."""
@@ -168,34 +160,3 @@ def _rules() -> dict[str, FieldRule]:
 
 FIELD_RULES: Final[dict[str, FieldRule]] = _rules()
 """Dtype and alignment of every field the contracts name; other fields are kept as they come."""
-
-
-def check_contract(found: object, minor: object, *, where: str) -> str:
-    """Return the contract id of a document, or refuse it.
-
-    Args:
-        found: the document's `contract` value.
-        minor: the document's `minor` value; a newer one is read, with one log line.
-        where: what to name in the error, usually the file's path.
-
-    Raises:
-        UnsupportedContractError: another contract, or another major of one of ours.
-    """
-    if found not in CONTRACTS:
-        raise UnsupportedContractError(
-            f"{where}: contract {found!r}, but this rl-dump reads {' and '.join(CONTRACTS)}; read"
-            " it with the rl-dump release that wrote it, or upgrade with `pip install -U rl-dump`"
-        )
-    if not isinstance(minor, int) or isinstance(minor, bool) or minor < 0:
-        raise UnsupportedContractError(
-            f"{where}: minor version {minor!r} of {found} is not a whole number"
-        )
-    if minor > MINOR:
-        _log.warning(
-            "%s: %s minor %d is newer than the %d known here; unknown keys are ignored",
-            where,
-            found,
-            minor,
-            MINOR,
-        )
-    return str(found)

@@ -1,25 +1,24 @@
-"""Decide which exceptions this package raises, and what a caller catches.
+"""The exceptions of this package, and what a caller catches.
 
-Everything derives from `DumpError`, itself a `ValueError`: one `except` clause covers a bad file,
-a bad argument and a failed write.
+`DumpError`, a `ValueError`, covers a bad file, a bad argument and a failed write. A document of
+another contract is an `UnsupportedContractError`, which is a `ValueError` of its own: whoever reads
+files of unknown origin catches both.
 """
 
 from __future__ import annotations
+
+from rl_dump.contract_header import UnsupportedContractError
 
 __all__ = ["DumpError", "RaggedError", "UnsupportedContractError", "WriteError"]
 
 
 class DumpError(ValueError):
-    """Report a dump that cannot be read, written or used as asked; the message says what, where and what to do."""
+    """A dump that cannot be read, written or used as asked; the message says what, where and what to do."""
 
 
 class RaggedError(DumpError):
-    """Report values and offsets that do not describe a ragged array."""
-
-
-class UnsupportedContractError(DumpError):
-    """Report a document whose contract this version does not read; the message names both ids and the fix."""
+    """Values and offsets that do not describe a ragged array."""
 
 
 class WriteError(DumpError):
-    """Report a dump that did not reach the disk; the message names the path and the cause."""
+    """A dump that did not reach the disk; the message names the path and the cause."""

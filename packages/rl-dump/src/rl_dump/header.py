@@ -1,4 +1,4 @@
-"""Decide how a dump's header is made, sealed and opened again.
+"""How a dump's header is made, sealed and opened again.
 
 The header is JSON with a checksum beside it, so that a flipped bit in it is an error and never
 another batch id.
@@ -7,27 +7,18 @@ another batch id.
 from __future__ import annotations
 
 import zlib
-from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, TypedDict, cast, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict, cast, get_args
 
 import numpy as np
 from typing_extensions import Required
 
-from rl_dump import documents
-from rl_dump.contract import (
-    MINOR,
-    ContractId,
-    DroppedSample,
-    DumpHeader,
-    FieldDocument,
-    check_contract,
-)
+from rl_dump.columns import tagged_json
+from rl_dump.columns.fields import Field
+from rl_dump.contract import CONTRACTS, MINOR, DroppedSample, DumpHeader, FieldDocument, Form, Kind
+from rl_dump.contract_header import check_header, producer
 from rl_dump.errors import DumpError
-from rl_dump.fields import Field, Form, Kind
 from rl_dump.header_content import content_problem
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = ["HeaderKeywords", "field_of", "header_of", "make_header", "open_header", "seal_header"]
 
@@ -46,7 +37,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 class HeaderKeywords(TypedDict, total=False):
-    """Name what every writer of a dump takes for its header, as keywords."""
+    """What every writer of a dump takes for its header, as keywords."""
 
     contract: Required[str]
     """`train-dump.v2` or `rollout-dump.v1`."""
@@ -81,14 +72,15 @@ def make_header(
     dropped: Sequence[DroppedSample] = (),
     metadata: Mapping[str, Any] | None = None,
 ) -> DumpHeader:
-    """Return the header of a new dump: of `num_samples` samples with `fields`, and what
-    `HeaderKeywords` describes.
+    """Return the header of a new dump: of `num_samples` samples with `fields`.
+
+    The other arguments are those of `HeaderKeywords`.
 
     Raises:
         UnsupportedContractError: `contract` is not one this package writes.
         DumpError: `batch_id` is neither a number nor a word, or a dropped sample gives no reason.
     """
-    check_contract(contract, MINOR, where="write_dump")
+    check_header({"contract": contract}, CONTRACTS, where="write_dump")
     if isinstance(batch_id, bool) or not isinstance(batch_id, (int, str)):
         raise DumpError(f"batch_id must be the batch counter or a word, got {batch_id!r}")
     for entry in dropped:
@@ -99,7 +91,7 @@ def make_header(
     return {
         "contract": contract,
         "minor": MINOR,
-        "producer": {"distribution": "rl-dump", "version": _version()},
+        "producer": producer(),
         "format_version": FORMAT_VERSION,
         "batch_id": batch_id,
         "writer_rank": int(writer_rank),
@@ -117,7 +109,7 @@ def make_header(
 
 def seal_header(header: DumpHeader) -> tuple[str, str]:
     """Return the header as JSON and its CRC-32 in decimal."""
-    text = documents.dumps(dict(header), what="header")
+    text = tagged_json.dumps(dict(header), what="header")
     return text, str(zlib.crc32(text.encode()))
 
 
@@ -130,28 +122,22 @@ def open_header(text: bytes, crc: bytes | None, *, where: str) -> DumpHeader:
     """
     if crc is None or not crc.isdigit() or int(crc) != zlib.crc32(text):
         raise DumpError(f"{where}: the header's checksum does not match: the file is damaged")
-    return header_of(documents.loads(text, what=f"{where}: header"), where=where)
+    return header_of(tagged_json.loads(text, what=f"{where}: header"), where=where)
 
 
 def header_of(found: object, *, where: str) -> DumpHeader:
-    """Check a header that was read, from wherever; keys that a newer minor added are dropped, keys
-    it may lack get their default.
+    """Check a header that was read, from wherever.
+
+    Keys that a newer minor added are dropped, keys it may lack get their default.
 
     Raises:
         DumpError: a key, or what stands in it, is missing or of the wrong type.
         UnsupportedContractError: another contract.
     """
-    if not isinstance(found, dict):
-        raise DumpError(f"{where}: the header is a {type(found).__name__}, not an object")
-    check_contract(found.get("contract"), found.get("minor"), where=where)
-    header = {
-        key: found.get(key, _DEFAULTS.get(key, _MISSING)) for key in DumpHeader.__annotations__
-    }
-    wrong = [
-        key
-        for key, value in header.items()
-        if not isinstance(value, _TYPES[key]) or value is _MISSING
-    ]
+    check_header(found, CONTRACTS, where=where)
+    assert isinstance(found, dict)
+    header = {key: found.get(key, _DEFAULTS.get(key)) for key in DumpHeader.__annotations__}
+    wrong = [key for key, value in header.items() if not isinstance(value, _TYPES[key])]
     if wrong:
         raise DumpError(f"{where}: header key {wrong[0]!r} is missing or of the wrong type")
     inside = content_problem(header)
@@ -177,13 +163,14 @@ def field_of(name: str, document: FieldDocument, *, where: str) -> Field:
             response_aligned=bool(document["response_aligned"]),
             form=document["form"],
         )
-        if field.kind not in get_args(Kind) or field.form not in get_args(Form):
-            raise ValueError(field.kind, field.form)
-        if field.kind in {"scalar", "ragged"} and any(
-            dtype.kind not in "iufb" or dtype.itemsize > 8
-            for dtype in (field.numpy_dtype, np.dtype(field.stored))
+        numeric = field.kind in {"scalar", "ragged"}
+        dtypes = [field.numpy_dtype, np.dtype(field.stored)] if numeric else []
+        if (
+            field.kind not in get_args(Kind)
+            or field.form not in get_args(Form)
+            or any(dtype.kind not in "iufb" or dtype.itemsize > 8 for dtype in dtypes)
         ):
-            raise ValueError(field.dtype, field.stored)
+            raise ValueError(document)
     except (KeyError, TypeError, ValueError) as error:
         raise DumpError(
             f"{where}: field {name!r} is described by {document!r}, which this rl-dump cannot read"
@@ -191,14 +178,6 @@ def field_of(name: str, document: FieldDocument, *, where: str) -> Field:
     return field
 
 
-def _version() -> str:
-    try:
-        return version("rl-dump")
-    except PackageNotFoundError:
-        return "unknown"
-
-
-_MISSING = object()
 _TYPES: dict[str, tuple[type, ...]] = {
     "contract": (str,),
     "minor": (int,),
@@ -216,6 +195,3 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "row_groups": (list,),
     "checksums": (dict,),
 }
-
-assert set(_TYPES) == set(DumpHeader.__annotations__)
-assert set(get_args(ContractId)) == {"train-dump.v2", "rollout-dump.v1"}

@@ -1,4 +1,4 @@
-"""Decide whether what stands inside a header's lists and mappings is what their readers take for
+"""Whether what stands inside a header's lists and mappings is what their readers take for
 granted.
 
 A checksum tells damage, not sense: a header that another program wrote can be sealed well and still
@@ -10,13 +10,11 @@ this package fail on a type.
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 __all__ = ["content_problem"]
 
@@ -28,6 +26,9 @@ def content_problem(header: Mapping[str, Any]) -> str | None:
     Args:
         header: keys of the right outer type; those that are missing are not looked at.
     """
+    minor = header.get("minor", 0)
+    if not _whole(minor) or minor < 0:
+        return "minor"
     for name, document in header.get("fields", {}).items():
         if not isinstance(name, str) or not isinstance(document, dict):
             return f"fields[{name!r}]"
@@ -54,13 +55,10 @@ def _whole_or_none(value: object) -> bool:
 
 
 def _number(value: object) -> bool:
-    if not isinstance(value, (int, float, np.number)):
-        return False
-    try:
-        math.isfinite(value)
-    except (TypeError, OverflowError):
-        return False
-    return True
+    # A whole number beyond the largest float would fail in whoever computes with it.
+    return isinstance(value, (float, np.floating)) or (
+        isinstance(value, (int, np.integer)) and abs(int(value)) <= sys.float_info.max
+    )
 
 
 def _numbers(value: object) -> bool:

@@ -12,28 +12,24 @@ Invariants, each matched by a test in `tests/unit/test_reader.py`:
 
 from __future__ import annotations
 
+import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import Self
 
 from rl_dump.archive.source import ArchiveSource
+from rl_dump.checks import Problem
+from rl_dump.columns.fields import Column, Field
+from rl_dump.columns.ragged import RaggedArray
+from rl_dump.contract import DroppedSample, DumpHeader
 from rl_dump.errors import DumpError
-from rl_dump.parquet_reader import ParquetSource
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping
-    from types import TracebackType
-
-    from numpy.typing import NDArray
-
-    from rl_dump.contract import DroppedSample, DumpHeader
-    from rl_dump.fields import Column, Field
-    from rl_dump.problems import Problem
-    from rl_dump.ragged import RaggedArray
+from rl_dump.parquet.reader import ParquetSource
 
 __all__ = ["Dump", "DumpSource", "open_dump"]
 

@@ -9,7 +9,7 @@ import pytest
 from stubs.dump_batches import batch, equal, numbers_of, placed
 
 from rl_dump import convert, open_dump
-from rl_dump.documents import Tensor
+from rl_dump.columns.tagged_json import Tensor
 
 FOLDER = Path(__file__).parent / "archives"
 

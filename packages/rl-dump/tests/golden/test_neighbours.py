@@ -1,104 +1,95 @@
-"""Documents of the other packages, as vendored here: what a dump takes of each, and what it refuses."""
+"""The schedule plan of rl-schedule, as vendored here: what a join takes of it, and what it refuses."""
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Callable
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
-from stubs.dump_batches import equal
 
-from rl_dump import DumpError, UnsupportedContractError, views, write_dump
-from rl_dump.reader import open_dump
+from rl_dump import DumpError, UnsupportedContractError
+from rl_dump.tools.plan_drops import plan_drops
 
-FOLDER = Path(__file__).parent
-
-
-def document(name: str) -> Any:
-    return json.loads((FOLDER / name).read_text())
+FOLDER = Path(__file__).parent / "schedule-plan.v1"
+CAP = "the 10 tokens that a micro-batch may hold"
 
 
-def with_arrays(name: str, view: Callable[[Any, Any], Any]) -> Any:
-    content = document(name)
-    return view(content["document"], content["arrays"])
+@pytest.fixture
+def plan() -> dict[str, Any]:
+    """A plan of 11 samples with a cap of 5 tokens on each of 2 ranks; 3 is too long, 10 fills no step."""
+    document: dict[str, Any] = json.loads((FOLDER / "plain.json").read_text())
+    return document
 
 
-def test_a_plan_says_where_each_sample_runs_and_what_it_drops() -> None:
-    plan = document("schedule-plan.v1/plain.json")
-    columns = views.plan_columns(plan, num_samples=11)
-    assert columns["data_parallel_rank"].tolist() == [0, 3, 1, 2, 1, 2, 0, 2, 0, 1, -1]
-    assert columns["step"][[0, 6, 8]].tolist() == [0, 1, 2]
-    assert views.plan_dropped(plan) == [10]
-    assert views.plan_fillers(plan) == [(3, 1), (3, 2)]
-    assert (
-        views.plan_columns(document("schedule-plan.v1/empty.json"), num_samples=0)["step"].tolist()
-        == []
-    )
+def reasons(plan: dict[str, Any], rollouts: dict[int, int] | None = None) -> dict[int, str]:
+    return plan_drops(plan, rollouts or {}, where="x.parquet: schedule")
 
 
-def test_a_plan_of_another_batch_is_refused() -> None:
-    with pytest.raises(DumpError, match="has position 9, but the batch has 5 samples"):
-        views.plan_columns(document("schedule-plan.v1/plain.json"), num_samples=5)
+def of_steps(plan: dict[str, Any], size: object) -> dict[str, Any]:
+    return {**plan, "settings": {**plan["settings"], "global_batch_size": size}}
 
 
-def test_kept_sets_and_metrics_become_columns_and_numbers() -> None:
-    kept = with_arrays("nucleus-set.v1/every_status.json", views.nucleus_columns)
-    assert {name: (array.dtype.name, len(array)) for name, array in kept.items()} == {
-        "nucleus_ids": ("int32", 5),
-        "nucleus_offsets": ("int64", 6),
-        "nucleus_status": ("uint8", 5),
+def dropping(plan: dict[str, Any], *positions: int) -> dict[str, Any]:
+    """The plan if too long samples were dropped, and these samples were."""
+    changed = copy.deepcopy(plan)
+    changed["settings"]["on_oversized"] = "drop"
+    changed["arrays"]["dropped_samples"]["data"] = list(positions)
+    return changed
+
+
+def test_a_rollout_that_fills_no_step_is_said_to(plan: dict[str, Any]) -> None:
+    assert reasons(plan) == {10: "dropped by the schedule: its rollout does not fill a step"}
+    assert reasons(of_steps(plan, 8)) == {
+        10: "dropped by the schedule: its rollout does not fill a step of 8 rollouts"
     }
-    values = views.metric_values(document("metric-record.v1/every_kind.json"))
-    assert values["train/loss"] == 0.32
-    assert values["rollout/reward"] == 3.0
-    assert values["train/kl"] is None
-    assert "rollout/response_tokens" not in values
 
 
-def test_a_batch_can_be_dumped_as_it_came(tmp_path: Path) -> None:
-    columns = with_arrays("rollout-batch.v1/three_samples.json", views.batch_columns)
-    path = write_dump(tmp_path / "x.parquet", contract="train-dump.v2", batch_id=4, columns=columns)
-    with open_dump(path) as dump:
-        for name, column in columns.items():
-            assert equal(dump.column(name), column)
+def test_a_sample_that_is_too_long_and_its_siblings_are_said_to_be(plan: dict[str, Any]) -> None:
+    found = reasons(dropping(plan, 3, 4, 10), {3: 70, 4: 70, 10: 71})
+    assert found == {
+        3: f"dropped by the schedule: longer than {CAP}",
+        4: f"dropped by the schedule: a sample of its rollout is longer than {CAP}",
+        10: "dropped by the schedule: its rollout does not fill a step",
+    }
 
 
-VIEWS: dict[str, Callable[[Any], object]] = {
-    "schedule-plan.v1/plain.json": lambda content: views.plan_columns(content, 99),
-    "metric-record.v1/every_kind.json": views.metric_values,
-    "nucleus-set.v1/every_status.json": lambda content: views.nucleus_columns(
-        content["document"], content["arrays"]
-    ),
-    "rollout-batch.v1/three_samples.json": lambda content: views.batch_columns(
-        content["document"], content["arrays"]
-    ),
-}
+def test_a_too_long_sample_that_had_its_own_micro_batch_is_no_reason(plan: dict[str, Any]) -> None:
+    plan["arrays"]["dropped_samples"]["data"] = [3]
+    assert reasons(plan) == {3: "dropped by the schedule: its rollout does not fill a step"}
 
 
-@pytest.mark.parametrize("name", VIEWS)
-def test_another_major_is_refused_naming_both_and_a_newer_minor_is_read(name: str) -> None:
-    contract = name.partition("/")[0]
-    content = document(name)
-    inner = content.get("document", content)
-    VIEWS[name](
-        {
-            **content,
-            **({"document": {**inner, "minor": 7}} if "document" in content else {"minor": 7}),
-        }
-    )
-    inner["contract"] = "other.v9"
-    with pytest.raises(UnsupportedContractError, match=rf"'other\.v9', .*'{contract}'"):
-        VIEWS[name](content)
+def test_a_plan_without_samples_drops_none() -> None:
+    assert reasons(json.loads((FOLDER / "empty.json").read_text())) == {}
 
 
-@pytest.mark.parametrize("name", VIEWS)
-def test_a_document_that_lacks_what_is_needed_is_refused(name: str) -> None:
-    content = document(name)
-    inner = content.get("document", content)
-    content.pop("arrays", None)
-    content["arrays"] = {}
-    inner.pop("records", None)
-    with pytest.raises(DumpError):
-        VIEWS[name](content)
+def test_another_major_is_refused_naming_both_and_a_newer_minor_is_read(
+    plan: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "rl_dump"):
+        assert list(reasons({**plan, "minor": 7, "key_of_the_future": 1})) == [10]
+    assert "schedule-plan.v1: minor 7 is newer than 0" in caplog.text
+    with pytest.raises(
+        UnsupportedContractError,
+        match=r"x\.parquet: schedule: .*'other\.v9'.*'schedule-plan\.v1'",
+    ):
+        reasons({**plan, "contract": "other.v9"})
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"arrays": {}},
+        {"arrays": None},
+        {"arrays": {"dropped_samples": {"data": ["x"]}}},
+        {"settings": {"cp_size": "two"}},
+        {"settings": 3},
+    ],
+)
+def test_a_document_that_lacks_what_is_needed_is_refused(
+    plan: dict[str, Any], broken: dict[str, Any]
+) -> None:
+    with pytest.raises(DumpError, match=r"schedule-plan\.v1: cannot read what it drops"):
+        reasons({**plan, **broken})

@@ -27,11 +27,3 @@ def test_take_composes(values: list[list[int]], data: st.DataObject) -> None:
         st.lists(st.integers(0, len(first) - 1), max_size=6) if first else st.just([])
     )
     assert ragged.take(first).take(second) == ragged.take([first[at] for at in second])
-
-
-@given(items, items)
-def test_concat_is_list_concatenation(left: list[list[int]], right: list[list[int]]) -> None:
-    both = RaggedArray.concat(
-        [RaggedArray.from_list(left, np.int64), RaggedArray.from_list(right, np.int64)]
-    )
-    assert both == RaggedArray.from_list(left + right, np.int64)

@@ -80,7 +80,7 @@ def test_a_full_disk_is_a_write_error(
 ) -> None:
     import pyarrow.parquet as pq
 
-    import rl_dump.writer as module
+    import rl_dump.parquet.writer as module
 
     real = pq.ParquetWriter
     full = SimpleNamespace(

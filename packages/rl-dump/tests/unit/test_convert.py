@@ -10,7 +10,7 @@ import pytest
 from stubs.dump_batches import Pair
 
 from rl_dump import DumpError, convert, open_dump
-from rl_dump.convert import write_columns
+from rl_dump.tools.convert import write_columns
 
 
 def test_a_target_without_a_container_is_refused(tmp_path: Path, pair: Pair) -> None:

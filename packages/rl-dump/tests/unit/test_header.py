@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from rl_dump import DumpError, UnsupportedContractError
+from rl_dump.columns.column_types import column_of
 from rl_dump.contract import DumpHeader
 from rl_dump.header import field_of, header_of, make_header, open_header, seal_header
-from rl_dump.inference import column_of
 
 
 def header(**changed: Any) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def test_text_that_is_no_document_is_refused_even_with_a_checksum() -> None:
 
 @pytest.mark.parametrize("found", [None, [], "text", 3])
 def test_a_header_is_an_object(found: object) -> None:
-    with pytest.raises(DumpError, match=r"f: the header is a \w+, not an object"):
+    with pytest.raises(UnsupportedContractError, match=r"f: expected an object .*, got \w+"):
         header_of(found, where="f")
 
 

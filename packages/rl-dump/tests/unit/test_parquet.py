@@ -12,10 +12,10 @@ import pytest
 from stubs.dump_batches import Columns, ragged
 
 from rl_dump import DumpError, open_dump, write_dump
-from rl_dump.encoding import DELTA, DICTIONARY, PLAIN, SPLIT, Encoding, choose_encodings
-from rl_dump.fields import ColumnInput
-from rl_dump.inference import column_of
-from rl_dump.parquet import checksum, decode, encode, smallest_stored
+from rl_dump.columns.column_types import column_of
+from rl_dump.columns.fields import ColumnInput
+from rl_dump.parquet.arrow_columns import checksum, decode, encode, smallest_stored
+from rl_dump.parquet.encoding import DELTA, DICTIONARY, PLAIN, SPLIT, Encoding, choose_encodings
 
 
 def chosen(values: ColumnInput) -> Encoding:

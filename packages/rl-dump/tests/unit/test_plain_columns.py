@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from stubs.dump_batches import Columns, ragged
 
-import rl_dump.parquet_reader
+import rl_dump.parquet.reader
 from rl_dump import DumpError, open_dump, write_dump
-from rl_dump.parquet import checksum
-from rl_dump.plain_columns import read_plain
+from rl_dump.parquet.arrow_columns import checksum
+from rl_dump.parquet.plain_columns import read_plain
 
 
 def noise(num_samples: int = 300, *, longest: int = 3000, seed: int = 0) -> Columns:
@@ -58,7 +58,7 @@ def plain(
 def arrow_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, str], Any]:
     def read(path: Path, name: str) -> Any:
         with monkeypatch.context() as patch, open_dump(path) as dump:
-            patch.setattr(rl_dump.parquet_reader, "read_plain", lambda *_: None)
+            patch.setattr(rl_dump.parquet.reader, "read_plain", lambda *_: None)
             return dump.column(name)
 
     return read

@@ -41,16 +41,6 @@ def test_trailing_dimensions_are_kept() -> None:
     assert ragged.take([2])[0].tolist() == [[1, 1, 1]]
 
 
-def test_concat_appends_and_promotes() -> None:
-    first, second = (
-        RaggedArray.from_list([[1]], np.int32),
-        RaggedArray.from_list([[2.5], []], np.float64),
-    )
-    both = RaggedArray.concat([first, second])
-    assert both.dtype == np.float64
-    assert [item.tolist() for item in both] == [[1.0], [2.5], []]
-
-
 def test_lengths_and_len() -> None:
     ragged = RaggedArray.from_list([[1, 2], []], np.int64)
     assert ragged.lengths.tolist() == [2, 0]
@@ -94,15 +84,3 @@ def test_offsets_that_do_not_fit_are_refused(values: Any, offsets: Any, message:
 def test_lists_that_do_not_fit_are_refused(items: Any, dtype: Any, message: str) -> None:
     with pytest.raises(RaggedError, match=message):
         RaggedArray.from_list(items, dtype)
-
-
-def test_concat_of_nothing_or_of_other_shapes_is_refused() -> None:
-    with pytest.raises(RaggedError, match="at least one"):
-        RaggedArray.concat([])
-    with pytest.raises(RaggedError, match="trailing"):
-        RaggedArray.concat(
-            [
-                RaggedArray.from_list([np.zeros((1, 2))], np.float64),
-                RaggedArray.from_list([[1.0]], np.float64),
-            ]
-        )

@@ -10,7 +10,7 @@ import pytest
 from stubs.dump_batches import Columns, Pair, ragged, write_pair
 
 from rl_dump import Dump, DumpError, FieldSummary, doctor, open_dump, summary, trend, write_dump
-from rl_dump.derived import kept_set_sizes, log_prob_gap
+from rl_dump.tools.token_statistics import kept_set_sizes, log_prob_gap
 
 
 @pytest.fixture

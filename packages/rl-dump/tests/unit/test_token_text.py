@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rl_dump import DumpError
-from rl_dump.token_text import token_bytes
+from rl_dump.tools.token_text import token_bytes
 
 
 def tokens(folder: Path, **document: Any) -> Any:
@@ -59,7 +59,7 @@ def test_word_piece_and_word_level(tmp_path: Path) -> None:
 
 
 def test_every_byte_has_one_character(tmp_path: Path) -> None:
-    from rl_dump.token_text import _byte_characters
+    from rl_dump.tools.token_text import _byte_characters
 
     assert sorted(_byte_characters().values()) == list(range(256))
 

@@ -10,7 +10,7 @@ import pytest
 
 from rl_dump import DumpError
 from rl_dump.archive.tree import check_tree
-from rl_dump.documents import MAX_DEPTH
+from rl_dump.columns.tagged_json import MAX_DEPTH
 
 
 def test_plain_data_passes() -> None:

@@ -12,7 +12,7 @@ from stubs.dump_batches import Columns, Pair, batch, equal, items_of, numbers_of
 
 import rl_dump
 from rl_dump import DumpError, RaggedArray, open_dump, write_dump
-from rl_dump.writer import ROW_GROUP_BYTES, row_bytes, row_group_bounds
+from rl_dump.parquet.writer import ROW_GROUP_BYTES, row_bytes, row_group_bounds
 
 
 def write(path: Path, columns: Columns, **header: Any) -> Path:

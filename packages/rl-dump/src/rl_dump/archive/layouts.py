@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from rl_dump.columns.tagged_json import Tensor
 from rl_dump.contract import RESPONSE_FIELDS, ROLLOUT_DUMP, TRAIN_DUMP, DumpHeader
-from rl_dump.documents import Tensor
 from rl_dump.errors import DumpError
 from rl_dump.header import header_of
 from rl_dump.header_content import content_problem

@@ -29,14 +29,13 @@ from rl_dump.archive.tensors import (
 )
 from rl_dump.archive.tree import check_tree
 from rl_dump.archive.zip_index import ZipIndex
-from rl_dump.checks import structure_problems
-from rl_dump.documents import Tensor
+from rl_dump.checks import Problem, structure_problems
+from rl_dump.columns.column_types import column_of, contract_column, ragged_column, scalar_column
+from rl_dump.columns.fields import Column, Field
+from rl_dump.columns.ragged import RaggedArray
+from rl_dump.columns.tagged_json import Tensor
 from rl_dump.errors import DumpError
-from rl_dump.fields import Column, Field
 from rl_dump.header import field_of
-from rl_dump.inference import column_of, contract_column, ragged_column, scalar_column
-from rl_dump.problems import Problem
-from rl_dump.ragged import RaggedArray
 
 if TYPE_CHECKING:
     from pathlib import Path

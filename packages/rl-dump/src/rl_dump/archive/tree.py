@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rl_dump.archive.tensors import NumpyArray, TensorRef
-from rl_dump.documents import MAX_DEPTH
+from rl_dump.columns.tagged_json import MAX_DEPTH
 from rl_dump.errors import DumpError
 
 __all__ = ["MAX_NODES", "check_tree"]

@@ -1,4 +1,4 @@
-"""Decide which commands there are.
+"""The commands.
 
 Each command opens, calls one function of the package, and prints.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -15,20 +16,20 @@ import typer
 from rl_dump.cli.output import (
     counted,
     error_line,
-    print_json,
     print_line,
+    print_result,
     print_table,
     print_warnings,
 )
-from rl_dump.compare import compare
-from rl_dump.convert import convert
-from rl_dump.doctor import Thresholds, doctor
 from rl_dump.errors import DumpError
-from rl_dump.html import write_html
-from rl_dump.join import join
 from rl_dump.reader import Dump, open_dump
-from rl_dump.replay import export_micro_batch
-from rl_dump.summary import BatchSummary, summary, trend
+from rl_dump.tools.compare import Difference, compare
+from rl_dump.tools.convert import convert
+from rl_dump.tools.doctor import Thresholds, doctor
+from rl_dump.tools.html import write_html
+from rl_dump.tools.join import Join, join
+from rl_dump.tools.replay import export_micro_batch
+from rl_dump.tools.summary import BatchSummary, summary, trend
 
 __all__ = ["app", "main"]
 
@@ -57,18 +58,19 @@ def show(
 ) -> None:
     """Show what a dump holds, or one sample of it."""
     with error_line(), open_dump(path) as dump:
-        if sample is None:
-            _show_overview(dump, as_json=as_json)
+        values = None if sample is None else dump.sample(sample)
+        if values is None:
+            shown = {key: value for key, value in dump.header.items() if key not in _INTERNAL}
+            print_result(
+                {"path": str(path), **shown}, as_json=as_json, show=lambda: _show_overview(dump)
+            )
         else:
-            values = dump.sample(sample)
-            if as_json:
-                print_json(values)
-            else:
-                print_table(
-                    f"{path}, row {sample}",
-                    ["field", "value"],
-                    [(name, _short(value)) for name, value in values.items()],
-                )
+            rows = [(name, _short(value)) for name, value in values.items()]
+            print_result(
+                values,
+                as_json=as_json,
+                show=lambda: print_table(f"{path}, row {sample}", ["field", "value"], rows),
+            )
 
 
 @app.command(name="join")
@@ -79,29 +81,11 @@ def join_command(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Match the samples of a rollout dump and a train dump; exit 1 if one is missing on either side."""
+    """Match the samples of a rollout dump and a train dump; exit 1 if either side lacks one."""
     with error_line(), open_dump(rollout) as rollout_dump, open_dump(train) as train_dump:
         result = join(rollout_dump, train_dump)
-    if as_json:
-        print_json(result)
-    else:
-        print_line(f"{counted(len(result.pairs), 'sample')} in both")
-        for side, missing in (
-            ("train", result.missing_in_train),
-            ("rollout", result.missing_in_rollout),
-        ):
-            if missing:
-                rows = [
-                    (entry.row, entry.rollout_position, entry.sample_index, entry.reason)
-                    for entry in missing
-                ]
-                print_table(
-                    f"{len(missing)} missing in the {side} dump",
-                    ["row", "position", "index", "reason"],
-                    rows,
-                )
-    if result.missing_in_rollout or result.missing_in_train:
-        raise typer.Exit(1)
+    missing = bool(result.missing_in_rollout or result.missing_in_train)
+    print_result(result, as_json=as_json, show=lambda: _show_join(result), found=missing)
 
 
 @app.command()
@@ -109,18 +93,13 @@ def stats(path: DumpPath, as_json: AsJson = False) -> None:
     """Count, range and mean of every field; per-token fields over trained tokens."""
     with error_line(), open_dump(path) as dump:
         found = summary(dump)
-    if as_json:
-        print_json(found)
-        return
     rows = [
         (e.name, e.count, e.minimum, e.mean, e.maximum, e.num_non_finite or "", e.num_missing or "")
         for e in found.fields
     ]
-    print_table(
-        f"{path}, batch {found.batch_id}",
-        ["field", "values", "lowest", "mean", "highest", "not finite", "samples without"],
-        rows,
-    )
+    columns = ["field", "values", "lowest", "mean", "highest", "not finite", "samples without"]
+    title = f"{path}, batch {found.batch_id}"
+    print_result(found, as_json=as_json, show=lambda: print_table(title, columns, rows))
 
 
 @app.command(name="trend")
@@ -146,9 +125,6 @@ def trend_command(
                 f"no dump has the field of numbers {unknown[0]!r}; they have"
                 f" {', '.join(known) or 'none'}"
             )
-    if as_json:
-        print_json(batches)
-        return
     names = field or [name for name in _TREND if any(batch.field(name) for batch in batches)]
     rows = [
         (
@@ -159,7 +135,10 @@ def trend_command(
         )
         for batch in batches
     ]
-    print_table("means per batch", ["batch", "samples", "dropped", *names], rows)
+    columns = ["batch", "samples", "dropped", *names]
+    print_result(
+        batches, as_json=as_json, show=lambda: print_table("means per batch", columns, rows)
+    )
 
 
 @app.command()
@@ -173,37 +152,28 @@ def diff(
     """Find the first sample, token and field in which two dumps differ; exit 1 if they do."""
     with error_line(), open_dump(first) as one, open_dump(second) as other:
         found = compare(one, other, atol=atol, rtol=rtol)
-    if as_json:
-        print_json({"equal": found is None, "difference": found})
-    elif found is None:
-        print_line("no difference")
-    else:
-        print_line(found.message)
-        print_table(
-            "largest difference per field", ["field", "largest"], sorted(found.largest.items())
-        )
-    if found is not None:
-        raise typer.Exit(1)
+    print_result(
+        {"equal": found is None, "difference": found},
+        as_json=as_json,
+        show=lambda: _show_difference(found),
+        found=found is not None,
+    )
 
 
 @app.command()
 def verify(path: DumpPath, as_json: AsJson = False) -> None:
-    """Read the whole file, compare every checksum and every length; exit 1 if something is wrong."""
+    """Read the whole file, compare every checksum and length; exit 1 if something is wrong."""
     with error_line(), open_dump(path) as dump:
-        problems = dump.verify()
-    if as_json:
-        print_json({"problems": problems})
-    elif problems:
-        rows = [(problem.code, problem.field, problem.row, problem.message) for problem in problems]
-        print_table(
-            f"{path}: {counted(len(problems), 'problem')}",
-            ["problem", "field", "row", "what"],
-            rows,
-        )
-    else:
-        print_line(f"{path}: nothing wrong")
-    if problems:
-        raise typer.Exit(1)
+        found = dump.verify()
+    rows = [(problem.code, problem.field, problem.row, problem.message) for problem in found]
+    print_result(
+        {"problems": found},
+        as_json=as_json,
+        show=lambda: _show_findings(
+            path, "problem", ["problem", "field", "row", "what"], rows, none="nothing wrong"
+        ),
+        found=bool(found),
+    )
 
 
 @app.command(name="doctor")
@@ -226,18 +196,13 @@ def doctor_command(
     )
     with error_line(), open_dump(path) as dump:
         alarms = doctor(dump, limits)
-    if as_json:
-        print_json({"alarms": alarms})
-    elif alarms:
-        print_table(
-            f"{path}: {counted(len(alarms), 'alarm')}",
-            ["alarm", "row", "what"],
-            [(alarm.code, alarm.row, alarm.message) for alarm in alarms],
-        )
-    else:
-        print_line(f"{path}: no alarm")
-    if alarms:
-        raise typer.Exit(1)
+    rows = [(alarm.code, alarm.row, alarm.message) for alarm in alarms]
+    print_result(
+        {"alarms": alarms},
+        as_json=as_json,
+        show=lambda: _show_findings(path, "alarm", ["alarm", "row", "what"], rows, none="no alarm"),
+        found=bool(alarms),
+    )
 
 
 @app.command(name="convert")
@@ -312,6 +277,8 @@ def main() -> None:
         app()
 
 
+_INTERNAL = {"row_groups", "checksums"}
+"""Keys of a header that only readers of the file need."""
 _TREND = (
     "raw_reward",
     "response_lengths",
@@ -329,20 +296,8 @@ def _mean(batch: BatchSummary, name: str) -> float | None:
     return None if found is None else found.mean
 
 
-def _show_overview(dump: Dump, *, as_json: bool) -> None:
+def _show_overview(dump: Dump) -> None:
     header = dump.header
-    if as_json:
-        print_json(
-            {
-                "path": str(dump.path),
-                **{
-                    key: value
-                    for key, value in header.items()
-                    if key not in {"row_groups", "checksums"}
-                },
-            }
-        )
-        return
     producer = header["producer"]
     print_line(
         f"{dump.path}: {dump.contract} (minor {header['minor']}), batch {dump.batch_id},"
@@ -363,6 +318,40 @@ def _show_overview(dump: Dump, *, as_json: bool) -> None:
     print_table(
         "fields", ["name", "kind", "dtype", "stored", "per response token", "may be missing"], rows
     )
+
+
+def _show_join(result: Join) -> None:
+    print_line(f"{counted(len(result.pairs), 'sample')} in both")
+    for side, missing in (
+        ("train", result.missing_in_train),
+        ("rollout", result.missing_in_rollout),
+    ):
+        if missing:
+            print_table(
+                f"{len(missing)} missing in the {side} dump",
+                ["row", "position", "index", "reason"],
+                [
+                    (entry.row, entry.rollout_position, entry.sample_index, entry.reason)
+                    for entry in missing
+                ],
+            )
+
+
+def _show_difference(found: Difference | None) -> None:
+    if found is None:
+        print_line("no difference")
+        return
+    print_line(found.message)
+    print_table("largest difference per field", ["field", "largest"], sorted(found.largest.items()))
+
+
+def _show_findings(
+    path: Path, noun: str, columns: list[str], rows: Sequence[Sequence[object]], *, none: str
+) -> None:
+    if rows:
+        print_table(f"{path}: {counted(len(rows), noun)}", columns, rows)
+    else:
+        print_line(f"{path}: {none}")
 
 
 def _short(value: object) -> str:

@@ -1,5 +1,4 @@
-"""Decide how results are printed: a rich table for people, JSON for programs, one line for an
-error.
+"""How results are printed: a rich table for people, JSON for programs, one line for an error.
 
 What comes from a file is text: it is never read as markup, and its control characters are shown,
 not sent to the terminal.
@@ -8,41 +7,49 @@ not sent to the terminal.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import logging
-import math
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-import numpy as np
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rl_dump.errors import DumpError
-from rl_dump.ragged import RaggedArray
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+from rl_dump.errors import DumpError, UnsupportedContractError
+from rl_dump.tools.plain_json import plain_json
 
 __all__ = [
     "counted",
     "error_line",
-    "print_json",
     "print_line",
+    "print_result",
     "print_table",
     "print_warnings",
     "visible",
 ]
 
 
-def print_json(value: object) -> None:
-    """Print one JSON document; arrays as lists, non-finite numbers as strings."""
-    text = json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
-    typer.echo(_UNPRINTABLE.sub(lambda found: f"\\u{ord(found.group()):04x}", text))
+def print_result(
+    value: object, *, as_json: bool, show: Callable[[], None], found: bool = False
+) -> None:
+    """Print a command's result, for programs or for people.
+
+    Args:
+        value: the result.
+        as_json: print it as one JSON document: arrays as lists, non-finite numbers as strings.
+        show: prints it for people.
+        found: there is something to report: ends with exit code 1.
+    """
+    if as_json:
+        text = json.dumps(plain_json(value), ensure_ascii=False, allow_nan=False)
+        typer.echo(_UNPRINTABLE.sub(lambda match: f"\\u{ord(match.group()):04x}", text))
+    else:
+        show()
+    if found:
+        raise typer.Exit(1)
 
 
 def print_line(text: str) -> None:
@@ -88,7 +95,10 @@ def counted(number: int, noun: str) -> str:
 
 
 def visible(text: str) -> str:
-    r"""Show control characters and lone surrogates as Python writes them: an escape sequence is `a\x1b[31m`, a line end `a\nb`."""
+    r"""Show control characters and lone surrogates as Python writes them.
+
+    An escape sequence is `a\x1b[31m`, a line end `a\nb`.
+    """
     return _UNPRINTABLE.sub(
         lambda found: found.group().encode("unicode_escape").decode("ascii"), text
     )
@@ -98,26 +108,7 @@ def cell(value: object) -> str:
     """Show one value: floats with five digits, None as a dash."""
     if value is None:
         return "-"
-    if isinstance(value, float):
-        return f"{value:.5g}"
-    return str(value)
-
-
-def plain(value: object) -> Any:
-    """Turn a result into what JSON can hold."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, (type, RaggedArray)):
-        return {
-            field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
-        }
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, RaggedArray)):
-        return [plain(item) for item in value]
-    if isinstance(value, (np.ndarray, np.generic)):
-        return plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -142,16 +133,15 @@ def print_warnings(logger: logging.Logger) -> Iterator[None]:
 
 @contextlib.contextmanager
 def error_line() -> Iterator[None]:
-    """End with exit code 2 and one line on standard error when the block raises a `DumpError`, or needs more memory than there is."""
+    """End with exit code 2 and one line on standard error where the block fails.
+
+    That is: a dump or an argument that cannot be used, or more memory than there is.
+    """
     try:
         yield
-    except DumpError as error:
-        typer.echo(f"rl-dump: {visible(' '.join(str(error).split()))}", err=True)
-        raise typer.Exit(2) from None
-    except MemoryError as error:
-        typer.echo(
-            "rl-dump: not enough memory:"
-            f" {visible(' '.join(str(error).split())) or 'the dump is too large for this machine'}",
-            err=True,
-        )
+    except (DumpError, UnsupportedContractError, MemoryError) as error:
+        said = visible(" ".join(str(error).split()))
+        if isinstance(error, MemoryError):
+            said = f"not enough memory: {said or 'the dump is too large for this machine'}"
+        typer.echo(f"rl-dump: {said}", err=True)
         raise typer.Exit(2) from None

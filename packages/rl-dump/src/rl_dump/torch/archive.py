@@ -10,10 +10,13 @@ back is the same dump.
 
 from __future__ import annotations
 
+import io
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from types import TracebackType
+from typing import IO, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -21,20 +24,14 @@ import torch
 from typing_extensions import Self, Unpack
 
 from rl_dump.atomic import atomic_path
+from rl_dump.columns.column_types import build_columns
+from rl_dump.columns.fields import Column, ColumnInput, Field
+from rl_dump.columns.ragged import RaggedArray
+from rl_dump.columns.tagged_json import Tensor
 from rl_dump.contract import RESPONSE_FIELDS, DumpHeader
-from rl_dump.documents import Tensor
 from rl_dump.errors import DumpError
 from rl_dump.header import HeaderKeywords, make_header
-from rl_dump.inference import build_columns
-from rl_dump.parquet import arrow_schema, decode
-from rl_dump.ragged import RaggedArray
-
-if TYPE_CHECKING:
-    import io
-    import os
-    from types import TracebackType
-
-    from rl_dump.fields import Column, ColumnInput, Field
+from rl_dump.parquet.arrow_columns import arrow_schema, decode
 
 __all__ = ["ArchiveWriter", "save_archive", "write_torch_archive"]
 

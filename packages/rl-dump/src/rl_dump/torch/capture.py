@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from types import TracebackType
 
+import torch
 from typing_extensions import Self
 
 from rl_dump.errors import DumpError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from types import TracebackType
-
-    import torch
 
 __all__ = ["LogProbCapture"]
 

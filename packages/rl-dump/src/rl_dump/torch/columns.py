@@ -5,20 +5,17 @@ Every function copies: training may change its tensors as soon as a column is ma
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from rl_dump.columns.fields import ColumnInput
+from rl_dump.columns.ragged import RaggedArray
 from rl_dump.errors import DumpError
-from rl_dump.ragged import RaggedArray
-from rl_dump.writer import row_group_bounds
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from rl_dump.fields import ColumnInput
+from rl_dump.parquet.writer import row_group_bounds
 
 __all__ = [
     "CHUNK_BYTES",

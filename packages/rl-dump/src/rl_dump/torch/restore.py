@@ -13,20 +13,17 @@ Invariants, each matched by a test in `tests/distributed/test_train_dump.py`:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from rl_dump.columns.fields import ColumnInput
 from rl_dump.contract import RESPONSE_FIELDS
 from rl_dump.errors import DumpError
+from rl_dump.parquet.writer import row_group_bounds
 from rl_dump.torch.columns import CHUNK_BYTES, CpuColumns, copy_into, new_cpu_tensor, to_ragged
-from rl_dump.writer import row_group_bounds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from rl_dump.fields import ColumnInput
 
 __all__ = ["GatherTensor", "restore_context_parallel_fields_to_cpu"]
 

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from rl_dump.background import BackgroundWriter
+from rl_dump.columns.column_types import build_columns
 from rl_dump.contract import FIELD_RULES, RESPONSE_FIELDS, TRAIN_DUMP, DroppedSample
 from rl_dump.errors import DumpError
-from rl_dump.inference import build_columns
 from rl_dump.templates import resolve_template
 from rl_dump.torch.columns import CHUNK_BYTES, CpuColumns, is_sample_list, to_cpu_columns
 from rl_dump.torch.restore import GatherTensor, restore_context_parallel_fields_to_cpu
 from rl_dump.torch.shards import Shard, write_shards
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from rl_dump.background import BackgroundWriter
-    from rl_dump.torch.topology import DumpTopology
+from rl_dump.torch.topology import DumpTopology
 
 __all__ = ["SHARD_KEYS", "save_debug_train_data"]
 

@@ -15,28 +15,24 @@ Invariants, each matched by a test in `tests/distributed/test_train_dump.py`:
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from rl_dump import documents
+from rl_dump.columns import tagged_json
+from rl_dump.columns.fields import Column, Field
 from rl_dump.errors import DumpError, WriteError
 from rl_dump.header import field_of
-from rl_dump.parquet import arrow_schema, encode, smallest_stored
+from rl_dump.parquet.arrow_columns import arrow_schema, encode, smallest_stored
+from rl_dump.parquet.writer import DumpWriter, integer_range, row_bytes, row_group_bounds
 from rl_dump.torch.archive import ArchiveWriter
+from rl_dump.torch.topology import DumpTopology
 from rl_dump.torch.wire import receive_bytes, send_bytes
-from rl_dump.writer import DumpWriter, integer_range, row_bytes, row_group_bounds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from rl_dump.fields import Column, Field
-    from rl_dump.torch.topology import DumpTopology
 
 __all__ = ["Shard", "write_shards"]
 
@@ -107,7 +103,7 @@ def _write(
                 "stored": {field.name: field.to_document() for field in layout.fields},
                 "rows": [layout.rows_of(peer, group) for group in range(len(layout.bounds))],
             }
-            send_bytes(documents.dumps(plan).encode(), peer, topology)
+            send_bytes(tagged_json.dumps(plan).encode(), peer, topology)
         # A torch archive is one pickle, so its writer holds the batch; Parquet's holds a row group.
         kind = ArchiveWriter if path.suffix == ".pt" else DumpWriter
         with kind(
@@ -147,12 +143,12 @@ def _collect(
 
 
 def _send(shard: Shard | DumpError, topology: DumpTopology) -> None:
-    send_bytes(documents.dumps(_summary(shard)).encode(), 0, topology)
+    send_bytes(tagged_json.dumps(_summary(shard)).encode(), 0, topology)
     message = bytes(receive_bytes(0, topology))
     if isinstance(shard, DumpError):
         raise shard
     if message.startswith(b"{"):
-        plan = documents.loads(message, what="plan of the writer")
+        plan = tagged_json.loads(message, what="plan of the writer")
         fields = [
             field_of(name, document, where="plan of the writer")
             for name, document in plan["stored"].items()
@@ -195,7 +191,7 @@ def _summary(shard: Shard | DumpError) -> dict[str, Any]:
 
 
 def _received_summary(peer: int, topology: DumpTopology) -> dict[str, Any]:
-    found: dict[str, Any] = documents.loads(
+    found: dict[str, Any] = tagged_json.loads(
         bytes(receive_bytes(peer, topology)), what=f"summary of data-parallel rank {peer}"
     )
     return found

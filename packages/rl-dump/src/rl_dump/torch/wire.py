@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from rl_dump.errors import WriteError
-
-if TYPE_CHECKING:
-    from rl_dump.torch.topology import DumpTopology
+from rl_dump.torch.topology import DumpTopology
 
 __all__ = ["receive_bytes", "send_bytes"]
 

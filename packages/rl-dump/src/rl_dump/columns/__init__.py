@@ -1,0 +1,1 @@
+"""What a dump holds per field: variable-length arrays, column types, exact JSON for the rest."""

@@ -1,0 +1,86 @@
+"""Decide whether the columns of one dump fit together: the same samples, and lengths that agree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl_dump.columns.fields import Column
+from rl_dump.columns.ragged import RaggedArray
+from rl_dump.contract import FIELD_RULES
+
+__all__ = ["alignment_problems", "count_problems"]
+
+
+def count_problems(columns: Mapping[str, Column]) -> list[str]:
+    """List, in one sentence, the fields that hold different numbers of samples."""
+    counts = {name: len(column) for name, column in columns.items()}
+    if len(set(counts.values())) <= 1:
+        return []
+    groups: dict[int, list[str]] = {}
+    for name, count in counts.items():
+        groups.setdefault(count, []).append(name)
+    return [
+        "fields hold different numbers of samples: "
+        + "; ".join(f"{count} in {', '.join(names)}" for count, names in groups.items())
+    ]
+
+
+def alignment_problems(columns: Mapping[str, Column]) -> list[str]:
+    """List every field whose lengths contradict `total_lengths`, `response_lengths` or its own kept-set offsets, one sentence each."""
+    problems: list[str] = []
+    expected = {}
+    for name in ("total_lengths", "response_lengths"):
+        if name in columns:
+            values = columns[name].values
+            if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
+                expected[name] = values
+            else:
+                problems.append(f"{name}: must hold one whole number per sample")
+    for name, column in columns.items():
+        rule = FIELD_RULES.get(name)
+        shape = "[R]" if column.field.response_aligned else (rule.shape if rule else "[]")
+        if not isinstance(column.values, RaggedArray):
+            if shape != "[]" and column.field.kind != "object":
+                problems.append(f"{name}: must hold {shape} values per sample, got one per sample")
+            continue
+        lengths_name, extra = {
+            "[L]": ("total_lengths", 0),
+            "[R]": ("response_lengths", 0),
+            "[R+1]": ("response_lengths", 1),
+        }.get(shape, ("", 0))
+        if lengths_name in expected:
+            problems += _misaligned(
+                column, expected[lengths_name] + extra, f"{lengths_name}{' + 1' if extra else ''}"
+            )
+    return problems + _kept_set_problems(columns)
+
+
+def _misaligned(column: Column, lengths: NDArray[np.int64], name: str) -> list[str]:
+    assert isinstance(column.values, RaggedArray)
+    wrong = column.values.lengths != lengths
+    if column.valid is not None:
+        wrong &= column.valid
+    at = np.flatnonzero(wrong)
+    if not at.size:
+        return []
+    row = int(at[0])
+    return [
+        f"{column.field.name}: sample {row} has {int(column.values.lengths[row])} values, {name}"
+        f" says {int(lengths[row])} ({at.size} samples differ)"
+    ]
+
+
+def _kept_set_problems(columns: Mapping[str, Column]) -> list[str]:
+    offsets, ids = columns.get("nucleus_offsets"), columns.get("nucleus_ids")
+    if (
+        offsets is None
+        or ids is None
+        or not isinstance(offsets.values, RaggedArray)
+        or not isinstance(ids.values, RaggedArray)
+    ):
+        return []
+    ends = np.array([item[-1] if len(item) else 0 for item in offsets.values], np.int64)
+    return _misaligned(ids, ends, "the last of nucleus_offsets")
