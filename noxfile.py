@@ -64,10 +64,12 @@ UNTRIED_EXTRAS = {"sglang": "it is pinned to one release, which torch_cpu runs"}
 NEEDS_MORE_THAN_A_CPU = {"gpu", "cuda", "trl", "server"}
 TEST_TOOLS = ["pytest>=8.4", "hypothesis>=6.130", "jsonschema>=4.25"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+PYTEST = nox.project.load_toml(ROOT / "pyproject.toml")["tool"]["pytest"]["ini_options"]
 STRICT = [
     *("-W", "error", "-ra", "--import-mode=importlib", "--strict-markers"),
     *("-p", "no:cacheprovider", "--hypothesis-profile=small"),
-    *("-m", "not fuzz and not gpu and not e2e and not soak"),
+    *("-o", "markers=" + "\n".join(PYTEST["markers"])),
+    *PYTEST["addopts"][-2:],  # the tiers that are off by default
 ]
 NOTHING_COLLECTED = 5
 """The exit status of pytest when no test matches its options."""
