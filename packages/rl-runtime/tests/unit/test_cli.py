@@ -1,4 +1,4 @@
-"""The command line: exit codes and one line each for what is wrong; nothing is started, nothing is written."""
+"""The command line: exit codes, and one line each for what is wrong; nothing is started."""
 
 from pathlib import Path
 from typing import Never
@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rl_runtime.cli import app as cli
+from rl_runtime.cli import train as train_page
 from rl_runtime.config import Recipe
 
 RECIPE = str(Path(__file__).parents[4] / "recipes" / "quickstart.toml")
@@ -49,7 +50,7 @@ def ended(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
         recipe.run.dir.mkdir(parents=True)
         raise error
 
-    monkeypatch.setattr(cli, "_run", run)
+    monkeypatch.setattr(train_page, "_run", run)
 
 
 def test_a_failed_run_ends_with_exit_code_1_and_its_reason(

@@ -30,7 +30,7 @@ __all__ = ["ActorGroup"]
 _STOP_SECONDS = 15.0
 """For all servers to be killed; an engine actor itself gives up after 10."""
 _MARGIN_SECONDS = 30.0
-"""An engine that does not start is told by its actor, with the end of its log: wait that long for it."""
+"""How much longer to wait than an engine's actor, which tells why it did not start."""
 _ENGINE_CALLS = 4
 """Calls that one engine actor answers side by side: it must say how its server is while that starts
 or loads weights."""

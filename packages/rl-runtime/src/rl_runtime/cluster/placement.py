@@ -27,7 +27,7 @@ _SMALLEST = {"CPU": 0.01}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """The reserved room of a run: the rollout actor's bundle, then the engines', then the trainers'.
+    """The reserved room of a run: one bundle for each of its actors.
 
     Example:
         One engine and two trainers have bundles 1, 2 and 3.

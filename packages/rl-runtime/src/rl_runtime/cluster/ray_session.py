@@ -28,10 +28,12 @@ __all__ = ["ray_session"]
 _log = logging.getLogger(__name__)
 
 _WORKER_NICENESS = "0"
-"""Ray runs its workers, and so our engines and trainers, at niceness 15 unless told otherwise: anything else on the machine would starve them."""
+"""Ray runs its workers, and so our engines and trainers, at niceness 15 unless told otherwise:
+anything else on the machine would starve them."""
 
 _START_ATTEMPTS = 3
-"""Ray gives its daemons 30 seconds to start, a limit that cannot be set; on a machine that is busy with other work they need longer at times."""
+"""Ray gives its daemons 30 seconds to start, a limit that cannot be set; on a machine that is busy
+with other work they need longer at times."""
 
 _DAEMONS = ("gcs_server", "raylet")
 """Names of the processes without which a node of Ray does not work."""
@@ -39,11 +41,11 @@ _DAEMONS = ("gcs_server", "raylet")
 
 @contextlib.contextmanager
 def ray_session(recipe: Recipe) -> Iterator[list[psutil.Process]]:
-    """Start or join Ray for the time of a `with` block; gives Ray's own processes where it was
-    started here.
+    """Start or join Ray for the time of a `with` block.
 
-    A cluster that is started here counts as many cores as the actors ask for, however few the
-    machine has: the counts are shares for placement, not a promise of speed.
+    Gives Ray's own processes where it was started here. A cluster that is started here counts as
+    many cores as the actors ask for, however few the machine has: the counts are shares for
+    placement, not a promise of speed.
 
     Raises:
         RuntimeSetupError: the cluster at `cluster.address` does not answer, or Ray does not start.
@@ -123,7 +125,10 @@ def _start(recipe: Recipe, environment: dict[str, str]) -> None:
 
 
 def _keep_off_the_terminal() -> None:
-    """Send what Ray says to the run's log: it warns through a handler of its own, and prints the last words of a dead daemon."""
+    """Send what Ray says to the run's log.
+
+    It warns through a handler of its own, and prints the last words of a dead daemon.
+    """
     logging.getLogger("ray").setLevel(logging.ERROR)
 
     def log_lines(data: Mapping[str, Any], *_: object, **__: object) -> None:

@@ -28,7 +28,7 @@ __all__ = ["TrainerActor"]
 
 
 class TrainerActor(Actor):
-    """One rank of the trainer's mesh. After `rendezvous` and `start` it does what `Trainer` does."""
+    """One rank of the trainer's mesh: a `Trainer`, once `start` was called."""
 
     _trainer: Trainer
 

@@ -87,7 +87,10 @@ class Waiter:
             raise ActorError(f"{what}: {type(error).__name__}: {why_it_died(error)}") from None
 
     def _wait_for_the_name_of_the_dead(self) -> None:
-        """Let the watch say which actor it was: its news come by another way than the failed task's, at about the same time."""
+        """Let the watch say which actor it was.
+
+        Its news come by another way than the failed task's, at about the same time.
+        """
         for _ in range(_LOOKS):
             self.watch()
             time.sleep(_POLL_SECONDS)

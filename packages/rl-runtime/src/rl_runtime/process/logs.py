@@ -1,4 +1,4 @@
-"""Send everything that an actor's process prints to a file of the run."""
+"""Send what an actor's process prints to a file of the run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,9 @@ _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def log_to_file(path: Path) -> None:
-    """Append standard output, standard error and log records of this process to a file, also those of native libraries."""
+    """Append everything that this process prints or logs to a file, native libraries included."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
+    _redirect(path, 1, 2)
     logging.basicConfig(level=logging.INFO, format=_FORMAT, stream=sys.stderr, force=True)
 
 
@@ -34,15 +29,21 @@ def log_driver_to_file(path: Path) -> None:
 
 @contextlib.contextmanager
 def errors_to_file(path: Path) -> Iterator[None]:
-    """Append this process's standard error to a file for the time of a `with` block, also what native libraries write."""
-    sys.stderr.flush()
+    """Append standard error to a file for the time of a `with` block, native libraries included."""
     terminal = os.dup(2)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
+    _redirect(path, 2)
     try:
         yield
     finally:
         sys.stderr.flush()
         os.dup2(terminal, 2)
         os.close(terminal)
+
+
+def _redirect(path: Path, *descriptors: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # As a descriptor, not a stream of Python's: native code writes to the number.
+    with path.open("ab") as file:
+        for descriptor in descriptors:
+            os.dup2(file.fileno(), descriptor)

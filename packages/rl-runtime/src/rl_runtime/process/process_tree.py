@@ -25,14 +25,14 @@ __all__ = ["die_with_parent", "no_process_left"]
 _log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
-"""From linux/prctl.h: the signal that the kernel sends when the thread that started this process ends."""
+"""From linux/prctl.h: the signal that comes when the thread that started this process ends."""
 _PR_SET_CHILD_SUBREAPER = 36
-"""From linux/prctl.h: orphans among the descendants become children of this process instead of init's."""
+"""From linux/prctl.h: orphans among the descendants become children of this process, not init's."""
 
 _GRACE_SECONDS = 1.0
 """For processes that are ending already."""
 _KILL_SECONDS = 5.0
-"""For processes that were killed: one that takes longer hangs in the kernel, where no signal reaches it."""
+"""For processes that were killed: one that takes longer hangs in the kernel."""
 
 
 def die_with_parent(signal_number: int, parent: int) -> None:
@@ -54,7 +54,7 @@ def die_with_parent(signal_number: int, parent: int) -> None:
 
 @contextlib.contextmanager
 def no_process_left() -> Iterator[None]:
-    """End every descendant of this process that was started in a `with` block and is still there at its end."""
+    """End every descendant that was started in a `with` block and is still there at its end."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1, "PR_SET_CHILD_SUBREAPER")
     before = set(psutil.Process().children(recursive=True))
     try:

@@ -18,11 +18,10 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
+from rl_runtime.process.interrupts import SIGNALS, handle
 from rl_runtime.process.process_tree import die_with_parent, no_process_left
 
 __all__ = ["end_at_once", "go_on_supervised"]
-
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def go_on_supervised(*, failed: int) -> bool:
@@ -40,12 +39,12 @@ def go_on_supervised(*, failed: int) -> bool:
     sys.stderr.flush()
     parent = os.getpid()
     # No signal may come between the fork and the handler that sends it on.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     with no_process_left():
         child = os.fork()
         if child == 0:
             die_with_parent(signal.SIGTERM, parent)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             return True
         code = _exit_code_of(child, failed)
     return end_at_once(code)
@@ -56,10 +55,8 @@ def _exit_code_of(child: int, failed: int) -> int:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, number)
 
-    for number in _FORWARDED:
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, send_on)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+    handle(send_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     ended = status = 0
     while ended != child:
         # Orphans that were adopted are reaped on the way.

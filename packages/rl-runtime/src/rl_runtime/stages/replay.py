@@ -64,7 +64,7 @@ class Replayed:
     num_tokens: int
     """Response tokens compared."""
     largest: float
-    """Largest |replayed - dumped| log-prob, nats; infinite where one of them is no number; 0 without tokens."""
+    """Largest |replayed - dumped| log-prob, nats; infinite where one is no number; 0 without tokens."""
     rollout_position: int | None
     """Sample of the largest difference; None without tokens."""
     token: int | None

@@ -30,7 +30,7 @@ __all__ = ["Run", "open_run"]
 
 _INITIAL_FOLDER = "initial"
 _AFTER_ROLLOUTS_SECONDS = 60.0
-"""For what comes after a batch's last rollout: the answers that are late, rewards, dump and plan."""
+"""For what comes after a batch's last rollout: late answers, rewards, dump and plan."""
 
 
 @dataclass(slots=True, kw_only=True)
