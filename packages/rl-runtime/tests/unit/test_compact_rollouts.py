@@ -8,9 +8,10 @@ import pytest
 
 from rl_runtime.config.rollout import RolloutSection
 from rl_runtime.examples.compact_rollouts import cut_into_segments, generate
-from rl_runtime.records.rollout_types import Prompt, Sample
-from rl_runtime.engine.client import Generation, Sampling
-from rl_runtime.rollout.generate import GenerateContext, play_rollout, sampling_of
+from rl_runtime.records import Prompt, Sample
+from rl_runtime.engine.generation import Generation, Sampling
+from rl_runtime.rollout.generate import play_rollout, sampling_of
+from rl_runtime.rollout.hooks import GenerateContext
 from rl_topp import NucleusSet
 
 
@@ -64,7 +65,7 @@ class FixedEngine:
         return Generation(
             tokens=np.array([5, 6, 1]),
             full_log_probs=np.zeros(3, np.float32),
-            kept_log_probs=np.zeros(3, np.float32),
+            nucleus_log_probs=np.zeros(3, np.float32),
             nucleus=NucleusSet.from_lists([[5], [6], [1]], vocab_size=64),
             finish_reason="stop",
             weight_version=2,

@@ -39,16 +39,16 @@ def _install(
 @pytest.fixture
 def complete(tmp_path: Path) -> Path:
     folder = tmp_path / "complete"
-    _install(folder, "rl-dump", "1.0", writes=["train-dump.v2"], reads=["rollout-batch.v1"])
-    _install(folder, "rl-runtime", "1.1", writes=["rollout-batch.v1"], reads=["train-dump.v2"])
+    _install(folder, "rl-dump", "1.0", writes=["train-dump.v2"], reads=["schedule-plan.v1"])
+    _install(folder, "rl-runtime", "1.1", writes=["schedule-plan.v1"], reads=["train-dump.v2"])
     return folder
 
 
 @pytest.fixture
 def newer(tmp_path: Path) -> Path:
     folder = tmp_path / "newer"
-    _install(folder, "rl-dump", "2.0", writes=["train-dump.v3"], reads=["rollout-batch.v1"])
-    _install(folder, "rl-runtime", "1.1", writes=["rollout-batch.v1"], reads=["train-dump.v2"])
+    _install(folder, "rl-dump", "2.0", writes=["train-dump.v3"], reads=["schedule-plan.v1"])
+    _install(folder, "rl-runtime", "1.1", writes=["schedule-plan.v1"], reads=["train-dump.v2"])
     return folder
 
 
@@ -57,8 +57,8 @@ def test_the_table_names_writers_readers_and_versions_without_importing_them(
 ) -> None:
     assert installed_contracts([str(complete)]) == {
         "versions": {"rl-dump": "1.0", "rl-runtime": "1.1"},
-        "writes": {"train-dump.v2": ["rl-dump"], "rollout-batch.v1": ["rl-runtime"]},
-        "reads": {"rollout-batch.v1": ["rl-dump"], "train-dump.v2": ["rl-runtime"]},
+        "writes": {"train-dump.v2": ["rl-dump"], "schedule-plan.v1": ["rl-runtime"]},
+        "reads": {"schedule-plan.v1": ["rl-dump"], "train-dump.v2": ["rl-runtime"]},
     }
 
 
@@ -109,8 +109,8 @@ def test_equal_contracts_of_other_versions_are_no_mixed_cluster(
     complete: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "patched"
-    _install(folder, "rl-dump", "1.0.1", writes=["train-dump.v2"], reads=["rollout-batch.v1"])
-    _install(folder, "rl-runtime", "1.1", writes=["rollout-batch.v1"], reads=["train-dump.v2"])
+    _install(folder, "rl-dump", "1.0.1", writes=["train-dump.v2"], reads=["schedule-plan.v1"])
+    _install(folder, "rl-runtime", "1.1", writes=["schedule-plan.v1"], reads=["train-dump.v2"])
     tables = {
         "driver": installed_contracts([str(complete)]),
         "trainer rank 0": installed_contracts([str(folder)]),

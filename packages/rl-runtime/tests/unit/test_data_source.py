@@ -8,7 +8,8 @@ import pytest
 
 from rl_runtime.config.rollout import DataSection
 from rl_runtime.errors import ConfigError
-from rl_runtime.rollout.data.source import DataSource, make_data_source, split_of
+from rl_runtime.rollout.data.entries import split_of
+from rl_runtime.rollout.data.source import DataSource, make_data_source
 
 
 class CharacterTokenizer:
@@ -74,7 +75,7 @@ def test_random_starts_draw_other_prompts_and_the_same_start_the_same(section: D
 
 def test_the_warm_start_draws_other_entries_than_the_batches(section: DataSection) -> None:
     source = make_data_source(section, CharacterTokenizer(), rng=0)
-    warm = [prompt.text for prompt in source.next_warm_start_prompts(50)]
+    warm = [prompt.text for prompt in source.next_sft_prompts(50)]
     assert warm != [prompt.text for prompt in source.next_prompts(50)]
 
 

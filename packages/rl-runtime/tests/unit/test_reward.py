@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rl_runtime.errors import RewardError
-from rl_runtime.records.rollout_types import Rollout, Sample
+from rl_runtime.records import Rollout, Sample
 from rl_runtime.rollout.hooks import RewardHook
 from rl_runtime.rollout.reward import Scorer, exact_match, guarded_score, verifier_reward
 

@@ -1,6 +1,5 @@
 """From scored samples to rank batches: nothing is lost, weights are per rollout."""
 
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,13 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_runtime.batch.rank_batch import Column, take_columns
-from rl_runtime.batch_document import message_of_rank_batch, rank_batch_of_message
+from rl_dump import RaggedArray
+from rl_runtime.batch import plan as plan_module
+from rl_runtime.batch.columns import COLUMN_TYPES, batch_columns, column_problem
+from rl_runtime.batch.plan import plan_batch
+from rl_runtime.batch.rank_batch import Column
 from rl_runtime.config import Recipe
 from rl_runtime.errors import BatchMismatchError, GenerateError, RewardError
-from rl_runtime.records.rollout_types import Sample
-from rl_runtime.batch.plan import assign_batch
-from rl_runtime.batch.columns import batch_columns
+from rl_runtime.records import Sample
+from rl_schedule import SchedulePlan, ScheduleRequest
 from rl_topp import NucleusSet
 
 
@@ -51,10 +52,11 @@ def recipe(
     aggregation: str = "rollout_mean",
     cap: int = 64,
     trailing: str = "drop",
+    context: int = 1,
 ) -> Recipe:
     return Recipe.model_validate(
         {
-            "parallel": {"data": data},
+            "parallel": {"data": data, "context": context},
             "train": {"global_batch_size": gbs, "max_tokens_per_gpu": cap, "on_trailing": trailing},
             "algorithm": {"loss_aggregation": aggregation},
         }
@@ -89,7 +91,7 @@ FOUR_ROLLOUTS = [
 def test_denominators_and_units_of_four_rollouts_in_two_steps(
     aggregation: str, denominators: list[int], units: list[int]
 ) -> None:
-    result = assign_batch(
+    result = plan_batch(
         batch_columns(FOUR_ROLLOUTS, divide_by_std=True),
         recipe(aggregation=aggregation),
         batch_id=0,
@@ -99,9 +101,9 @@ def test_denominators_and_units_of_four_rollouts_in_two_steps(
     assert result.rank_batches[0].step_units.tolist() == units
 
 
-def test_a_prompt_group_that_is_spread_over_steps_counts_in_each_by_its_part() -> None:
+def test_a_prompt_group_that_is_spread_over_steps_counts_in_each_by_its_share() -> None:
     samples = [make_sample(rollout, 0, 2, 1 + rollout) for rollout in range(4)]
-    result = assign_batch(
+    result = plan_batch(
         batch_columns(samples, divide_by_std=True), recipe(aggregation="prompt_mean"), batch_id=0
     )
     assert per_sample(result.columns, "loss_denominators").tolist() == [3, 3, 7, 7]
@@ -110,10 +112,10 @@ def test_a_prompt_group_that_is_spread_over_steps_counts_in_each_by_its_part() -
 
 def test_dropped_rollouts_have_step_minus_one_and_are_in_no_rank_batch() -> None:
     samples = [*FOUR_ROLLOUTS, make_sample(9, 2, 1, 1)]
-    result = assign_batch(batch_columns(samples, divide_by_std=True), recipe(), batch_id=0)
+    result = plan_batch(batch_columns(samples, divide_by_std=True), recipe(), batch_id=0)
     assert per_sample(result.columns, "step").tolist() == [0, 0, 0, 1, 1, -1]
     placed = np.concatenate(
-        [per_sample(part.columns, "rollout_position") for part in result.rank_batches]
+        [per_sample(rank_batch.columns, "rollout_position") for rank_batch in result.rank_batches]
     )
     assert sorted(placed.tolist()) == [0, 1, 2, 3, 4]
     assert result.plan.dropped_rollouts == (9,)
@@ -127,7 +129,7 @@ def test_dropped_rollouts_have_step_minus_one_and_are_in_no_rank_batch() -> None
     ),
     data=st.sampled_from([1, 2, 4]),
 )
-def test_every_sample_is_in_exactly_one_part_with_its_own_columns(
+def test_every_sample_is_in_exactly_one_rank_batch_with_its_own_columns(
     shapes: list[tuple[int, int, int]], data: int
 ) -> None:
     samples = [
@@ -136,17 +138,17 @@ def test_every_sample_is_in_exactly_one_part_with_its_own_columns(
         for _ in range(siblings)
     ]
     columns = batch_columns(samples, divide_by_std=False)
-    result = assign_batch(columns, recipe(data=data, trailing="partial_step"), batch_id=3)
+    result = plan_batch(columns, recipe(data=data, trailing="partial_step"), batch_id=3)
     positions = np.concatenate(
-        [per_sample(part.columns, "rollout_position") for part in result.rank_batches]
+        [per_sample(rank_batch.columns, "rollout_position") for rank_batch in result.rank_batches]
     )
     assert sorted(positions.tolist()) == list(range(len(samples)))
-    for part in result.rank_batches:
-        for local, position in enumerate(per_sample(part.columns, "rollout_position")):
+    for rank_batch in result.rank_batches:
+        for local, position in enumerate(per_sample(rank_batch.columns, "rollout_position")):
             np.testing.assert_array_equal(
-                part.columns["tokens"][local], columns["tokens"][int(position)]
+                rank_batch.columns["tokens"][local], columns["tokens"][int(position)]
             )
-            assert part.columns["rollout_ids"][local] == samples[int(position)].rollout_id
+            assert rank_batch.columns["rollout_ids"][local] == samples[int(position)].rollout_id
 
 
 def test_an_unscored_rollout_is_named() -> None:
@@ -178,27 +180,48 @@ def test_a_sample_with_arrays_of_unequal_length_is_refused(changes: dict[str, An
         replace(make_sample(7, 0, 1, 3), **changes)
 
 
-def test_a_rank_batch_survives_its_message() -> None:
-    for part in assign_batch(
-        batch_columns(FOUR_ROLLOUTS, divide_by_std=True), recipe(), batch_id=5
-    ).rank_batches:
-        message = message_of_rank_batch(part)
-        assert message["document"]["contract"] == "rollout-batch.v1"
-        found = rank_batch_of_message(pickle.loads(pickle.dumps(message)))
-        assert (found.batch_id, found.plan.digest) == (5, part.plan.digest)
-        assert np.array_equal(found.step_units, part.step_units)
-        assert list(found.columns) == list(part.columns)
-        for name, column in part.columns.items():
-            for ours, theirs in zip(column, found.columns[name], strict=True):
-                assert np.array_equal(ours, theirs), name
+def test_the_columns_have_the_dtypes_of_the_table_and_its_order() -> None:
+    columns = batch_columns(FOUR_ROLLOUTS, divide_by_std=True)
+    assert [name for name in COLUMN_TYPES if name in columns] == list(columns)
+    assert [column_problem(name, column) for name, column in columns.items()] == [None] * len(
+        columns
+    )
 
 
-def test_a_message_whose_samples_are_not_those_of_its_plan_is_refused() -> None:
-    first = assign_batch(
-        batch_columns(FOUR_ROLLOUTS, divide_by_std=True), recipe(data=1), batch_id=5
-    ).rank_batches[0]
-    fewer = replace(first, columns=take_columns(first.columns, np.arange(2)))
-    with pytest.raises(
-        BatchMismatchError, match="batch 5: 2 samples came, the plan gives this rank 5"
-    ):
-        rank_batch_of_message(message_of_rank_batch(fewer))
+def test_a_column_of_another_dtype_or_form_is_a_problem() -> None:
+    masks = RaggedArray.from_list([[1]], np.int64)
+    assert column_problem("loss_masks", masks) == "loss_masks has dtype int64, not int32"
+    truncated = RaggedArray.from_list([[True]], np.bool_)
+    assert column_problem("truncated", truncated) == "truncated must have one value per sample"
+    assert "one array" in str(column_problem("tokens", np.zeros(1, np.int64)))
+
+
+def test_a_plan_that_breaks_its_promises_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planner is made to ignore the token cap: its plan must not reach a trainer."""
+    planner = plan_module.plan_schedule
+
+    def careless(request: ScheduleRequest) -> SchedulePlan:
+        return planner(replace(request, max_tokens_per_gpu=1000))
+
+    monkeypatch.setattr(plan_module, "plan_schedule", careless)
+    columns = batch_columns(FOUR_ROLLOUTS, divide_by_std=True)
+    with pytest.raises(BatchMismatchError, match="batch 7: the plan breaks its promises: "):
+        plan_batch(columns, recipe(data=1, cap=9), batch_id=7)
+
+
+def test_a_micro_batch_holds_the_cap_with_the_padding_of_context_parallelism() -> None:
+    """Four sequences of 5 tokens are 20, the cap of two ranks with 10 each; padded to multiples of
+    2 * context = 4 they would be a stream of 32.
+    """
+    samples = [make_sample(rollout, rollout, 2, 3) for rollout in range(4)]
+    planned = plan_batch(
+        batch_columns(samples, divide_by_std=True),
+        recipe(data=1, gbs=4, cap=10, context=2),
+        batch_id=0,
+    )
+    (rank_batch,) = planned.rank_batches
+    lengths = per_sample(rank_batch.columns, "total_lengths")
+    streams = [
+        int((-(-lengths[local] // 4) * 4).sum()) for local in rank_batch.plan.micro_batch_indices
+    ]
+    assert streams == [16, 16]

@@ -1,4 +1,4 @@
-"""The rollout manager: one bad rollout never ends a run, a dead engine always does, nothing waits without a deadline."""
+"""The rollout.batch_generator: one bad rollout never ends a run, a dead engine always does, nothing waits without a deadline."""
 
 import asyncio
 import itertools
@@ -12,16 +12,16 @@ import pytest
 
 from rl_runtime.config import Recipe
 from rl_runtime.errors import EngineError, GenerateError
-from rl_runtime.records.rollout_types import Prompt, Sample
+from rl_runtime.records import Prompt, Sample
 from rl_runtime.rollout.data.source import DataSource, Tokenizer
-from rl_runtime.engine.client import Generation, Sampling
-from rl_runtime.rollout.generate import Engine, GenerateContext, single_turn
-from rl_runtime.rollout.hooks import GenerateHook
-from rl_runtime.rollout.manager import GeneratedBatch, RolloutManager
+from rl_runtime.engine.generation import Generation, Sampling
+from rl_runtime.rollout.generate import single_turn
+from rl_runtime.rollout.hooks import Engine, GenerateContext, GenerateHook
+from rl_runtime.rollout.batch_generator import GeneratedBatch, BatchGenerator
 
 
 class CountingSource:
-    """The calls that the manager makes of a data source."""
+    """The calls that the generator makes of a data source."""
 
     def __init__(self) -> None:
         self.groups = itertools.count()
@@ -43,7 +43,7 @@ class CountingSource:
 
 
 class DigitTokenizer:
-    """The call that the manager makes of a tokenizer."""
+    """The call that the generator makes of a tokenizer."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         assert skip_special_tokens
@@ -58,7 +58,7 @@ class FixedEngine:
         return Generation(
             tokens=np.array([7]),
             full_log_probs=np.zeros(1, np.float32),
-            kept_log_probs=np.zeros(1, np.float32),
+            nucleus_log_probs=np.zeros(1, np.float32),
             nucleus=None,
             finish_reason="stop",
             weight_version=1,
@@ -77,7 +77,7 @@ def hooks(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     return module
 
 
-def manager(
+def generator(
     hook: GenerateHook | None = None,
     hooks: types.ModuleType | None = None,
     *,
@@ -85,7 +85,7 @@ def manager(
     prompts: int = 2,
     rollouts: int = 3,
     deadline: float = 30.0,
-) -> RolloutManager:
+) -> BatchGenerator:
     recipe: dict[str, dict[str, Any]] = {
         "rollout": {
             "prompts_per_batch": prompts,
@@ -102,17 +102,17 @@ def manager(
         setattr(hooks, "generate", hook)
         recipe["rollout"]["generate"] = f"{hooks.__name__}:generate"
     source, tokenizer = cast("DataSource", CountingSource()), cast("Tokenizer", DigitTokenizer())
-    return RolloutManager(
+    return BatchGenerator(
         Recipe.model_validate(recipe), source, tokenizer, [engine or FixedEngine()]
     )
 
 
-def generate(manager: RolloutManager) -> GeneratedBatch:
-    return asyncio.run(manager.generate_batch())
+def generate(subject: BatchGenerator) -> GeneratedBatch:
+    return asyncio.run(subject.generate_batch())
 
 
 def test_every_prompt_gets_its_rollouts_with_fresh_ids_and_rewards() -> None:
-    subject = manager()
+    subject = generator()
     first, second = generate(subject), generate(subject)
     ids = [
         rollout.rollout_id
@@ -161,7 +161,7 @@ def test_a_rollout_that_always_fails_is_dropped_and_counted(
         chosen: GenerateHook = bad if context.rollout_id == 4 else single_turn
         return await chosen(context, prompt, sampling)
 
-    batch = generate(manager(hook, hooks))
+    batch = generate(generator(hook, hooks))
     assert batch.dropped_rollouts == 1
     assert [len(group.rollouts) for group in batch.groups] == [3, 2]
     assert "rollout 4" in caplog.text
@@ -175,12 +175,12 @@ def test_a_rollout_that_fails_once_is_tried_again(hooks: types.ModuleType) -> No
             raise RuntimeError("once")
         return await single_turn(context, prompt, sampling)
 
-    assert generate(manager(hook, hooks)).dropped_rollouts == 0
+    assert generate(generator(hook, hooks)).dropped_rollouts == 0
 
 
 def test_a_batch_in_which_everything_fails_is_an_error(hooks: types.ModuleType) -> None:
     with pytest.raises(GenerateError, match="all 6 rollouts"):
-        generate(manager(_raises, hooks))
+        generate(generator(_raises, hooks))
 
 
 def test_a_stuck_rollout_cannot_hold_the_batch(hooks: types.ModuleType) -> None:
@@ -189,18 +189,18 @@ def test_a_stuck_rollout_cannot_hold_the_batch(hooks: types.ModuleType) -> None:
             await asyncio.sleep(3600)
         return await single_turn(context, prompt, sampling)
 
-    batch = generate(manager(hook, hooks, deadline=0.5))
+    batch = generate(generator(hook, hooks, deadline=0.5))
     assert batch.dropped_rollouts == 1
     assert len(batch.groups) == 2
 
 
 def test_a_dead_engine_ends_the_batch_at_once() -> None:
     with pytest.raises(EngineError, match="exited with code -9"):
-        generate(manager(engine=DeadEngine()))
+        generate(generator(engine=DeadEngine()))
 
 
 def test_an_evaluation_answers_each_prompt_once_without_the_custom_hook(
     hooks: types.ModuleType,
 ) -> None:
-    batch = asyncio.run(manager(_raises, hooks).evaluate("eval", 5))
+    batch = asyncio.run(generator(_raises, hooks).evaluate("eval", 5))
     assert [len(group.rollouts) for group in batch.groups] == [1] * 5
