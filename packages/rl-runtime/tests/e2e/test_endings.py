@@ -36,7 +36,9 @@ def assert_ended(run: Run, *, codes: set[int], mentions: str) -> None:
 def test_a_killed_server_ends_the_run(launch: Launcher) -> None:
     run = launch("killed", *launch.short, *LONG)
     run.wait_for(lambda: in_batches(run), "a trained batch", 300)
-    server = next(pid for pid, command in run.processes().items() if "engine_server" in command)
+    server = next(
+        pid for pid, command in run.processes().items() if "rl_runtime.engine.server" in command
+    )
     os.kill(server, signal.SIGKILL)
     assert_ended(run, codes={1}, mentions="engine 0")
 
