@@ -16,10 +16,10 @@ from rl_runtime.cli import app as cli
 from rl_runtime.config import Recipe
 from rl_runtime.errors import ReplayError
 from rl_runtime.stages.replay import MicroBatchFile, compare_log_probs, read_micro_batch
-from rl_runtime.training.log_prob_provenance import ScoringNote
+from rl_runtime.training.log_prob_provenance import LogProbProvenance
 from rl_runtime.setup.tiny_model import write_tiny_model
 
-NOTE = ScoringNote(temperature=0.7, kept_sets=True, weights="batch")
+NOTE = LogProbProvenance(temperature=0.7, nucleus=True, weights="batch")
 PLACE = {"step": 0, "data_parallel_rank": 1, "micro_batch": 2}
 
 
@@ -98,7 +98,9 @@ def test_a_micro_batch_says_where_it_ran_and_how_it_was_scored(tmp_path: Path) -
             {
                 "metadata": {
                     REPLAY_KEY: {**PLACE, "step": 1},
-                    **ScoringNote(temperature=1.0, kept_sets=True, weights="step").to_metadata(),
+                    **LogProbProvenance(
+                        temperature=1.0, nucleus=True, weights="step"
+                    ).to_metadata(),
                 }
             },
             10,
@@ -178,9 +180,11 @@ def test_a_note_comes_back_from_metadata_as_it_was(old_log_probs: str, weights: 
             "algorithm": {"old_log_probs": old_log_probs},
         }
     )
-    note = ScoringNote.of_recipe(recipe)
-    assert (note.temperature, note.kept_sets, note.weights) == (0.5, False, weights)
-    assert ScoringNote.of_metadata(json.loads(json.dumps(note.to_metadata())), where="x") == note
+    note = LogProbProvenance.of_recipe(recipe)
+    assert (note.temperature, note.nucleus, note.weights) == (0.5, False, weights)
+    assert (
+        LogProbProvenance.of_metadata(json.loads(json.dumps(note.to_metadata())), where="x") == note
+    )
 
 
 def run(file: Path, model: Path) -> Result:

@@ -3,6 +3,8 @@
 Everything groups by id, never by position, so groups of any size and fan-outs of any size are
 normal.
 
+Axes: N samples, R rollouts, G prompt groups.
+
 Invariants: a rollout counts once, however many samples it has; its samples share one value; a group
 of one rollout, or one without spread, gives 0.
 """
@@ -18,11 +20,14 @@ from rl_runtime.errors import RewardError
 __all__ = ["divides_by_std", "normalise_group_rewards"]
 
 _STD_EPS = 1e-6
-"""Added to the standard deviation, as in GRPO implementations; a group whose spread is below it counts as without spread."""
+"""Added to the standard deviation, as in GRPO implementations.
+
+A group whose spread is below it counts as without spread.
+"""
 
 
 def divides_by_std(algorithm: AlgorithmSection) -> bool:
-    """Whether an algorithm divides a group's centred rewards by their standard deviation: GRPO does, Dr. GRPO does not."""
+    """Whether centred rewards are divided by their group's deviation: by GRPO, not by Dr. GRPO."""
     return algorithm.name == "grpo"
 
 
@@ -55,9 +60,11 @@ def normalise_group_rewards(
     Example:
         One group with rewards 1 and 0: mean 0.5, std sqrt(0.5) = 0.7071, values 0.7071 and -0.7071.
     """
-    _, first, inverse = np.unique(rollout_ids, return_index=True, return_inverse=True)
+    # By rollout: `first` [R] is its first sample, `rollout_N` the rollout of each sample.
+    _, first, rollout_N = np.unique(rollout_ids, return_index=True, return_inverse=True)
+    reward_R, group_id_R = rewards[first], group_ids[first]
     differing = np.flatnonzero(
-        (rewards != rewards[first][inverse]) | (group_ids != group_ids[first][inverse])
+        (rewards != reward_R[rollout_N]) | (group_ids != group_id_R[rollout_N])
     )
     if differing.size:
         rollout = int(rollout_ids[differing[0]])
@@ -66,13 +73,14 @@ def normalise_group_rewards(
             f"rollout {rollout}: its samples carry rewards {values} in groups"
             f" {sorted(set(group_ids[rollout_ids == rollout].tolist()))}; both must be one"
         )
-    r, g = rewards[first], group_ids[first]
-    _, group = np.unique(g, return_inverse=True)
-    count = np.bincount(group)
-    mean = np.bincount(group, weights=r) / count
-    centred = r - mean[group]
+    group_R = np.unique(group_id_R, return_inverse=True)[1]
+    count_G = np.bincount(group_R)
+    # A weighted count is a sum by group.
+    mean_G = np.bincount(group_R, weights=reward_R) / count_G
+    centred_R = reward_R - mean_G[group_R]
     if divide_by_std:
-        std = np.sqrt(np.bincount(group, weights=centred**2) / np.maximum(count - 1, 1))
-        flat = std < _STD_EPS
-        centred = np.where(flat[group], 0.0, centred / (std[group] + _STD_EPS))
-    return np.asarray(centred[inverse], np.float64)
+        # max(n - 1, 1): a group of one has no spread, and gives 0 below.
+        std_G = np.sqrt(np.bincount(group_R, weights=centred_R**2) / np.maximum(count_G - 1, 1))
+        std_R = std_G[group_R]
+        centred_R = np.where(std_R < _STD_EPS, 0.0, centred_R / (std_R + _STD_EPS))
+    return np.asarray(centred_R[rollout_N], np.float64)

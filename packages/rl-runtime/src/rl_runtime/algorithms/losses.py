@@ -1,46 +1,34 @@
 """The policy loss per token, as small pure functions.
 
-With new, old and reference log-probs l, o, f of a sampled token and its advantage A:
+With new, old and reference log-probs l, o, f of a sampled token, its advantage A and entropy H:
 
     ratio      w = exp(l - o)
-    surrogate  max(-A w, -A clip(w, 1 - clip_low, 1 + clip_high))      Schulman et al. 2017 (PPO), eq. 7; two-sided clip: Yu et al. 2025 (DAPO), eq. 10
-    KL         exp(f - l) - (f - l) - 1                                Schulman 2020, "Approximating KL Divergence", estimator k3
-    loss       surrogate + kl_coef * KL - entropy_coef * H             Shao et al. 2024 (DeepSeekMath), eq. 3
+    surrogate  max(-A w, -A clip(w, 1 - clip_low, 1 + clip_high))
+    KL         exp(f - l) - (f - l) - 1
+    loss       surrogate + kl_coef * KL - entropy_coef * H
 
-l and o are over the same support, in the ratio as in the KL term l and f; the two may differ: the
-ratio is taken over the kept set that was sampled from, the KL term over the kept set or over the
-vocabulary. k3 is unbiased over the kept set; over the vocabulary it leaves out the tokens that the
-filter cut.
+Sources: the surrogate is Schulman et al. 2017 (PPO), eq. 7, its two-sided clip Yu et al. 2025
+(DAPO), eq. 10; the KL term estimator k3 of Schulman 2020, "Approximating KL Divergence"; the loss
+Shao et al. 2024 (DeepSeekMath), eq. 3. How tokens become one number is rl-metrics' business.
 
-How tokens become one number is rl-metrics' business.
+Axes: K tokens.
 
-Invariants: nothing here knows of masks, ranks or micro-batches; only l and H carry gradients.
+Invariants: nothing here knows of masks, ranks or micro-batches; only l and H carry gradients; l and
+o are over the same support, as are l and f, but the two supports may differ.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-__all__ = ["PolicyLoss", "Surrogate", "clipped_surrogate", "k3_divergence", "policy_loss"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surrogate:
-    """The clipped surrogate, token by token, float32 [K] each."""
-
-    loss: torch.Tensor
-    """max(-A w, -A clip(w))."""
-    ratio: torch.Tensor
-    """w, without gradient."""
-    clipped: torch.Tensor
-    """1 where the clipped term is the larger one, so that the token passes no gradient; else 0."""
+__all__ = ["PolicyLoss", "clipped_surrogate", "k3_divergence", "policy_loss"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyLoss:
-    """The whole loss and what a report shows of it, token by token, float32 [K] each."""
+    """The loss and what a report shows of it, token by token, float32 [K] each."""
 
     loss: torch.Tensor
     """Surrogate, KL term and entropy bonus."""
@@ -59,8 +47,8 @@ def clipped_surrogate(
     *,
     clip_low: float,
     clip_high: float,
-) -> Surrogate:
-    """Compute PPO's clipped surrogate.
+) -> PolicyLoss:
+    """Compute PPO's clipped surrogate: max(-A w, -A clip(w, 1 - clip_low, 1 + clip_high)).
 
     Args:
         log_probs: float32 [K], under the policy that is trained; carries gradients.
@@ -70,22 +58,27 @@ def clipped_surrogate(
         clip_high: the ratio is clipped above at 1 + clip_high.
 
     Returns:
-        Loss, ratio and clipped tokens. A ratio of 1.5 with advantage 2 and clip_high 0.2 gives loss
-        -2.4, clipped; with advantage -2 it gives 3.0, not clipped.
+        Loss, ratio and clipped tokens, without a KL term. A ratio of 1.5 with advantage 2 and
+        clip_high 0.2 gives loss -2.4, clipped; with advantage -2 it gives 3.0, not clipped.
     """
     ratio = torch.exp(log_probs - old_log_probs)
     plain = -advantages * ratio
     bounded = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
-    return Surrogate(
+    return PolicyLoss(
+        # The larger loss of the two: a clip may only ever take a gain away.
         loss=torch.maximum(plain, bounded),
         ratio=ratio.detach(),
+        # Not >=: inside the clip range both are equal, and the token does pass a gradient.
         clipped=(bounded > plain).to(ratio.dtype),
+        kl=None,
     )
 
 
 def k3_divergence(log_probs: torch.Tensor, ref_log_probs: torch.Tensor) -> torch.Tensor:
-    """Estimate KL(policy || reference) from one token: never negative, unbiased for tokens sampled
-    from the policy.
+    """Estimate KL(policy || reference) from one token: k3 = exp(f - l) - (f - l) - 1.
+
+    Never negative. Unbiased for tokens sampled from the policy over the support of the log-probs:
+    over the vocabulary it leaves out the tokens that a filter cut (Schulman 2020).
 
     Args:
         log_probs: float32 [K], under the policy.
@@ -95,6 +88,7 @@ def k3_divergence(log_probs: torch.Tensor, ref_log_probs: torch.Tensor) -> torch
         float32 [K]. Log-probs -1 and -1.5 give exp(-0.5) + 0.5 - 1 = 0.1065.
     """
     difference = ref_log_probs - log_probs
+    # expm1: close to the reference, exp(x) - 1 would lose all digits.
     return torch.expm1(difference) - difference
 
 
@@ -111,7 +105,7 @@ def policy_loss(
     entropy: torch.Tensor | None = None,
     entropy_coef: float = 0.0,
 ) -> PolicyLoss:
-    """Compute the loss of every token.
+    """Compute the loss of every token: surrogate + kl_coef * KL - entropy_coef * H.
 
     Args:
         log_probs: as in `clipped_surrogate`.
@@ -132,8 +126,7 @@ def policy_loss(
     surrogate = clipped_surrogate(
         log_probs, old_log_probs, advantages, clip_low=clip_low, clip_high=clip_high
     )
-    loss = surrogate.loss
-    kl = None
+    loss, kl = surrogate.loss, None
     if ref_log_probs is not None:
         divergence = k3_divergence(
             log_probs if kl_log_probs is None else kl_log_probs, ref_log_probs
@@ -143,4 +136,4 @@ def policy_loss(
     if entropy_coef:
         assert entropy is not None
         loss = loss - entropy_coef * entropy
-    return PolicyLoss(loss=loss, ratio=surrogate.ratio, clipped=surrogate.clipped, kl=kl)
+    return replace(surrogate, loss=loss, kl=kl)

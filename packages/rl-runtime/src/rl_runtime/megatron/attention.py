@@ -6,6 +6,8 @@ values over the context-parallel group, and attends by the micro-batch's plan: w
 attention, one call per bucket of similar lengths, or with torch's varlen kernel where the device
 and dtype have it.
 
+Axes: T local tokens, B segments of one dense call, Q queries, K keys, H heads, D width of a head.
+
 Invariants: packed and single sequences give the same numbers; keys and values cross the
 context-parallel group once per layer, and their gradients once back; every rank of the group takes
 part, whatever rows it holds.
@@ -18,13 +20,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
 
 from rl_runtime.errors import RuntimeSetupError
-from rl_runtime.megatron.attention_plan import AttentionPlan, plan_attention
+from rl_runtime.megatron.attention_plan import plan_attention
+from rl_runtime.megatron.calls import ModelConfig
 from rl_runtime.megatron.rotary import RotaryTable, apply_rotary
 
 __all__ = ["PackedAttention", "PackedStream", "pack_stream"]
@@ -32,21 +36,21 @@ __all__ = ["PackedAttention", "PackedStream", "pack_stream"]
 
 @dataclass
 class PackedStream(PackedSeqParams):  # type: ignore[misc]
-    """Megatron-Core's description of a packed stream, with what `PackedAttention` computes once for all layers."""
+    """Megatron-Core's description of a packed stream, with what all attention layers share."""
 
-    cos: torch.Tensor | None = None
-    """float32 [T, 1, head_dim]: cosines of the local tokens' rotary angles."""
-    sin: torch.Tensor | None = None
-    """float32 [T, 1, head_dim]: sines of the same."""
-    dense: tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None], ...] = ()
-    """Per bucket: query rows [B, Q], key rows [B, K], visible [B, 1, Q, K] or None.
+    cos_T1D: torch.Tensor | None = None
+    """float32 [T, 1, D]: cosines of the local tokens' rotary angles."""
+    sin_T1D: torch.Tensor | None = None
+    """float32 [T, 1, D]: sines of the same."""
+    dense_calls: tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None], ...] = ()
+    """Per call: query rows [B, Q], key rows [B, K], visible [B, 1, Q, K] or None.
 
     Empty where the varlen kernel is used.
     """
-    restore: torch.Tensor | None = None
-    """int64 [T]: local rows' places in the buckets' outputs."""
+    restore_T: torch.Tensor | None = None
+    """int64 [T]: local rows' places in the calls' outputs."""
     varlen: tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int] | None = None
-    """Key rows [sum of K], offsets of queries and of keys int32 [segments + 1], longest Q and K."""
+    """Key rows [sum of K], offsets of queries and of keys int32 [S + 1], longest Q and K."""
 
 
 def pack_stream(
@@ -74,53 +78,50 @@ def pack_stream(
     """
     device = positions_T.device
     plan = plan_attention(padded_lengths, cp_size=cp_size, cp_rank=cp_rank)
-    cos, sin = rotary.at(positions_T)
-    offsets = torch.tensor(
-        np.concatenate([[0], np.cumsum(padded_lengths)]), dtype=torch.int32, device=device
-    )
+    cos_T1D, sin_T1D = rotary.at(positions_T)
+    offsets = _offsets(padded_lengths, device)
     stream = PackedStream(
         qkv_format="thd",
         cu_seqlens_q=offsets,
         cu_seqlens_kv=offsets,
         max_seqlen_q=max(padded_lengths),
         max_seqlen_kv=max(padded_lengths),
-        cos=cos,
-        sin=sin,
+        cos_T1D=cos_T1D,
+        sin_T1D=sin_T1D,
     )
+    # torch's varlen kernel is flash attention: on GPUs only, and in half precision only.
     if device.type == "cuda" and dtype in (torch.float16, torch.bfloat16):
-        stream.varlen = _varlen_arguments(plan, device)
+        stream.varlen = (
+            torch.from_numpy(plan.key_rows).to(device),
+            _offsets(plan.num_queries_S, device),
+            _offsets(plan.num_keys_S, device),
+            int(plan.num_queries_S.max()),
+            int(plan.num_keys_S.max()),
+        )
     else:
-        stream.restore = torch.from_numpy(plan.restore).to(device)
-        stream.dense = tuple(
+        stream.restore_T = torch.from_numpy(plan.restore_T).to(device)
+        stream.dense_calls = tuple(
             (
-                torch.from_numpy(bucket.query_rows).to(device),
-                torch.from_numpy(bucket.key_rows).to(device),
-                (
-                    None
-                    if bucket.visible is None
-                    else torch.from_numpy(bucket.visible).unsqueeze(1).to(device)
-                ),
+                torch.from_numpy(query_rows_BQ).to(device),
+                torch.from_numpy(key_rows_BK).to(device),
+                # One mask for all heads.
+                None if visible is None else torch.from_numpy(visible).unsqueeze(1).to(device),
             )
-            for bucket in plan.buckets
+            for query_rows_BQ, key_rows_BK, visible in plan.dense_calls
         )
     return stream
 
 
-def _varlen_arguments(
-    plan: AttentionPlan, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
-    num_queries = [segment.num_queries for segment in plan.segments]
-    num_keys = [segment.keys.size for segment in plan.segments]
-    rows = torch.from_numpy(np.concatenate([segment.keys for segment in plan.segments])).to(device)
-    query_offsets, key_offsets = (
-        torch.tensor(np.concatenate([[0], np.cumsum(counts)]), dtype=torch.int32, device=device)
-        for counts in (num_queries, num_keys)
-    )
-    return rows, query_offsets, key_offsets, max(num_queries), max(num_keys)
+def _offsets(lengths: Sequence[int] | npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
+    """Where each of some runs begins, and where the last one ends, as kernels want it."""
+    return torch.tensor(np.concatenate([[0], np.cumsum(lengths)]), dtype=torch.int32, device=device)
 
 
 class _GatherOverRanks(torch.autograd.Function):
-    """Lay the tensors of all ranks of a group end to end; the gradient of each part is summed over ranks and returned to its owner."""
+    """All ranks' tensors end to end.
+
+    The gradient of each rank's share is summed over ranks and returned to its owner.
+    """
 
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -137,17 +138,12 @@ class _GatherOverRanks(torch.autograd.Function):
         return local, None
 
 
-def _gather_over_ranks(local: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    gathered: torch.Tensor = _GatherOverRanks.apply(local, group)  # type: ignore[no-untyped-call]
-    return gathered
-
-
 class PackedAttention(torch.nn.Module):
     """Core attention of one layer over a `PackedStream`."""
 
     def __init__(
         self,
-        config: Any,
+        config: ModelConfig,
         layer_number: int,
         attn_mask_type: Any,
         attention_type: str,
@@ -209,28 +205,31 @@ class PackedAttention(torch.nn.Module):
         assert attention_mask is None and attention_bias is None
         assert isinstance(packed_seq_params, PackedStream)
         stream = packed_seq_params
-        assert stream.cos is not None and stream.sin is not None
-        query = apply_rotary(query, stream.cos, stream.sin)
-        key = apply_rotary(key, stream.cos, stream.sin)
+        assert stream.cos_T1D is not None and stream.sin_T1D is not None
+        query = apply_rotary(query, stream.cos_T1D, stream.sin_T1D)
+        # Keys are rotated where their positions are known, before they travel.
+        key = apply_rotary(key, stream.cos_T1D, stream.sin_T1D)
         if self._cp_group.size() > 1:
-            key, value = _gather_over_ranks(
-                torch.stack([key, value], dim=1), self._cp_group
-            ).unbind(1)
+            # One collective for both.
+            both = torch.stack([key, value], dim=1)
+            key, value = _GatherOverRanks.apply(both, self._cp_group).unbind(1)  # type: ignore[no-untyped-call]
         attend = self._varlen if stream.varlen is not None else self._dense
         return attend(query, key, value, stream).flatten(1)
 
     def _dense(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, stream: PackedStream
     ) -> torch.Tensor:
+        # Grouped queries: every key-value head serves `repeats` query heads that lie together.
         repeats = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
         outputs = []
-        for query_rows, key_rows, visible in stream.dense:
+        for query_rows_BQ, key_rows_BK, visible in stream.dense_calls:
+            # Rows of [T, H, D] by [B, Q] give [B, Q, H, D]; attention wants heads before rows.
             q_BHQD, k_BHKD, v_BHKD = (
                 x[rows].transpose(1, 2)
-                for x, rows in ((query, query_rows), (key, key_rows), (value, key_rows))
+                for x, rows in ((query, query_rows_BQ), (key, key_rows_BK), (value, key_rows_BK))
             )
-            output = F.scaled_dot_product_attention(
+            output_BHQD = F.scaled_dot_product_attention(
                 q_BHQD,
                 k_BHKD,
                 v_BHKD,
@@ -238,8 +237,8 @@ class PackedAttention(torch.nn.Module):
                 is_causal=visible is None,
                 scale=self._scale,
             )
-            outputs.append(output.transpose(1, 2).flatten(0, 1))
-        return torch.cat(outputs)[stream.restore]
+            outputs.append(output_BHQD.transpose(1, 2).flatten(0, 1))
+        return torch.cat(outputs)[stream.restore_T]
 
     def _varlen(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, stream: PackedStream
@@ -248,6 +247,7 @@ class PackedAttention(torch.nn.Module):
 
         assert stream.varlen is not None
         rows, query_offsets, key_offsets, longest_query, longest_key = stream.varlen
+        # On one rank the keys lie in the kernel's order already.
         if self._cp_group.size() > 1:
             key, value = key[rows], value[rows]
         output = varlen_attn(
@@ -259,6 +259,7 @@ class PackedAttention(torch.nn.Module):
             longest_query,
             longest_key,
             scale=self._scale,
+            # Any number of keys back, none ahead, counted from the segment's last key.
             window_size=(-1, 0),
         )
         assert isinstance(output, torch.Tensor)

@@ -24,7 +24,7 @@ import torch
 
 from rl_runtime.errors import RuntimeSetupError
 
-__all__ = ["TESTED_MEGATRON_VERSION", "cpu_construction", "install_device_shim"]
+__all__ = ["TESTED_MEGATRON_VERSION", "cpu_construction", "install_cpu_shim"]
 
 TESTED_MEGATRON_VERSION = "0.19.2"
 
@@ -44,8 +44,12 @@ _MODULES = (
 _log = logging.getLogger(__name__)
 
 
+def _nothing(*_args: object, **_kwargs: object) -> None:
+    """Stand in for what has no meaning on a CPU."""
+
+
 class _CudaOfCpu:
-    """Answers the few questions that a train step asks of `torch.cuda`; everything else is the real one's answer."""
+    """The few answers that a train step wants of `torch.cuda`; all others are the real one's."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cuda, name)
@@ -54,13 +58,7 @@ class _CudaOfCpu:
     def current_device() -> torch.device:
         return _CPU
 
-    @staticmethod
-    def synchronize(device: object = None) -> None:
-        del device
-
-    @staticmethod
-    def current_stream(device: object = None) -> None:
-        del device
+    synchronize = current_stream = staticmethod(_nothing)
 
 
 class _TorchOfCpu:
@@ -88,7 +86,7 @@ for _name in ("empty", "full", "ones", "tensor", "zeros"):
 def _clip_grads_by_total_norm(
     parameters: Any, max_norm: float, total_norm: float, use_decoupled_grad: bool = False
 ) -> None:
-    """Scale gradients by min(1, max_norm / (total_norm + 1e-6)) in place, as Megatron-Core does for CUDA gradients."""
+    """Scale gradients by min(1, max_norm / (total_norm + 1e-6)), as Megatron-Core does on CUDA."""
     if use_decoupled_grad:
         raise RuntimeSetupError(
             "the CPU optimizer has no decoupled gradients: leave"
@@ -96,13 +94,13 @@ def _clip_grads_by_total_norm(
         )
     coefficient = max_norm / (float(total_norm) + 1e-6)
     if coefficient >= 1.0:
-        return
+        return  # Multiplying by 1 would touch every gradient for nothing.
     for parameter in [parameters] if isinstance(parameters, torch.Tensor) else parameters:
         if parameter.grad is not None:
             parameter.grad.mul_(coefficient)
 
 
-def install_device_shim() -> bool:
+def install_cpu_shim() -> bool:
     """Install the shim where there is no GPU, and say so in the log.
 
     Returns:
@@ -126,7 +124,7 @@ def install_device_shim() -> bool:
         module.torch = _TorchOfCpu()
     _replace_functions()
     _log.warning(
-        "no GPU: Megatron-Core %s runs on the CPU through a device shim (%d modules)",
+        "no GPU: Megatron-Core %s runs on the CPU through a shim (%d modules)",
         TESTED_MEGATRON_VERSION,
         len(modules),
     )
@@ -138,20 +136,15 @@ def _replace_functions() -> None:
     optimizer_module.clip_grad_by_total_norm_fp32 = _clip_grads_by_total_norm
     random_module: Any = importlib.import_module("megatron.core.tensor_parallel.random")
     random_module._get_cuda_rng_state = _no_rng_state  # noqa: SLF001 - the name is Megatron-Core's
-    random_module._set_cuda_rng_state = _ignore_rng_state  # noqa: SLF001 - as above
+    random_module._set_cuda_rng_state = _nothing  # noqa: SLF001 - as above
+    tracker_name = random_module._MODEL_PARALLEL_RNG_TRACKER_NAME  # noqa: SLF001 - as above
     # Sequence parallelism forks a stream of this name; there is no dropout, so nothing is drawn
     # from it.
-    random_module.get_cuda_rng_tracker().set_states(
-        {random_module._MODEL_PARALLEL_RNG_TRACKER_NAME: _no_rng_state()}
-    )
+    random_module.get_cuda_rng_tracker().set_states({tracker_name: _no_rng_state()})
 
 
 def _no_rng_state(*_args: object, **_kwargs: object) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8)
-
-
-def _ignore_rng_state(*_args: object, **_kwargs: object) -> None:
-    return None
 
 
 def _stay(tensor: torch.Tensor, *_args: object, **_kwargs: object) -> torch.Tensor:
@@ -160,10 +153,9 @@ def _stay(tensor: torch.Tensor, *_args: object, **_kwargs: object) -> torch.Tens
 
 @contextlib.contextmanager
 def cpu_construction() -> Iterator[None]:
-    """Keep `Tensor.cuda()` from leaving the CPU while a model is built: Megatron-Core calls it on
-    tied embeddings of a pipeline.
+    """Keep `Tensor.cuda()` from leaving the CPU while a model is built.
 
-    With a GPU, nothing is changed.
+    Megatron-Core calls it on tied embeddings of a pipeline. With a GPU, nothing is changed.
     """
     if torch.cuda.is_available():
         yield

@@ -10,9 +10,6 @@ pass repeats exactly.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from megatron.core.distributed import (
@@ -29,14 +26,15 @@ from megatron.core.transformer.transformer_block import (
 )
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from rl_runtime.config.engine_option_names import unknown_names
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import ConfigError
-from rl_runtime.config.engine_option_names import unknown_names
 from rl_runtime.megatron.attention import PackedAttention
+from rl_runtime.megatron.calls import ModelConfig
 from rl_runtime.megatron.cpu_shim import cpu_construction
 from rl_runtime.megatron.mesh import mesh_problems
-from rl_runtime.megatron.shape import ModelShape
 from rl_runtime.megatron.parallel_state import Topology
+from rl_runtime.megatron.shape import ModelShape
 
 __all__ = ["RmsNorm", "build_model", "megatron_config", "padded_vocab_size", "wrap_for_training"]
 
@@ -44,10 +42,13 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class RmsNorm(torch.nn.RMSNorm):
-    """RMS norm for the local spec that also serves sequence parallelism: its gradient is then summed over tensor-parallel ranks."""
+    """RMS norm for the local spec.
+
+    Under sequence parallelism its gradient is summed over tensor-parallel ranks.
+    """
 
     def __init__(
-        self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: object
+        self, config: ModelConfig, hidden_size: int, eps: float = 1e-5, **_: object
     ) -> None:
         """Take what Megatron-Core gives to a norm."""
         super().__init__(hidden_size, eps=eps)
@@ -55,11 +56,11 @@ class RmsNorm(torch.nn.RMSNorm):
 
 
 def padded_vocab_size(vocab_size: int, tp_size: int) -> int:
-    """Smallest multiple of the tensor-parallel size that holds the vocabulary; the extra rows are never scored."""
+    """Round the vocabulary up to what tensor ranks divide; the extra rows are never scored."""
     return -(-vocab_size // tp_size) * tp_size
 
 
-def megatron_config(shape: ModelShape, recipe: Recipe) -> TransformerConfig:
+def megatron_config(shape: ModelShape, recipe: Recipe) -> ModelConfig:
     """Translate shape and recipe to Megatron-Core's config.
 
     Args:
@@ -74,9 +75,6 @@ def megatron_config(shape: ModelShape, recipe: Recipe) -> TransformerConfig:
         ConfigError: `[megatron]` has an unknown field, or one that another section decides; or an
             axis does not divide the model.
     """
-    problems = mesh_problems(shape, recipe)
-    if problems:
-        raise ConfigError("; ".join(problems))
     dtype = _DTYPES[recipe.model.dtype]
     decided = {
         "num_layers": shape.num_layers,
@@ -108,28 +106,27 @@ def megatron_config(shape: ModelShape, recipe: Recipe) -> TransformerConfig:
         "finalize_model_grads_func": finalize_model_grads,
         "use_cpu_initialization": not torch.cuda.is_available(),
         "perform_initialization": False,
-        # Both concern Megatron-Core's own output layer, in whose place `log_probs` scores.
+        # Both concern Megatron-Core's own output layer, in whose place `training.scores` scores.
         "use_mup": False,
         "defer_embedding_wgrad_compute": False,
     }
-    _check_pass_through(recipe.megatron, decided)
-    return TransformerConfig(**{**decided, **recipe.megatron})
-
-
-def _check_pass_through(given: Mapping[str, Any], decided: Mapping[str, Any]) -> None:
+    given = recipe.megatron
     problems = [
-        f"megatron.{name}: is decided by the other sections or by the model; remove it"
-        for name in given
-        if name in decided
+        *mesh_problems(shape, recipe),
+        *(
+            f"megatron.{name}: is decided by the other sections or by the model; remove it"
+            for name in given
+            if name in decided
+        ),
+        *unknown_names(megatron=given, sglang={}),
     ]
-    problems += unknown_names(megatron=given, sglang={})
     if problems:
         raise ConfigError("; ".join(problems))
+    config: ModelConfig = TransformerConfig(**{**decided, **given})
+    return config
 
 
-def build_model(
-    shape: ModelShape, config: TransformerConfig, topology: Topology
-) -> torch.nn.Module:
+def build_model(shape: ModelShape, config: ModelConfig, topology: Topology) -> torch.nn.Module:
     """Build this rank's part of the model, with weights not yet set.
 
     Args:
@@ -164,8 +161,11 @@ def build_model(
     return placed
 
 
-def wrap_for_training(model: torch.nn.Module, config: TransformerConfig) -> torch.nn.Module:
-    """Wrap a model in Megatron-Core's data parallelism, with gradients accumulated and reduced in float32."""
+def wrap_for_training(model: torch.nn.Module, config: ModelConfig) -> torch.nn.Module:
+    """Wrap a model in Megatron-Core's data parallelism.
+
+    Gradients are accumulated and reduced in float32.
+    """
     inner = Float16Module(config, model) if config.bf16 else model
     wrapped: torch.nn.Module = DistributedDataParallel(
         config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), inner

@@ -10,67 +10,47 @@ not decayed.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer import optimizer as megatron_optimizer
 
+from rl_runtime.config.training import OptimizerSection
 from rl_runtime.errors import TrainerError
+from rl_runtime.megatron.calls import MegatronOptimizer
 
-__all__ = ["AdamSettings", "TrainerOptimizer"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdamSettings:
-    """Adam's settings, apart from the learning rate."""
-
-    beta1: float
-    """Decay of the first moment."""
-    beta2: float
-    """Decay of the second moment."""
-    eps: float
-    """Added to the denominator."""
-    weight_decay: float
-    """Decoupled weight decay."""
-    clip_grad: float
-    """Largest gradient norm; 0: not clipped."""
+__all__ = ["TrainerOptimizer"]
 
 
 class TrainerOptimizer:
     """One model's optimizer."""
 
     def __init__(
-        self, model: torch.nn.Module, settings: AdamSettings, *, dtype: torch.dtype
+        self, model: torch.nn.Module, section: OptimizerSection, *, dtype: torch.dtype
     ) -> None:
-        """Make an optimizer with empty moments.
+        """Make an optimizer with empty moments; weights stay as they are.
 
         Args:
             model: the model in its data-parallel wrapper.
-            settings: Adam's settings.
+            section: Adam's settings; its learning rates are not used.
             dtype: dtype of the weights; bfloat16 weights get float32 master copies.
         """
         self._model = model
-        self._dtype = dtype
-        self.reset(settings)
-
-    def reset(self, settings: AdamSettings) -> None:
-        """Start again with empty moments and other settings; weights stay."""
-        self._settings = settings
+        self._section = section
         config = OptimizerConfig(
             optimizer="adam",
             lr=0.0,
             min_lr=0.0,
-            adam_beta1=settings.beta1,
-            adam_beta2=settings.beta2,
-            adam_eps=settings.eps,
-            weight_decay=settings.weight_decay,
-            clip_grad=settings.clip_grad,
-            bf16=self._dtype == torch.bfloat16,
-            params_dtype=self._dtype,
+            adam_beta1=section.beta1,
+            adam_beta2=section.beta2,
+            adam_eps=section.eps,
+            weight_decay=section.weight_decay,
+            clip_grad=section.clip_grad,
+            bf16=dtype == torch.bfloat16,
+            params_dtype=dtype,
         )
-        self._optimizer = get_megatron_optimizer(
-            config, [self._model], use_gloo_process_groups=False
+        self._optimizer: MegatronOptimizer = get_megatron_optimizer(
+            config, [model], use_gloo_process_groups=False
         )
 
     def zero_grad(self) -> None:
@@ -91,19 +71,22 @@ class TrainerOptimizer:
             TrainerError: the gradient norm is not finite; weights are left as they were.
         """
         for group in self._optimizer.param_groups:
+            # Megatron-Core's own scheduler, which there is none of here, would set both.
             group["lr"] = lr * group.get("lr_mult", 1.0)
-            group["weight_decay"] = self._settings.weight_decay * group.get("wd_mult", 1.0)
-        optimizer = self._optimizer
-        overflow = optimizer.prepare_grads()
-        grad_norm = float(optimizer.get_grad_norm())
+            group["weight_decay"] = self._section.weight_decay * group.get("wd_mult", 1.0)
+        # The parts of the optimizer's `step`: the norm is wanted before clipping, and before the
+        # weights change.
+        overflow = self._optimizer.prepare_grads()
+        grad_norm = float(self._optimizer.get_grad_norm())
         if overflow or not math.isfinite(grad_norm):
             raise TrainerError(
                 f"the gradient norm is {grad_norm}; the weights were not changed: look at the"
                 " losses and log-probs of this batch"
             )
-        if self._settings.clip_grad:
+        if self._section.clip_grad:
+            # Looked up in its module: the CPU shim replaces it there.
             megatron_optimizer.clip_grad_by_total_norm_fp32(
-                optimizer.get_parameters(), self._settings.clip_grad, grad_norm
+                self._optimizer.get_parameters(), self._section.clip_grad, grad_norm
             )
-        optimizer.step_with_ready_grads()
+        self._optimizer.step_with_ready_grads()
         return grad_norm

@@ -62,7 +62,8 @@ class Topology:
     pp_group: dist.ProcessGroup
     """The stages of this rank's pipeline."""
     shard_group: dist.ProcessGroup | None
-    """Gloo group of the ranks that send shards of a dump (last stage, tp = cp = 0), in data-parallel order; None elsewhere."""
+    """Gloo group of the ranks that send shards of a dump (last stage, tp = cp = 0), in
+    data-parallel order; None elsewhere."""
 
     @property
     def context_parallel(self) -> ContextParallel:

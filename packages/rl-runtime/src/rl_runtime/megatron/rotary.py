@@ -4,8 +4,12 @@ Megatron-Core's unfused packed RoPE loops over sequences in Python, eight times 
 short samples make that the largest cost of a CPU step. Here the angles are looked up once per
 micro-batch by position id, and queries and keys are rotated with one multiply-add each.
 
+Axes: T local tokens, H heads, D width of a head.
+
 Equation (Su et al. 2021, "RoFormer", eq. 34; halves instead of pairs, as in Llama and Qwen):
-    y = x * cos(p * f) + rotate_half(x) * sin(p * f),   f_i = theta ** (-2i / d),   rotate_half([a, b]) = [-b, a]
+
+    y = x * cos(p * f) + rotate_half(x) * sin(p * f)
+    f_i = theta ** (-2i / d),   rotate_half([a, b]) = [-b, a]
 """
 
 from __future__ import annotations
@@ -14,13 +18,9 @@ import math
 
 import torch
 
-from rl_runtime.megatron.shape import ModelShape
+from rl_runtime.megatron.shape import LLAMA3_SCALING, ModelShape
 
 __all__ = ["RotaryTable", "apply_rotary", "rotary_frequencies"]
-
-_LLAMA3_LOW_FREQ_FACTOR = 1.0
-_LLAMA3_HIGH_FREQ_FACTOR = 4.0
-_LLAMA3_ORIGINAL_POSITIONS = 8192
 
 
 def rotary_frequencies(shape: ModelShape) -> torch.Tensor:
@@ -36,9 +36,11 @@ def rotary_frequencies(shape: ModelShape) -> torch.Tensor:
     frequencies: torch.Tensor = 1.0 / (shape.rope_theta**exponents)
     if shape.rope_scaling_factor is None:
         return frequencies
-    wavelengths = 2 * math.pi / frequencies
-    span = _LLAMA3_HIGH_FREQ_FACTOR - _LLAMA3_LOW_FREQ_FACTOR
-    kept = ((_LLAMA3_ORIGINAL_POSITIONS / wavelengths - _LLAMA3_LOW_FREQ_FACTOR) / span).clamp(0, 1)
+    low, high, positions = LLAMA3_SCALING.values()
+    # Turns that a pair makes over the original context: at most `low` is stretched, from `high` on
+    # kept.
+    turns = positions / (2 * math.pi / frequencies)
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
     return (1 - kept) * frequencies / shape.rope_scaling_factor + kept * frequencies
 
 
@@ -58,7 +60,9 @@ class RotaryTable:
         Returns:
             Cosines and sines, float32 [T, 1, head_dim] each.
         """
+        # float32: angles of far positions have no digits left in half precision.
         angles = torch.outer(positions_T.to(torch.float32), self._frequencies)
+        # Both halves of a head turn by the same angles, and all heads alike.
         angles = torch.cat([angles, angles], dim=-1).unsqueeze(1)
         return angles.cos(), angles.sin()
 

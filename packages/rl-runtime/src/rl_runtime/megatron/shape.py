@@ -15,20 +15,21 @@ from typing import Any
 
 from rl_runtime.errors import RuntimeSetupError
 
-__all__ = ["SUPPORTED_MODEL_TYPES", "ModelShape", "read_model_config"]
+__all__ = ["LLAMA3_SCALING", "SUPPORTED_MODEL_TYPES", "ModelShape", "read_model_config"]
 
 SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3")
 
-_LLAMA3_SCALING = {
+LLAMA3_SCALING = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+"""The constants of the one frequency scaling that is supported; no other are published."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """Sizes and switches of one dense decoder-only transformer with RMS norms, rotary embeddings and SwiGLU layers."""
+    """Sizes and switches of one dense decoder with RMS norms, rotary embeddings and SwiGLU."""
 
     num_layers: int
     """Transformer layers."""
@@ -58,6 +59,15 @@ class ModelShape:
     """Whether the query, key and value projections have biases (Qwen2)."""
     qk_norm: bool
     """Whether queries and keys are normed per head (Qwen3)."""
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> ModelShape:
+        """Read the shape of a Hugging Face folder.
+
+        Raises:
+            RuntimeSetupError: as `read_model_config` and `from_hf_config`.
+        """
+        return cls.from_hf_config(read_model_config(folder))
 
     @classmethod
     def from_hf_config(cls, config: Mapping[str, Any]) -> ModelShape:
@@ -119,7 +129,10 @@ _REQUIRED = (
 
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """RoPE settings under one set of names: `rope_parameters` (transformers 5), or `rope_theta` beside `rope_scaling` (before)."""
+    """Give RoPE settings one set of names.
+
+    transformers 5 writes `rope_parameters`, older ones `rope_theta` beside `rope_scaling`.
+    """
     rope = {"rope_theta": config.get("rope_theta", 10000.0)}
     rope.update(config.get("rope_parameters") or config.get("rope_scaling") or {})
     rope["rope_type"] = rope.get("rope_type") or rope.pop("type", None) or "default"
@@ -127,31 +140,30 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unsupported(config: Mapping[str, Any], model_type: str) -> list[str]:
-    problems = []
-    if config.get("hidden_act", "silu") != "silu":
-        problems.append(f"hidden_act is {config['hidden_act']!r}, only 'silu' is supported")
-    if config.get("use_sliding_window"):
-        problems.append("use_sliding_window is on, only full attention is supported")
-    if config.get("mlp_bias"):
-        problems.append("mlp_bias is on, only SwiGLU layers without biases are supported")
-    if model_type != "qwen2" and config.get("attention_bias"):
-        problems.append(
-            "attention_bias is on, which adds a bias to the output projection; that is not"
-            " supported"
-        )
-    if config.get("pretraining_tp", 1) != 1:
-        problems.append("pretraining_tp is not 1")
     rope = _rope(config)
     kind = rope["rope_type"]
-    if kind == "llama3":
-        wrong = {
-            key: rope.get(key) for key, value in _LLAMA3_SCALING.items() if rope.get(key) != value
-        }
-        if wrong:
-            problems.append(f"rope scaling {wrong} differs from Llama 3's {_LLAMA3_SCALING}")
-    elif kind != "default":
-        problems.append(f"rope_type is {kind!r}, only 'default' and 'llama3' are supported")
-    return problems
+    differing = {
+        key: rope.get(key) for key, value in LLAMA3_SCALING.items() if rope.get(key) != value
+    }
+    activation = config.get("hidden_act", "silu")
+    checks = {
+        f"hidden_act is {activation!r}, only 'silu' is supported": activation != "silu",
+        "use_sliding_window is on, only full attention is supported": config.get(
+            "use_sliding_window"
+        ),
+        "mlp_bias is on, only SwiGLU layers without biases are supported": config.get("mlp_bias"),
+        "attention_bias is on, which adds a bias to the output projection; that is not supported": (
+            model_type != "qwen2" and config.get("attention_bias")
+        ),
+        "pretraining_tp is not 1": config.get("pretraining_tp", 1) != 1,
+        f"rope scaling {differing} differs from Llama 3's {LLAMA3_SCALING}": (
+            kind == "llama3" and differing
+        ),
+        f"rope_type is {kind!r}, only 'default' and 'llama3' are supported": (
+            kind not in ("default", "llama3")
+        ),
+    }
+    return [problem for problem, found in checks.items() if found]
 
 
 def read_model_config(folder: Path) -> dict[str, Any]:

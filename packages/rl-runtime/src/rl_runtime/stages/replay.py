@@ -24,7 +24,7 @@ from rl_runtime.batch.rank_batch import Column
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import ReplayError
 from rl_runtime.megatron.shape import ModelShape, read_model_config
-from rl_runtime.training.log_prob_provenance import ScoringNote
+from rl_runtime.training.log_prob_provenance import LogProbProvenance
 
 __all__ = ["MicroBatchFile", "Replayed", "compare_log_probs", "read_micro_batch", "replay"]
 
@@ -45,7 +45,7 @@ class MicroBatchFile:
     """Rank that trained on it."""
     micro_batch: int
     """Micro-batch within the step on that rank, 0-based."""
-    note: ScoringNote
+    note: LogProbProvenance
     """How its log-probs were computed."""
     columns: Mapping[str, Column]
     """What the trainer packs."""
@@ -95,7 +95,7 @@ def read_micro_batch(path: Path, *, vocab_size: int) -> MicroBatchFile:
                 f"{path}: {problems[0].message} ({len(problems)} problems; `rl-dump verify` lists"
                 " them)"
             )
-        note = ScoringNote.of_metadata(dump.metadata, where=str(path))
+        note = LogProbProvenance.of_metadata(dump.metadata, where=str(path))
         if note.weights == "step" and place["step"] > 0:
             raise ReplayError(
                 f"{path}: the log-probs of step {place['step']} are under weights that changed"
@@ -160,7 +160,7 @@ def _scored(given: MicroBatchFile, model_folder: Path) -> npt.NDArray[np.float32
         {
             "model": {"path": str(model_folder), "dtype": "float32"},
             "parallel": {"data": 1},
-            "rollout": {"temperature": given.note.temperature, "replay": given.note.kept_sets},
+            "rollout": {"temperature": given.note.temperature, "replay": given.note.nucleus},
             "dump": {"rollout": "", "train": ""},
             "cluster": {"actor_timeout_seconds": _TIMEOUT_SECONDS},
         }

@@ -1,5 +1,7 @@
 """Hand what was trained on to the train dump, which is written beside the training.
 
+Axes: K local response tokens of a micro-batch.
+
 Invariants: one file per batch, written by the writer rank, with every sample of the batch's plan;
 response-aligned fields have full length; the `log_probs` in it are those of the micro-batches'
 fields, never computed again; everything is copied before training goes on; a file that could not be
@@ -17,33 +19,17 @@ from rl_dump import RESPONSE_FIELDS, BackgroundWriter, RaggedArray
 from rl_dump.torch import DumpTopology, save_debug_train_data
 from rl_metrics.torch import gather_responses
 from rl_runtime.batch.rank_batch import RankBatch
-from rl_runtime.config.run import in_run_folder
 from rl_runtime.config.recipe import Recipe
-from rl_runtime.training.log_prob_provenance import ScoringNote
-from rl_runtime.training.micro_batch import MicroBatch, local_values
+from rl_runtime.config.run import in_run_folder
 from rl_runtime.megatron.parallel_state import Topology
+from rl_runtime.training.log_prob_provenance import LogProbProvenance
+from rl_runtime.training.micro_batch import MicroBatch
 
-__all__ = ["TrainDumper", "dump_topology"]
+__all__ = ["TrainDumper"]
 
 _SHARE_OF_DEADLINE = 0.5
-"""Part of the driver's patience after which a write or a rank is given up: so its error says which file it was, and not only that a rank is late."""
-
-
-def dump_topology(topology: Topology, deadline_seconds: float) -> DumpTopology:
-    """Describe this rank's place to rl-dump."""
-    return DumpTopology(
-        global_rank=topology.rank,
-        dp_rank=topology.dp_rank,
-        dp_size=topology.dp_size,
-        cp_rank=topology.cp_rank,
-        cp_size=topology.cp_size,
-        tp_rank=topology.tp_rank,
-        tp_size=topology.tp_size,
-        pp_rank=topology.pp_rank,
-        pp_size=topology.pp_size,
-        shard_group=topology.shard_group,
-        deadline_seconds=deadline_seconds,
-    )
+"""Share of the driver's patience after which a write or a rank is given up: its error then says
+which file it was, and not only that a rank is late."""
 
 
 class TrainDumper:
@@ -57,8 +43,20 @@ class TrainDumper:
         seconds = recipe.cluster.actor_timeout_seconds * _SHARE_OF_DEADLINE
         self._template = in_run_folder(recipe.dump.train, recipe.run.dir)
         self._topology = topology
-        self._place = dump_topology(topology, seconds)
-        self._metadata = ScoringNote.of_recipe(recipe).to_metadata()
+        self._place = DumpTopology(
+            global_rank=topology.rank,
+            dp_rank=topology.dp_rank,
+            dp_size=topology.dp_size,
+            cp_rank=topology.cp_rank,
+            cp_size=topology.cp_size,
+            tp_rank=topology.tp_rank,
+            tp_size=topology.tp_size,
+            pp_rank=topology.pp_rank,
+            pp_size=topology.pp_size,
+            shard_group=topology.shard_group,
+            deadline_seconds=seconds,
+        )
+        self._metadata = LogProbProvenance.of_recipe(recipe).to_metadata()
         self._writer = BackgroundWriter(deadline_seconds=seconds)
 
     def check(self) -> None:
@@ -69,11 +67,11 @@ class TrainDumper:
         """
         self._writer.check()
 
-    def write(self, batch: RankBatch, micro_batches: Sequence[MicroBatch]) -> None:
+    def write(self, rank_batch: RankBatch, micro_batches: Sequence[MicroBatch]) -> None:
         """Copy what a batch was trained on, after its last step, and queue the file.
 
         Args:
-            batch: what this rank received.
+            rank_batch: what this rank received.
             micro_batches: all of the batch, in the plan's order, with their fields.
 
         Raises:
@@ -82,26 +80,24 @@ class TrainDumper:
         """
         if not self._template:
             return
+        columns, plan = rank_batch.columns, rank_batch.plan
+        fields = _response_fields(rank_batch, micro_batches)
         data: dict[str, Any] = {
-            name: column for name, column in batch.columns.items() if name not in RESPONSE_FIELDS
-        }
-        fields = _response_fields(batch, micro_batches)
-        data |= {
-            "partition": batch.plan.partition,
-            "micro_batch_indices": batch.plan.micro_batch_indices,
-            "num_microbatches": list(batch.plan.num_microbatches),
-            "global_batch_sizes": list(batch.plan.global_batch_sizes),
+            **{name: column for name, column in columns.items() if name not in RESPONSE_FIELDS},
+            "partition": plan.partition,
+            "micro_batch_indices": plan.micro_batch_indices,
+            "num_microbatches": list(plan.num_microbatches),
+            "global_batch_sizes": list(plan.global_batch_sizes),
+            **fields,
         }
         save_debug_train_data(
             self._template,
-            batch_id=batch.batch_id,
-            rollout_data=data | fields,
+            batch_id=rank_batch.batch_id,
+            rollout_data=data,
             topology=self._place,
             gather_tensor=self._gather if self._topology.cp_size > 1 else None,
             sample_fields=[
-                name
-                for name, column in batch.columns.items()
-                if not isinstance(column, RaggedArray)
+                name for name, column in columns.items() if not isinstance(column, RaggedArray)
             ],
             response_fields=[
                 *RESPONSE_FIELDS,
@@ -138,27 +134,26 @@ class TrainDumper:
 
 
 def _response_fields(
-    batch: RankBatch, micro_batches: Sequence[MicroBatch]
+    rank_batch: RankBatch, micro_batches: Sequence[MicroBatch]
 ) -> dict[str, list[torch.Tensor]]:
-    """Every response-aligned field as one local piece per sample, in the order of the rank's columns."""
-    holding = [part for part in micro_batches if part.samples.size]
-    computed = {name for part in holding for name in part.fields}
+    """Give each response-aligned field as one local piece per sample, in the columns' order."""
+    with_samples = [micro_batch for micro_batch in micro_batches if micro_batch.samples.size]
+    computed = {name for micro_batch in with_samples for name in micro_batch.fields}
     given = {
         name: column
-        for name, column in batch.columns.items()
+        for name, column in rank_batch.columns.items()
         if name in RESPONSE_FIELDS and name not in computed and isinstance(column, RaggedArray)
     }
-    pieces: dict[str, list[torch.Tensor]] = {
-        name: [torch.empty(0)] * len(batch.plan.partition) for name in sorted({*computed, *given})
+    fields: dict[str, list[torch.Tensor]] = {
+        name: [torch.empty(0)] * len(rank_batch.plan.partition)
+        for name in sorted({*computed, *given})
     }
-    for part in holding:
-        values = {
-            **part.fields,
-            **{name: local_values(column, part) for name, column in given.items()},
-        }
-        for name, items in pieces.items():
-            for sample, piece in zip(
-                part.samples, torch.split(values[name], part.counts.tolist()), strict=True
-            ):
-                items[int(sample)] = piece
-    return pieces
+    for micro_batch in with_samples:
+        local = {name: micro_batch.local_values(column) for name, column in given.items()}
+        values = {**micro_batch.fields, **local}
+        for name, pieces in fields.items():
+            # The K values lie sample by sample: cut them, and put each where its sample stands.
+            cut = torch.split(values[name], micro_batch.counts.tolist())
+            for sample, piece in zip(micro_batch.samples, cut, strict=True):
+                pieces[int(sample)] = piece
+    return fields

@@ -4,6 +4,8 @@ Two kinds of pass: a scoring pass (no gradients) and a training pass. Both use t
 micro-batches in the same order, so their log-probs agree exactly as long as the weights are the
 same.
 
+Axes: T local tokens of a micro-batch, K local response tokens.
+
 Invariants: the loss function always returns Megatron-Core's 3-tuple; every rank, with whatever
 tokens, enters backward; what a pass computes for a token is kept in its micro-batch's `fields`.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,15 +22,15 @@ import torch.distributed as dist
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from rl_metrics import MicroBatchMetrics
+from rl_runtime.megatron.calls import ForwardBackward, GptForward
 from rl_runtime.training.micro_batch import MicroBatch
-from rl_runtime.training.scores import ResponseScores, ScoreName, ScoreRequest, score_responses
+from rl_runtime.training.scores import ResponseScores, ScoreName, score_responses
 
 __all__ = ["LossFunction", "run_scoring_pass", "run_training_pass"]
 
 LossFunction = Callable[[MicroBatch, ResponseScores], tuple[torch.Tensor, MicroBatchMetrics]]
-"""Takes a micro-batch and its scores; returns the scaled loss (a scalar with a graph) and what the micro-batch reports."""
-
-_OutputFunction = Callable[..., Any]
+"""Takes a micro-batch and its scores; returns the scaled loss (a scalar with a graph) and what the
+micro-batch reports."""
 
 
 def run_scoring_pass(
@@ -38,8 +41,7 @@ def run_scoring_pass(
     tp_group: dist.ProcessGroup,
     fields: Mapping[str, ScoreName],
 ) -> None:
-    """Compute scores without gradients and keep them in the micro-batches, on the last pipeline
-    stage.
+    """Compute scores without gradients and keep them in the micro-batches, on the last stage.
 
     Args:
         model: the model, wrapped or not.
@@ -49,21 +51,16 @@ def run_scoring_pass(
         fields: by name of a field, the score that is kept under it.
     """
 
-    def keep(batch: MicroBatch) -> _OutputFunction:
-        def collect(scores: ResponseScores, non_loss_data: bool = True) -> None:
-            assert non_loss_data
-            batch.fields.update({field: scores[name].detach() for field, name in fields.items()})
-
-        return collect
+    def keep(micro_batch: MicroBatch, scores: ResponseScores, *, non_loss_data: bool) -> None:
+        assert non_loss_data
+        micro_batch.fields.update({field: scores[name].detach() for field, name in fields.items()})
 
     with torch.no_grad():
         _run(
             model,
             micro_batches,
             keep,
-            temperature=temperature,
-            wanted=set(fields.values()),
-            tp_group=tp_group,
+            {"temperature": temperature, "wanted": set(fields.values()), "tp_group": tp_group},
             forward_only=True,
         )
 
@@ -92,25 +89,25 @@ def run_training_pass(
     """
     per_token: bool = model.config.calculate_per_token_loss  # type: ignore[union-attr,assignment]
 
-    def close(batch: MicroBatch) -> _OutputFunction:
-        def finish(scores: ResponseScores) -> tuple[torch.Tensor, torch.Tensor, MicroBatchMetrics]:
-            loss, metrics = loss_function(batch, scores)
-            num_tokens = batch.num_trained_tokens if per_token else 1
-            return (
-                loss + scores.anchor,
-                torch.tensor(num_tokens, dtype=torch.int, device=loss.device),
-                metrics,
-            )
-
-        return finish
+    def finish(
+        micro_batch: MicroBatch, scores: ResponseScores
+    ) -> tuple[torch.Tensor, torch.Tensor, MicroBatchMetrics]:
+        loss, metrics = loss_function(micro_batch, scores)
+        # Megatron-Core sums the second entry over all ranks, and divides by it where it normalises
+        # the loss itself.
+        num_tokens = micro_batch.num_trained_tokens if per_token else 1
+        return (
+            # Without local response tokens the loss has no graph; the anchor always has one.
+            loss + scores.anchor,
+            torch.tensor(num_tokens, dtype=torch.int, device=loss.device),
+            metrics,
+        )
 
     return _run(
         model,
         micro_batches,
-        close,
-        temperature=temperature,
-        wanted=wanted,
-        tp_group=tp_group,
+        finish,
+        {"temperature": temperature, "wanted": wanted, "tp_group": tp_group},
         forward_only=False,
     )
 
@@ -118,33 +115,26 @@ def run_training_pass(
 def _run(
     model: torch.nn.Module,
     micro_batches: Sequence[MicroBatch],
-    close: Callable[[MicroBatch], _OutputFunction],
+    finish: Callable[..., object],
+    scoring: Mapping[str, Any],
     *,
-    temperature: float,
-    wanted: AbstractSet[ScoreName],
-    tp_group: dist.ProcessGroup,
     forward_only: bool,
 ) -> list[Any]:
-    def step(iterator: Iterator[MicroBatch], part: torch.nn.Module) -> tuple[Any, _OutputFunction]:
-        batch = next(iterator)
-        output = part(
-            batch.tokens_1T,
-            batch.positions_1T,
+    def step(
+        queue: Iterator[MicroBatch], stage: GptForward
+    ) -> tuple[object, Callable[..., object]]:
+        micro_batch = next(queue)
+        output = stage(
+            micro_batch.tokens_1T,
+            micro_batch.positions_1T,
             None,
-            packed_seq_params=batch.stream,
-            output_processor=score_responses,
-            output_processor_context=ScoreRequest(
-                rows_K=batch.rows_K,
-                targets_K=batch.targets_K,
-                kept_sets=batch.kept_sets,
-                temperature=temperature,
-                wanted=wanted,
-                tp_group=tp_group,
-            ),
+            packed_seq_params=micro_batch.stream,
+            output_processor=partial(score_responses, micro_batch=micro_batch, **scoring),
         )
-        return output, close(batch)
+        return output, partial(finish, micro_batch)
 
-    results: list[Any] = get_forward_backward_func()(
+    run: ForwardBackward = get_forward_backward_func()
+    return run(
         forward_step_func=step,
         data_iterator=iter(micro_batches),
         model=[model],
@@ -154,6 +144,6 @@ def _run(
         seq_length=micro_batches[0].tokens_1T.shape[1],
         micro_batch_size=1,
         forward_only=forward_only,
+        # Scores are no losses: `keep` then returns no 3-tuple, and nothing is divided.
         collect_non_loss_data=forward_only,
     )
-    return results

@@ -2,32 +2,35 @@
 
 Stands in the metadata of every train dump that this program writes, under `scoring`.
 
-Invariants: a note read back equals the one written; a file without a note, or with another one, is
-refused and never guessed at.
+Invariants: what is read back equals what was written; a file without it, or with something else in
+its place, is refused and never guessed at.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import ReplayError
 
-__all__ = ["ScoringNote"]
+__all__ = ["LogProbProvenance"]
 
 _KEY = "scoring"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScoringNote:
-    """One run's way of scoring: `ScoringNote(temperature=1.0, kept_sets=True, weights="batch")`."""
+class LogProbProvenance:
+    """One run's way of scoring.
+
+    Example: `LogProbProvenance(temperature=1.0, nucleus=True, weights="batch")`.
+    """
 
     temperature: float
     """Divisor of the logits."""
-    kept_sets: bool
-    """Whether log-probs are over the recorded kept sets, where there are some."""
+    nucleus: bool
+    """Whether log-probs are over the recorded nuclei, where there are some."""
     weights: Literal["batch", "step"]
     """Under which weights: those that the batch began with, or those of the sample's step."""
 
@@ -36,13 +39,13 @@ class ScoringNote:
         """Say how a run by this recipe scores."""
         return cls(
             temperature=recipe.rollout.temperature,
-            kept_sets=recipe.rollout.replay,
+            nucleus=recipe.rollout.replay,
             weights="step" if recipe.algorithm.old_log_probs == "rollout" else "batch",
         )
 
     @classmethod
     def of_metadata(cls, metadata: Mapping[str, Any], *, where: str) -> Self:
-        """Read the note from a dump's metadata.
+        """Read it from a dump's metadata.
 
         Args:
             metadata: the dump's metadata.
@@ -51,23 +54,25 @@ class ScoringNote:
         Raises:
             ReplayError: there is none, or not one that this program wrote.
         """
-        note = metadata.get(_KEY)
-        if isinstance(note, dict):
-            temperature, kept_sets, weights = (
-                note.get(name) for name in ("temperature", "kept_sets", "weights")
-            )
-            if (
-                isinstance(temperature, float)
-                and temperature > 0
-                and isinstance(kept_sets, bool)
-                and weights in ("batch", "step")
-            ):
-                return cls(temperature=temperature, kept_sets=kept_sets, weights=weights)
-        raise ReplayError(
-            f"{where}: does not say how its log-probs were computed (metadata {_KEY!r} is"
-            f" {note!r}); give a dump that `rl-runtime train` wrote"
-        )
+        match metadata.get(_KEY):
+            case {
+                "temperature": float() as temperature,
+                "kept_sets": bool() as nucleus,
+                "weights": "batch" | "step" as weights,
+            } if temperature > 0:
+                return cls(temperature=temperature, nucleus=nucleus, weights=weights)
+            case found:
+                raise ReplayError(
+                    f"{where}: does not say how its log-probs were computed (metadata {_KEY!r} is"
+                    f" {found!r}); give a dump that `rl-runtime train` wrote"
+                )
 
     def to_metadata(self) -> dict[str, Any]:
-        """Return the note as an entry for a dump's metadata."""
-        return {_KEY: asdict(self)}
+        """Return the entry for a dump's metadata; files say `kept_sets` for the nuclei."""
+        return {
+            _KEY: {
+                "temperature": self.temperature,
+                "kept_sets": self.nucleus,
+                "weights": self.weights,
+            }
+        }

@@ -9,13 +9,17 @@ __all__ = ["reinforcement_lr", "warm_start_lr"]
 
 
 def warm_start_lr(section: WarmStartSection, step: int) -> float:
-    """Learning rate of supervised step `step` (0-based): linear up to `lr` over `warmup_steps`, then constant."""
+    """Learning rate of warm-up step `step` (0-based).
+
+    Linear up to `lr` over `warmup_steps`, then constant.
+    """
     return section.lr * min(1.0, (step + 1) / max(section.warmup_steps, 1))
 
 
 def reinforcement_lr(recipe: Recipe, batch_id: int) -> float:
-    """Learning rate of batch `batch_id` (0-based): linear up over `warmup_batches`, then linear
-    down to `min_lr_fraction * lr` at the last batch.
+    """Learning rate of batch `batch_id` (0-based).
+
+    Linear up over `warmup_batches`, then linear down to `min_lr_fraction * lr` at the last batch.
 
     Example:
         lr 1, warmup_batches 2, min_lr_fraction 0.1, num_batches 5: 0.5, 1, 0.7, 0.4, 0.1.

@@ -1,10 +1,10 @@
-"""Pack the samples of one micro-batch into this rank's part of one stream.
+"""Pack the samples of one micro-batch into this rank's share of one stream.
 
 Every sequence is padded to a multiple of 2 * cp, the stream's tail to what tensor parallelism
 needs. A filler is a stream of `2 * cp * tp` padding tokens without samples: it runs through the
 model like any other micro-batch and weighs nothing.
 
-Legend: T = local tokens of the stream, K = local response tokens, n = samples.
+Axes: n samples, T local tokens of the stream, R tokens of one response, K local response tokens.
 
 Invariants: the K entries are the response tokens that rl-metrics' geometry gives to this rank,
 sample by sample, ascending; padding tokens are never scored; every trained token has a score; loss
@@ -14,7 +14,7 @@ masks are kept whole on every context-parallel rank.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,39 +22,23 @@ import numpy.typing as npt
 import torch
 
 from rl_dump import RaggedArray
-from rl_metrics import ContextParallel, packed_responses, packed_token_index, padded_lengths
+from rl_metrics import packed_responses, packed_token_index, padded_lengths
 from rl_runtime.batch.rank_batch import Column
 from rl_runtime.errors import TrainerError
 from rl_runtime.megatron.attention import PackedStream, pack_stream
+from rl_runtime.megatron.parallel_state import Topology
 from rl_runtime.megatron.rotary import RotaryTable
+from rl_runtime.megatron.shape import ModelShape
 from rl_topp import NucleusSet
 
-__all__ = ["MicroBatch", "PackingRules", "local_values", "pack_micro_batch"]
+__all__ = ["MicroBatch", "MicroBatchPacker"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackingRules:
-    """What packing depends on, besides the samples."""
-
-    cp: ContextParallel
-    """This rank's place in its context-parallel group."""
-    tp_size: int
-    """Tensor-parallel ranks."""
-    vocab_size: int
-    """Token ids of the model, without padding."""
-    rotary: RotaryTable
-    """The model's rotary angles."""
-    device: torch.device
-    """Where tensors go."""
-    dtype: torch.dtype
-    """Dtype of activations."""
-    use_kept_sets: bool
-    """Whether log-probs are taken over recorded kept sets."""
+_Arrays = Sequence[npt.NDArray[np.generic]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """One micro-batch on one rank. All tensors are on the device."""
+    """One forward's samples on one rank. All tensors are on the device."""
 
     samples: npt.NDArray[np.int64]
     """int64 [n]: indices into the rank's columns; empty for a filler."""
@@ -74,8 +58,8 @@ class MicroBatch:
     """int64 [K]: the token's id."""
     trained_K: torch.Tensor
     """bool [K]: loss mask."""
-    kept_sets: NucleusSet
-    """Kept sets of the K tokens; whole vocabulary where none are used."""
+    nucleus: NucleusSet
+    """Nuclei of the K tokens; the whole vocabulary where none are used."""
     total_lengths: npt.NDArray[np.int64]
     """int64 [n], tokens."""
     response_lengths: npt.NDArray[np.int64]
@@ -83,127 +67,170 @@ class MicroBatch:
     loss_masks: tuple[npt.NDArray[np.int32], ...]
     """Per sample int32 [R]: the whole mask, on every rank."""
     denominators: npt.NDArray[np.float32] | None
-    """float32 [n]: what each sample's masked sum is divided by; None where the aggregation needs none."""
+    """float32 [n]: what each sample's masked sum is divided by; None where the aggregation needs
+    none."""
     fields: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Response-aligned values, float32 [K] each, by contract name: what was computed before and what this rank computes."""
+    """Response-aligned values, float32 [K] each, by contract name: what was computed before and
+    what this rank computes."""
 
     @property
     def num_trained_tokens(self) -> int:
         """Trained tokens of the whole micro-batch, over all context-parallel ranks."""
         return int(sum(int(mask.sum()) for mask in self.loss_masks))
 
-    @property
-    def num_local_tokens(self) -> int:
-        """K."""
-        return self.targets_K.numel()
+    def local_values(self, column: RaggedArray) -> torch.Tensor:
+        """Pick the K local values of a response-aligned column of the rank.
+
+        Args:
+            column: whole responses of all of the rank's samples.
+
+        Returns:
+            [K], in the column's dtype, on the device.
+        """
+        # Where each token's response begins in the column, plus its place in the response.
+        starts_K = np.repeat(column.offsets[self.samples], self.counts)
+        values_K = column.values[starts_K + self.response_indices]
+        return torch.from_numpy(values_K).to(self.targets_K.device)
 
 
-def pack_micro_batch(
-    columns: Mapping[str, Column], samples: npt.NDArray[np.int64], rules: PackingRules
-) -> MicroBatch:
-    """Pack samples.
+class MicroBatchPacker:
+    """The way a rank packs micro-batches: its place in the mesh, and the model."""
 
-    Args:
-        columns: the rank's columns; `tokens` and `loss_masks` are needed, `rollout_log_probs`,
-            `loss_denominators` and the kept sets are used where present.
-        samples: int64 [n], which of them; none makes a filler.
-        rules: this rank's place and the model.
+    def __init__(
+        self, shape: ModelShape, topology: Topology, *, dtype: torch.dtype, use_nucleus: bool
+    ) -> None:
+        """Say what packing depends on, besides the samples.
 
-    Returns:
-        The micro-batch.
+        Args:
+            shape: the model's shape.
+            topology: this rank's place.
+            dtype: dtype of activations.
+            use_nucleus: whether log-probs are taken over recorded nuclei.
+        """
+        self._cp = topology.context_parallel
+        self._tp_size = topology.tp_size
+        self._device = topology.device
+        self._vocab_size = shape.vocab_size
+        self._rotary = RotaryTable(shape, topology.device)
+        self._dtype = dtype
+        self._use_nucleus = use_nucleus
 
-    Raises:
-        MetricsError: a sample without a prompt token.
-        NucleusError: kept sets that do not form a record.
-        TrainerError: a token that is trained and whose kept set gives it no log-prob.
-    """
-    tokens, masks = _items(columns["tokens"], samples), _items(columns["loss_masks"], samples)
-    totals = np.array([item.size for item in tokens], np.int64)
-    responses = np.array([item.size for item in masks], np.int64)
-    stream_lengths, local = _layout(totals, rules)
-    owned = packed_responses(totals, responses, rules.cp)
-    positions = _along_stream(
-        (
-            np.concatenate([np.arange(size) for size in totals])
-            if totals.size
-            else np.zeros(0, np.int64)
-        ),
-        local,
-    )
-    positions_1T = torch.from_numpy(positions).to(rules.device).unsqueeze(0)
+    def pack(self, columns: Mapping[str, Column], samples: npt.NDArray[np.int64]) -> MicroBatch:
+        """Pack samples.
 
-    def pick(
-        full_responses: Sequence[npt.NDArray[np.generic]], dtype: type[np.generic]
-    ) -> torch.Tensor:
-        flat = np.concatenate(full_responses) if full_responses else np.zeros(0)
-        return torch.from_numpy(flat.astype(dtype)[owned.flat_indices]).to(rules.device)
+        Args:
+            columns: the rank's columns; `tokens` and `loss_masks` are needed, `rollout_log_probs`,
+                `loss_denominators` and the nuclei are used where present.
+            samples: int64 [n], which of them; none makes a filler.
 
-    return MicroBatch(
-        samples=samples,
-        tokens_1T=torch.from_numpy(
-            _along_stream(np.concatenate(tokens) if tokens else np.zeros(0, np.int64), local)
+        Returns:
+            The micro-batch.
+
+        Raises:
+            MetricsError: a sample without a prompt token.
+            NucleusError: nuclei that do not form a record.
+            TrainerError: a token that is trained and whose nucleus gives it no log-prob.
+        """
+        tokens, masks = (_items(columns[name], samples) for name in ("tokens", "loss_masks"))
+        total_lengths = np.array([item.size for item in tokens], np.int64)
+        response_lengths = np.array([item.size for item in masks], np.int64)
+        stream_lengths, source_T = self._layout(total_lengths)
+        owned = packed_responses(total_lengths, response_lengths, self._cp)
+        positions_1T = self._along_stream([np.arange(size) for size in total_lengths], source_T)
+
+        def pick(responses: _Arrays, dtype: type[np.generic]) -> torch.Tensor:
+            """Lay whole responses end to end, and keep the K tokens that this rank owns."""
+            return torch.from_numpy(_flat(responses, dtype)[owned.flat_indices]).to(self._device)
+
+        responses = [
+            item[item.size - length :]
+            for item, length in zip(tokens, response_lengths, strict=True)
+        ]
+        denominators = columns.get("loss_denominators")
+        return MicroBatch(
+            samples=samples,
+            tokens_1T=self._along_stream(tokens, source_T),
+            positions_1T=positions_1T,
+            stream=pack_stream(
+                stream_lengths,
+                positions_1T[0],
+                self._rotary,
+                cp_size=self._cp.size,
+                cp_rank=self._cp.rank,
+                dtype=self._dtype,
+            ),
+            counts=owned.counts,
+            response_indices=owned.response_indices,
+            rows_K=torch.from_numpy(owned.logit_rows).to(self._device),
+            targets_K=pick(responses, np.int64),
+            trained_K=pick(masks, np.bool_),
+            nucleus=self._nucleus(columns, samples, masks, owned.flat_indices),
+            total_lengths=total_lengths,
+            response_lengths=response_lengths,
+            loss_masks=tuple(mask.astype(np.int32, copy=False) for mask in masks),
+            denominators=(
+                None
+                if denominators is None
+                else np.asarray(denominators)[samples].astype(np.float32)
+            ),
+            fields={
+                name: pick(_items(columns[name], samples), np.float32)
+                for name in ("rollout_log_probs",)
+                if name in columns
+            },
         )
-        .to(rules.device)
-        .unsqueeze(0),
-        positions_1T=positions_1T,
-        stream=pack_stream(
-            stream_lengths,
-            positions_1T[0],
-            rules.rotary,
-            cp_size=rules.cp.size,
-            cp_rank=rules.cp.rank,
-            dtype=rules.dtype,
-        ),
-        counts=owned.counts,
-        response_indices=owned.response_indices,
-        rows_K=torch.from_numpy(owned.logit_rows).to(rules.device),
-        targets_K=pick(
-            [item[item.size - mask.size :] for item, mask in zip(tokens, masks, strict=True)],
-            np.int64,
-        ),
-        trained_K=pick(masks, np.bool_),
-        kept_sets=_kept_sets(columns, samples, masks, owned.flat_indices, rules),
-        total_lengths=totals,
-        response_lengths=responses,
-        loss_masks=tuple(mask.astype(np.int32, copy=False) for mask in masks),
-        denominators=_scalars(columns, "loss_denominators", samples),
-        fields=_given_fields(columns, samples, pick),
-    )
 
+    def _layout(
+        self, total_lengths: npt.NDArray[np.int64]
+    ) -> tuple[list[int], npt.NDArray[np.int64]]:
+        """Lay out the stream.
 
-def local_values(full: RaggedArray, part: MicroBatch) -> torch.Tensor:
-    """Pick a micro-batch's local values of a response-aligned column of the rank.
+        Returns:
+            Padded length of every sequence, a padding tail among them; and [T], for each local row
+                its place in the unpadded tokens, -1 where it is padding.
+        """
+        padded = padded_lengths(total_lengths, self._cp)
+        # Zigzag cuts the stream into 2 * cp chunks, sequence parallelism each rank's T into tp.
+        multiple = math.lcm(2 * self._cp.size, self._cp.size * self._tp_size)
+        used = int(padded.sum())
+        length = -(-used // multiple) * multiple if used else 2 * self._cp.size * self._tp_size
+        tail = [length - used] if length > used else []
+        return [*padded.tolist(), *tail], packed_token_index(
+            total_lengths, self._cp, stream_length=length
+        )
 
-    Args:
-        full: whole responses of the rank's samples.
-        part: the micro-batch.
+    def _along_stream(self, sequences: _Arrays, source_T: npt.NDArray[np.int64]) -> torch.Tensor:
+        """Give the local rows [1, T] of per-token values; 0 where padding."""
+        # Index -1, which stands for padding, finds the 0 at the end.
+        values_T = np.append(_flat(sequences, np.int64), 0)[source_T]
+        return torch.from_numpy(values_T).to(self._device).unsqueeze(0)
 
-    Returns:
-        [K], in the column's dtype, on the micro-batch's device.
-    """
-    starts = np.repeat(full.offsets[part.samples], part.counts)
-    return torch.from_numpy(full.values[starts + part.response_indices]).to(part.targets_K.device)
-
-
-def _layout(
-    totals: npt.NDArray[np.int64], rules: PackingRules
-) -> tuple[list[int], npt.NDArray[np.int64]]:
-    """Padded length of every sequence, a padding tail among them, and the source of each local row in the unpadded tokens (-1: padding)."""
-    padded = padded_lengths(totals, rules.cp)
-    multiple = math.lcm(2 * rules.cp.size, rules.cp.size * rules.tp_size)
-    used = int(padded.sum())
-    length = -(-used // multiple) * multiple if used else 2 * rules.cp.size * rules.tp_size
-    lengths = [*padded.tolist(), *([length - used] if length > used else [])]
-    return lengths, packed_token_index(totals, rules.cp, stream_length=length)
-
-
-def _along_stream(
-    values: npt.NDArray[np.int64], local: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """Values of the local rows; 0 where padding."""
-    placed = np.append(values, 0)[local]
-    placed[local < 0] = 0
-    return placed.astype(np.int64, copy=False)
+    def _nucleus(
+        self,
+        columns: Mapping[str, Column],
+        samples: npt.NDArray[np.int64],
+        masks: _Arrays,
+        flat_indices: npt.NDArray[np.int64],
+    ) -> NucleusSet:
+        if not self._use_nucleus or "nucleus_ids" not in columns:
+            return NucleusSet.unfiltered(flat_indices.size, vocab_size=self._vocab_size)
+        names = ("ids", "offsets", "status")
+        items = zip(*(_items(columns[f"nucleus_{name}"], samples) for name in names), strict=True)
+        nuclei = [
+            NucleusSet(ids=ids, offsets=offsets, status=status, vocab_size=self._vocab_size)
+            for ids, offsets, status in items
+        ]
+        for sample, nucleus, mask in zip(samples, nuclei, masks, strict=True):
+            unscored = np.flatnonzero((mask != 0) & ~nucleus.scored_mask())
+            if unscored.size:
+                token = int(unscored[0])
+                raise TrainerError(
+                    f"sample {sample} of this rank: response token {token} is trained, but it was"
+                    " not sampled or its kept set is incomplete (status"
+                    f" {nucleus.status[token]}), so it has no log-prob: give it loss mask 0, or set"
+                    " rollout.replay = false"
+                )
+        return NucleusSet.concat(nuclei, vocab_size=self._vocab_size).take(flat_indices)
 
 
 def _items(column: Column, samples: npt.NDArray[np.int64]) -> list[npt.NDArray[np.generic]]:
@@ -211,47 +238,7 @@ def _items(column: Column, samples: npt.NDArray[np.int64]) -> list[npt.NDArray[n
     return [column[int(index)] for index in samples]
 
 
-def _scalars(
-    columns: Mapping[str, Column], name: str, samples: npt.NDArray[np.int64]
-) -> npt.NDArray[np.float32] | None:
-    column = columns.get(name)
-    return None if column is None else np.asarray(column)[samples].astype(np.float32)
-
-
-def _kept_sets(
-    columns: Mapping[str, Column],
-    samples: npt.NDArray[np.int64],
-    masks: Sequence[npt.NDArray[np.generic]],
-    flat_indices: npt.NDArray[np.int64],
-    rules: PackingRules,
-) -> NucleusSet:
-    if not rules.use_kept_sets or "nucleus_ids" not in columns:
-        return NucleusSet.unfiltered(flat_indices.size, vocab_size=rules.vocab_size)
-    parts = (
-        _items(columns[name], samples)
-        for name in ("nucleus_ids", "nucleus_offsets", "nucleus_status")
-    )
-    sets = [
-        NucleusSet(ids=ids, offsets=offsets, status=status, vocab_size=rules.vocab_size)
-        for ids, offsets, status in zip(*parts, strict=True)
-    ]
-    for sample, item, mask in zip(samples, sets, masks, strict=True):
-        unscored = np.flatnonzero((mask != 0) & ~item.scored_mask())
-        if unscored.size:
-            token = int(unscored[0])
-            raise TrainerError(
-                f"sample {sample} of this rank: response token {token} is trained, but it was not"
-                f" sampled or its kept set is incomplete (status {item.status[token]}), so it has"
-                " no log-prob: give it loss mask 0, or set rollout.replay = false"
-            )
-    return NucleusSet.concat(sets, vocab_size=rules.vocab_size).take(flat_indices)
-
-
-def _given_fields(
-    columns: Mapping[str, Column],
-    samples: npt.NDArray[np.int64],
-    pick: Callable[[Sequence[npt.NDArray[np.generic]], type[np.generic]], torch.Tensor],
-) -> dict[str, torch.Tensor]:
-    if "rollout_log_probs" not in columns:
-        return {}
-    return {"rollout_log_probs": pick(_items(columns["rollout_log_probs"], samples), np.float32)}
+def _flat(items: _Arrays, dtype: type[np.generic]) -> npt.NDArray[np.generic]:
+    """Lay arrays end to end in a dtype; the empty one in front stands in where there are none."""
+    flat: npt.NDArray[np.generic] = np.concatenate([np.zeros(0, dtype), *items])
+    return flat.astype(dtype, copy=False)

@@ -1,35 +1,42 @@
-"""The policy loss of one optimizer step, as a loss function for a training pass.
+"""The loss of one optimizer step, as a loss function for a training pass.
 
 Which log-probs the ratio is taken against, by `algorithm.old_log_probs`:
+
     recompute   those of a scoring pass before the batch's first step
-    reuse       those of the training forward itself: the ratio is 1 and its gradient that of the log-prob (one step per batch)
+    reuse       those of the training forward itself: the ratio is 1, its gradient the log-prob's
     rollout     the engine's
 
-Which scores of policy and reference the KL term compares: `algorithm.kl_log_probs`. The ratio and
-the entropy bonus are always over the kept set.
+The KL term compares the scores that `algorithm.kl_log_probs` names; ratio and entropy bonus are
+always over the nucleus. Axes: K local response tokens.
 
-Invariants: the scores in a micro-batch's `fields` are written once per batch and are the trainer's
-under the weights that it first saw the tokens with: with `recompute` and `reuse`,
-`fields["log_probs"]` is exactly what the loss used as old log-probs; with `rollout` it is that of
-the first training forward, because the old ones are `rollout_log_probs` already. A scoring pass
-asks for the same scores as training, so that both are computed alike.
+Invariants: a score in a micro-batch's `fields` is written once per batch, by the first pass that
+computes it, so it is under the weights of that pass; a scoring pass asks for the same scores as
+training, so that both are computed alike.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
 
 import torch
 
 from rl_metrics import Aggregation, MicroBatchMetrics, megatron_loss_scale
 from rl_metrics.torch import loss_reducer
-from rl_runtime.config.algorithm import AlgorithmSection
-from rl_runtime.training.micro_batch import MicroBatch
-from rl_runtime.training.scores import ResponseScores, ScoreName
 from rl_runtime.algorithms.losses import policy_loss
+from rl_runtime.config.algorithm import AlgorithmSection
 from rl_runtime.megatron.parallel_state import Topology
 from rl_runtime.training.forward_backward import LossFunction
-from rl_runtime.training.step_metrics import token_count, token_means
+from rl_runtime.training.micro_batch import MicroBatch
+from rl_runtime.training.scores import ResponseScores, ScoreName
+from rl_runtime.training.step_metrics import micro_batch_metrics
 
-__all__ = ["policy_scores", "reference_score", "reinforcement_loss"]
+__all__ = ["policy_objective", "policy_scores", "reference_score", "step_objective"]
+
+TokenLosses = Callable[
+    [MicroBatch, ResponseScores], tuple[torch.Tensor, Mapping[str, torch.Tensor]]
+]
+"""Takes a micro-batch and its scores; returns the loss of each token, float32 [K], and what the
+report shows of each, by name, float32 [K]."""
 
 
 def policy_scores(algorithm: AlgorithmSection) -> frozenset[ScoreName]:
@@ -45,13 +52,19 @@ def reference_score(algorithm: AlgorithmSection) -> ScoreName:
     return "full_log_probs" if algorithm.kl_is_full else "log_probs"
 
 
-def reinforcement_loss(
-    algorithm: AlgorithmSection, *, num_microbatches: int, step_units: float, topology: Topology
+def step_objective(
+    token_losses: TokenLosses,
+    aggregation: Aggregation,
+    *,
+    num_microbatches: int,
+    step_units: float,
+    topology: Topology,
 ) -> LossFunction:
-    """Make the loss function of one step.
+    """Make the loss function of one step out of the loss of a token.
 
     Args:
-        algorithm: which loss.
+        token_losses: the loss of each token.
+        aggregation: how tokens become one number.
         num_microbatches: micro-batches of the step on each rank, fillers included.
         step_units: units of the step over all ranks, by the aggregation.
         topology: this rank's place.
@@ -59,7 +72,7 @@ def reinforcement_loss(
     Returns:
         The loss function.
     """
-    aggregation: Aggregation = algorithm.loss_aggregation
+    # What undoes Megatron-Core's own division by micro-batches and ranks.
     scale = megatron_loss_scale(
         aggregation,
         num_microbatches=num_microbatches,
@@ -67,53 +80,77 @@ def reinforcement_loss(
         dp_size=topology.dp_size,
         cp_size=topology.cp_size,
     )
-    place = topology.context_parallel
-    wanted = policy_scores(algorithm)
 
-    def loss(batch: MicroBatch, scores: ResponseScores) -> tuple[torch.Tensor, MicroBatchMetrics]:
-        for name in wanted:
-            batch.fields.setdefault(name, scores[name].detach())
-        kept = batch.fields["log_probs"]
-        old = batch.fields["rollout_log_probs"] if algorithm.old_log_probs == "rollout" else kept
-        terms = policy_loss(
+    def objective(
+        micro_batch: MicroBatch, scores: ResponseScores
+    ) -> tuple[torch.Tensor, MicroBatchMetrics]:
+        losses_K, shown = token_losses(micro_batch, scores)
+        reducer = loss_reducer(
+            aggregation,
+            micro_batch.total_lengths,
+            micro_batch.response_lengths,
+            micro_batch.loss_masks,
+            denominators=micro_batch.denominators,
+            cp=topology.context_parallel,
+        )
+        reduced = reducer(losses_K)
+        return reduced * scale, micro_batch_metrics(micro_batch, reduced, shown, topology.cp_size)
+
+    return objective
+
+
+def policy_objective(
+    algorithm: AlgorithmSection, *, num_microbatches: int, step_units: float, topology: Topology
+) -> LossFunction:
+    """Make the loss function of one step of policy optimization.
+
+    Args:
+        algorithm: which loss.
+        num_microbatches: as in `step_objective`.
+        step_units: as in `step_objective`.
+        topology: this rank's place.
+
+    Returns:
+        The loss function.
+    """
+
+    def token_losses(
+        micro_batch: MicroBatch, scores: ResponseScores
+    ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        fields = micro_batch.fields
+        for name in policy_scores(algorithm):
+            fields.setdefault(name, scores[name].detach())
+        first_log_probs, engine_log_probs = fields["log_probs"], fields["rollout_log_probs"]
+        loss = policy_loss(
             scores.log_probs,
-            old,
-            batch.fields["advantages"],
+            engine_log_probs if algorithm.old_log_probs == "rollout" else first_log_probs,
+            fields["advantages"],
             clip_low=algorithm.clip_low,
             clip_high=algorithm.clip_high,
-            ref_log_probs=batch.fields.get("ref_log_probs"),
+            ref_log_probs=fields.get("ref_log_probs"),
             kl_log_probs=scores[reference_score(algorithm)],
             kl_coef=algorithm.kl_coef,
             entropy=scores.entropy,
             entropy_coef=algorithm.entropy_coef,
         )
-        reducer = loss_reducer(
-            aggregation,
-            batch.total_lengths,
-            batch.response_lengths,
-            batch.loss_masks,
-            denominators=batch.denominators,
-            cp=place,
-        )
-        reduced = reducer(terms.loss)
-        train_log_probs = (
-            kept if algorithm.old_log_probs == "recompute" else scores.log_probs.detach()
-        )
+        recomputed = algorithm.old_log_probs == "recompute"
+        trainer_log_probs = first_log_probs if recomputed else scores.log_probs.detach()
         shown = {
-            "ratio": terms.ratio,
-            "clip_fraction": terms.clipped,
+            "ratio": loss.ratio,
+            "clip_fraction": loss.clipped,
             "entropy": scores["entropy"].detach(),
-            "log_prob_gap": (train_log_probs - batch.fields["rollout_log_probs"]).abs(),
+            "log_prob_gap": (trainer_log_probs - engine_log_probs).abs(),
         }
         if algorithm.full_scores:
             shown["full_entropy"] = scores["full_entropy"].detach()
-        if terms.kl is not None:
-            shown["kl"] = batch.fields["kl"] = terms.kl
-        metrics = MicroBatchMetrics(
-            sums={"loss": reduced.detach().clone()},
-            num_tokens=batch.num_trained_tokens,
-            metrics=[token_count(batch, topology.cp_size), *token_means(batch, shown)],
-        )
-        return reduced * scale, metrics
+        if loss.kl is not None:
+            shown["kl"] = fields["kl"] = loss.kl
+        return loss.loss, shown
 
-    return loss
+    return step_objective(
+        token_losses,
+        algorithm.loss_aggregation,
+        num_microbatches=num_microbatches,
+        step_units=step_units,
+        topology=topology,
+    )

@@ -14,7 +14,6 @@ import hashlib
 from collections.abc import Mapping
 
 import numpy as np
-import torch
 import torch.distributed as dist
 
 from rl_dump import RaggedArray
@@ -23,8 +22,6 @@ from rl_runtime.errors import BatchMismatchError
 from rl_runtime.megatron.parallel_state import Topology
 
 __all__ = ["check_same_batch", "columns_digest"]
-
-_DIGEST_BYTES = 32
 
 
 def columns_digest(columns: Mapping[str, Column]) -> str:
@@ -42,58 +39,47 @@ def columns_digest(columns: Mapping[str, Column]) -> str:
     return state.hexdigest()
 
 
-def check_same_batch(batch: RankBatch, topology: Topology) -> None:
+def check_same_batch(rank_batch: RankBatch, topology: Topology) -> None:
     """Compare the batch over all ranks.
 
     Args:
-        batch: what this rank received.
+        rank_batch: what this rank received.
         topology: this rank's place.
 
     Raises:
-        BatchMismatchError: on every rank, when plans differ over ranks, when columns differ inside
-            a data-parallel rank, or when a rank received another rank's part.
+        BatchMismatchError: on every rank, when plans differ over ranks or columns inside a
+            data-parallel rank; on the rank that it was given to, for another rank's share.
     """
-    mine = [batch.plan.digest, columns_digest(batch.columns), _place_digest(batch)]
-    local = torch.tensor(
-        list(b"".join(bytes.fromhex(digest) for digest in mine)),
-        dtype=torch.uint8,
-        device=topology.device,
+    mine = (
+        rank_batch.plan.digest,
+        columns_digest(rank_batch.columns),
+        f"batch {rank_batch.batch_id} of data-parallel rank {rank_batch.plan.rank}",
     )
-    gathered = torch.empty(
-        topology.world_size * local.numel(), dtype=torch.uint8, device=topology.device
-    )
-    dist.all_gather_into_tensor(gathered, local)
-    table = gathered.cpu().numpy().reshape(topology.world_size, len(mine), _DIGEST_BYTES)
-    plans, columns, places = (
-        [row.tobytes().hex() for row in table[:, index]] for index in range(len(mine))
-    )
-    _compare("schedule plan", plans, list(range(topology.world_size)), batch.batch_id)
-    ranks = {
-        dp_rank: [
-            rank for rank in range(topology.world_size) if topology.dp_rank_of(rank) == dp_rank
-        ]
-        for dp_rank in range(topology.dp_size)
-    }
-    for members in ranks.values():
-        _compare("columns of one data-parallel rank", columns, members, batch.batch_id)
-        _compare("batch id and data-parallel rank", places, members, batch.batch_id)
-    if batch.plan.rank != topology.dp_rank:
+    shown = [mine] * topology.world_size
+    dist.all_gather_object(shown, mine)
+    plans, columns, places = (dict(enumerate(values)) for values in zip(*shown, strict=True))
+    _compare("schedule plan", plans, rank_batch.batch_id)
+    for dp_rank in range(topology.dp_size):
+        members = [rank for rank in plans if topology.dp_rank_of(rank) == dp_rank]
+        for what, values in (
+            ("columns of one data-parallel rank", columns),
+            ("batch id and data-parallel rank", places),
+        ):
+            _compare(what, {rank: values[rank] for rank in members}, rank_batch.batch_id)
+    if rank_batch.plan.rank != topology.dp_rank:
         raise BatchMismatchError(
-            f"batch {batch.batch_id}: rank {topology.rank} is data-parallel rank"
-            f" {topology.dp_rank}, but was given the part of rank {batch.plan.rank}"
+            f"batch {rank_batch.batch_id}: rank {topology.rank} is data-parallel rank"
+            f" {topology.dp_rank}, but was given the part of rank {rank_batch.plan.rank}"
         )
 
 
-def _place_digest(batch: RankBatch) -> str:
-    return hashlib.sha256(f"{batch.batch_id}:{batch.plan.rank}".encode()).hexdigest()
-
-
-def _compare(what: str, digests: list[str], ranks: list[int], batch_id: int) -> None:
+def _compare(what: str, values: Mapping[int, str], batch_id: int) -> None:
+    """Raise unless all ranks hold the same value."""
     holders: dict[str, list[int]] = {}
-    for rank in ranks:
-        holders.setdefault(digests[rank], []).append(rank)
+    for rank, value in values.items():
+        holders.setdefault(value, []).append(rank)
     if len(holders) > 1:
-        held = "; ".join(f"{digest} on ranks {found}" for digest, found in holders.items())
+        held = "; ".join(f"{value} on ranks {ranks}" for value, ranks in holders.items())
         raise BatchMismatchError(
             f"batch {batch_id}: trainer ranks hold different data ({what}): {held}: send every rank"
             " the part of one plan"

@@ -1,13 +1,12 @@
 """Log-probs of the sampled tokens from the model's last stage.
 
-`score_responses` is what `GPTModel.forward(output_processor=...)` calls in place of its own output
-step. It takes the hidden states of the rows that predict response tokens, and only of those, to
-rl-topp's output layer, which scores the sampled ids over their kept sets without logits; rows
-without a filter, and full scores where they are wanted, go over the vocabulary block by block in
-the same call. Prompt and padding rows never reach the vocabulary. The gradient of the weight, tied
-or not, goes straight into Megatron-Core's `main_grad`; that of the hidden states is this rank's
-part, and the operation by which they enter the tensor-parallel region (a copy, or a gather under
-sequence parallelism) sums the parts.
+`score_responses` stands in for the output step of `GPTModel.forward`. Only the hidden states of
+rows that predict response tokens go to rl-topp's output layer, which scores the sampled ids over
+their nuclei without logits; rows without a filter, and full scores where they are wanted, go over
+the vocabulary block by block in the same call. The gradient of the weight, tied or not, goes
+straight into Megatron-Core's `main_grad`.
+
+Axes: T local tokens, H hidden, V this rank's share of the vocabulary, K local response tokens.
 
 Invariants: no tensor of rows times vocabulary exists, in forward or backward; scores are in float32
 at least, whatever the model's dtype; a micro-batch without local response tokens still takes one
@@ -19,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -28,43 +27,30 @@ from megatron.core.tensor_parallel.mappings import (
     gather_from_sequence_parallel_region,
 )
 
+from rl_runtime.megatron.calls import OutputLayer
+from rl_runtime.training.micro_batch import MicroBatch
 from rl_topp import NucleusSet
 from rl_topp.lm_head import nucleus_lm_head_log_probs
 
-__all__ = ["ResponseScores", "ScoreName", "ScoreRequest", "score_responses"]
+__all__ = ["ResponseScores", "ScoreName", "score_responses"]
 
 ScoreName = Literal["log_probs", "entropy", "full_log_probs", "full_entropy"]
 """A score of one response token.
 
-The first two are over its kept set, or over the vocabulary where there is none; the others always
+The first two are over its nucleus, or over the vocabulary where there is none; the others always
 over the vocabulary.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreRequest:
-    """What to score of one micro-batch, and at which temperature."""
-
-    rows_K: torch.Tensor
-    """int64 [K]: local rows whose hidden states predict the tokens, each named once."""
-    targets_K: torch.Tensor
-    """int64 [K]: the tokens' ids."""
-    kept_sets: NucleusSet
-    """Kept sets of the K tokens."""
-    temperature: float
-    """Divisor of the logits: the temperature at which the tokens were sampled."""
-    wanted: AbstractSet[ScoreName]
-    """Which scores; `log_probs` are always given."""
-    tp_group: dist.ProcessGroup
-    """Ranks that hold the other parts of the vocabulary."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseScores:
-    """Scores of the K local response tokens, nats, float32 [K] each; 0 where the token was not sampled; None where not wanted."""
+    """Scores of the K local response tokens, nats, float32 [K] each.
+
+    0 where a token was not sampled; None where a score is not wanted.
+    """
 
     log_probs: torch.Tensor
-    """Over the kept set, or over the vocabulary where there is none."""
+    """Over the nucleus, or over the vocabulary where there is none."""
     entropy: torch.Tensor | None
     """Entropy of the same distribution."""
     full_log_probs: torch.Tensor | None
@@ -83,43 +69,51 @@ class ResponseScores:
 
 def score_responses(
     *,
+    micro_batch: MicroBatch,
+    temperature: float,
+    wanted: AbstractSet[ScoreName],
+    tp_group: dist.ProcessGroup,
     hidden_states: torch.Tensor,
-    output_layer: Any,
+    output_layer: OutputLayer,
     output_weight: torch.Tensor | None,
-    context: ScoreRequest,
-    **_: Any,
+    **_: object,
 ) -> ResponseScores:
     """Score the sampled tokens; the `output_processor` of `GPTModel.forward`.
 
     Args:
-        hidden_states: [T, 1, H] (its part of T under sequence parallelism), the decoder's output
-            after the final norm.
-        output_layer: Megatron-Core's vocabulary-parallel output layer, which gives its weight and
-            is not called.
+        micro_batch: what to score.
+        temperature: divisor of the logits, at which the tokens were sampled.
+        wanted: which scores; `log_probs` are always given.
+        tp_group: ranks that hold the other shares of the vocabulary.
+        hidden_states: [T, 1, H] (its share of T under sequence parallelism), the decoder's output
+            after the final norm; this and what follows come from Megatron-Core.
+        output_layer: its vocabulary-parallel output layer, which gives its weight and is not
+            called.
         output_weight: the tied embedding, or None.
-        context: what to score.
         **_: what else the hook gives; not used.
 
     Returns:
         The scores.
     """
-    weight_VH: torch.Tensor = output_layer.weight if output_weight is None else output_weight
-    count = context.targets_K.numel()
-    rows, targets, kept_sets = context.rows_K, context.targets_K, context.kept_sets
+    weight_VH = output_layer.weight if output_weight is None else output_weight
+    count = micro_batch.targets_K.numel()
+    rows_K, targets_K, nucleus = micro_batch.rows_K, micro_batch.targets_K, micro_batch.nucleus
     if count == 0:
-        rows = targets = torch.zeros(1, dtype=torch.int64, device=hidden_states.device)
-        kept_sets = NucleusSet.not_sampled(1, vocab_size=kept_sets.vocab_size)
+        # One row that is not scored: other ranks wait in the collectives of forward and backward.
+        rows_K = targets_K = torch.zeros(1, dtype=torch.int64, device=hidden_states.device)
+        nucleus = NucleusSet.not_sampled(1, vocab_size=nucleus.vocab_size)
     scores = nucleus_lm_head_log_probs(
-        _hidden_rows(hidden_states, rows, context.tp_group, gather=output_layer.sequence_parallel),
+        _hidden_rows(hidden_states, rows_K, tp_group, gather=output_layer.sequence_parallel),
         weight_VH,
-        targets,
-        kept_sets,
-        vocab_start=dist.get_rank(context.tp_group) * weight_VH.shape[0],
-        tp_group=context.tp_group,
-        temperature=context.temperature,
-        full_log_probs="full_log_probs" in context.wanted,
-        entropy="entropy" in context.wanted,
-        full_entropy="full_entropy" in context.wanted,
+        targets_K,
+        nucleus,
+        vocab_start=dist.get_rank(tp_group) * weight_VH.shape[0],
+        tp_group=tp_group,
+        temperature=temperature,
+        full_log_probs="full_log_probs" in wanted,
+        entropy="entropy" in wanted,
+        full_entropy="full_entropy" in wanted,
+        # This rank's share alone: the operation in `_hidden_rows` sums the shares.
         hidden_gradient="partial",
     )
     return ResponseScores(
@@ -127,6 +121,7 @@ def score_responses(
         entropy=None if scores.entropy is None else scores.entropy[:count],
         full_log_probs=None if scores.full_log_probs is None else scores.full_log_probs[:count],
         full_entropy=None if scores.full_entropy is None else scores.full_entropy[:count],
+        # The unscored row, or an empty sum: 0 either way, but with a graph.
         anchor=scores.log_probs[count:].sum(),
     )
 
@@ -134,12 +129,15 @@ def score_responses(
 def _hidden_rows(
     hidden_states: torch.Tensor, rows_K: torch.Tensor, tp_group: dist.ProcessGroup, *, gather: bool
 ) -> torch.Tensor:
-    """Take rows [K, H] into the tensor-parallel region: the same on every rank, their gradient summed over ranks on the way back."""
+    """Take rows [K, H] into the tensor-parallel region.
+
+    They are the same on every rank; their gradient is summed over ranks on the way back.
+    """
     if gather:
         hidden_states = gather_from_sequence_parallel_region(
             hidden_states, tensor_parallel_output_grad=True, group=tp_group
         )
-    # Not `hidden_states[rows]`, whose gradient sorts the rows in case one comes twice.
+    # Not `hidden_states[rows_K]`, whose gradient sorts the rows in case one comes twice.
     rows_KH = hidden_states.squeeze(1).index_select(0, rows_K)
     if not gather:
         rows_KH = copy_to_tensor_model_parallel_region(rows_KH, group=tp_group)

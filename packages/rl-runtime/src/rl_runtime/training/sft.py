@@ -17,20 +17,18 @@ import torch
 import torch.distributed as dist
 
 from rl_dump import RaggedArray
-from rl_metrics import Aggregation, MicroBatchMetrics, megatron_loss_scale
-from rl_metrics.torch import loss_reducer
+from rl_metrics import Aggregation
 from rl_runtime.batch.rank_batch import Column
 from rl_runtime.errors import TrainerError
-from rl_runtime.training.micro_batch import MicroBatch, PackingRules, pack_micro_batch
-from rl_runtime.training.scores import ResponseScores
 from rl_runtime.megatron.parallel_state import Topology
 from rl_runtime.training.forward_backward import LossFunction
-from rl_runtime.training.step_metrics import token_count
+from rl_runtime.training.micro_batch import MicroBatch, MicroBatchPacker
+from rl_runtime.training.objective import step_objective
 
-__all__ = ["pack_examples", "supervised_aggregation", "supervised_loss"]
+__all__ = ["pack_examples", "sft_aggregation", "sft_objective"]
 
 
-def supervised_aggregation(*, per_token: bool) -> Aggregation:
+def sft_aggregation(*, per_token: bool) -> Aggregation:
     """Name the aggregation that is a token mean under the way the model normalises its loss.
 
     Megatron-Core fixes at construction whether it divides by tokens itself. Where it does not, the
@@ -40,14 +38,14 @@ def supervised_aggregation(*, per_token: bool) -> Aggregation:
 
 
 def pack_examples(
-    columns: Mapping[str, Column], token_cap: int, rules: PackingRules, topology: Topology
+    columns: Mapping[str, Column], token_cap: int, packer: MicroBatchPacker, topology: Topology
 ) -> tuple[list[MicroBatch], int]:
     """Pack this rank's examples, in order, under the token cap.
 
     Args:
         columns: `tokens` [L] and `loss_masks` [R] per example; the R last tokens are the response.
         token_cap: tokens of one micro-batch; a longer example is alone.
-        rules: how to pack.
+        packer: how to pack.
         topology: this rank's place.
 
     Returns:
@@ -58,15 +56,16 @@ def pack_examples(
     """
     tokens, masks = columns["tokens"], columns["loss_masks"]
     assert isinstance(tokens, RaggedArray) and isinstance(masks, RaggedArray)
-    groups = _in_order(tokens.lengths, token_cap)
-    count = torch.tensor(len(groups), device=topology.device)
+    shares = _in_order(tokens.lengths, token_cap)
+    count = torch.tensor(len(shares), device=topology.device)
     dist.all_reduce(count, op=dist.ReduceOp.MAX, group=topology.dp_group)
     trained = torch.tensor(int(masks.values.sum()), device=topology.device)
     dist.all_reduce(trained, group=topology.dp_group)
     if not int(trained):
         raise TrainerError("no token of this step is trained: every loss mask is 0")
-    groups += [np.zeros(0, np.int64)] * (int(count) - len(groups))
-    return [pack_micro_batch(columns, group, rules) for group in groups], int(trained)
+    # Fillers: a rank with fewer micro-batches would leave the others waiting in their collectives.
+    shares += [np.zeros(0, np.int64)] * (int(count) - len(shares))
+    return [packer.pack(columns, samples) for samples in shares], int(trained)
 
 
 def _in_order(lengths: npt.NDArray[np.int64], token_cap: int) -> list[npt.NDArray[np.int64]]:
@@ -74,24 +73,24 @@ def _in_order(lengths: npt.NDArray[np.int64], token_cap: int) -> list[npt.NDArra
 
     Lengths [3, 3, 5] and cap 6: [0, 1], [2].
     """
-    groups: list[list[int]] = []
+    shares: list[list[int]] = []
     room = 0
     for position, length in enumerate(lengths.tolist()):
-        if length > room or not groups:
-            groups.append([])
+        if length > room or not shares:
+            shares.append([])
             room = token_cap
-        groups[-1].append(position)
+        shares[-1].append(position)
         room -= length
-    return [np.array(group, np.int64) for group in groups]
+    return [np.array(share, np.int64) for share in shares]
 
 
-def supervised_loss(
-    *, aggregation: Aggregation, num_microbatches: int, trained_tokens: int, topology: Topology
+def sft_objective(
+    aggregation: Aggregation, *, num_microbatches: int, trained_tokens: int, topology: Topology
 ) -> LossFunction:
     """Make the loss function of one step.
 
     Args:
-        aggregation: from `supervised_aggregation`.
+        aggregation: from `sft_aggregation`.
         num_microbatches: micro-batches of the step on each rank.
         trained_tokens: trained tokens of the step, over all ranks.
         topology: this rank's place.
@@ -99,25 +98,10 @@ def supervised_loss(
     Returns:
         The loss function.
     """
-    scale = megatron_loss_scale(
+    return step_objective(
+        lambda _, scores: (-scores.log_probs, {}),
         aggregation,
         num_microbatches=num_microbatches,
         step_units=trained_tokens,
-        dp_size=topology.dp_size,
-        cp_size=topology.cp_size,
+        topology=topology,
     )
-    place = topology.context_parallel
-
-    def loss(batch: MicroBatch, scores: ResponseScores) -> tuple[torch.Tensor, MicroBatchMetrics]:
-        reducer = loss_reducer(
-            aggregation, batch.total_lengths, batch.response_lengths, batch.loss_masks, cp=place
-        )
-        reduced = reducer(-scores.log_probs)
-        metrics = MicroBatchMetrics(
-            sums={"loss": reduced.detach().clone()},
-            num_tokens=batch.num_trained_tokens,
-            metrics=[token_count(batch, topology.cp_size)],
-        )
-        return reduced * scale, metrics
-
-    return loss

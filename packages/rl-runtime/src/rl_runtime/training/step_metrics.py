@@ -1,21 +1,23 @@
 """What one optimizer step reports.
 
-Names and meaning:
-    train/loss              the loss that was minimised, by `algorithm.loss_aggregation`
-    train/ratio             exp(new - old log-prob)
-    train/clip_fraction     share of tokens whose surrogate is clipped
-    train/entropy           entropy of the policy over the kept set, nats
-    train/full_entropy      entropy of the policy over the vocabulary, nats; absent without `algorithm.full_scores`
-    train/kl                k3 against the reference, nats, over what `algorithm.kl_log_probs` says; absent without a reference
-    train/log_prob_gap      |trainer - engine| log-prob, nats; the trainer's under the weights that the batch began with where they were recomputed,
-                            else under those of the step
-    train/grad_norm         gradient norm over all ranks, before clipping
-    train/lr                learning rate of the step
-    train/tokens_per_second tokens of all samples (prompt and response, without padding), over all
-    ranks, per wall second
+Names and meaning, after the prefix `train/`:
+
+    loss              the loss that was minimised, by `algorithm.loss_aggregation`
+    ratio             exp(new - old log-prob)
+    clip_fraction     share of tokens whose surrogate is clipped
+    entropy           entropy of the policy over the nucleus, nats
+    full_entropy      the same over the vocabulary; absent without `algorithm.full_scores`
+    kl                k3 against the reference, nats, over what `algorithm.kl_log_probs` says;
+                      absent without a reference
+    log_prob_gap      |trainer - engine| log-prob, nats; the trainer's under the weights that the
+                      batch began with where they were recomputed, else under those of the step
+    grad_norm         gradient norm over all ranks, before clipping
+    lr                learning rate of the step
+    tokens_per_second tokens of all samples (prompt and response, without padding), over all ranks,
+                      per wall second
 
 From ratio to log_prob_gap: means over the trained tokens of the step, so that a fully masked
-rollout moves none of them.
+rollout moves none of them. The warm-up reports loss, grad_norm, lr and tokens_per_second.
 
 Invariants: every rank returns the same report; a name without data (no trained token in the step)
 is absent.
@@ -30,43 +32,51 @@ import torch.distributed as dist
 
 from rl_metrics import Aggregation, Metric, MicroBatchMetrics
 from rl_metrics.torch import reduce_train_step_metrics
-from rl_runtime.training.micro_batch import MicroBatch
 from rl_runtime.megatron.parallel_state import Topology
+from rl_runtime.training.micro_batch import MicroBatch
 
-__all__ = ["TOKENS", "finish_report", "token_count", "token_means"]
+__all__ = ["micro_batch_metrics", "step_report"]
 
-TOKENS = "tokens"
+_TOKENS = "tokens"
 """Name of the count that `tokens_per_second` is made of."""
 
 
-def token_count(batch: MicroBatch, cp_size: int) -> Metric:
-    """Count the tokens of a micro-batch's samples, shared out over context-parallel ranks so that the sum over ranks counts each once."""
-    return Metric.of_sum(TOKENS, float(batch.total_lengths.sum()) / cp_size, unit="token")
-
-
-def token_means(batch: MicroBatch, values: Mapping[str, torch.Tensor]) -> list[Metric]:
-    """Average values over trained tokens.
+def micro_batch_metrics(
+    micro_batch: MicroBatch, loss: torch.Tensor, shown: Mapping[str, torch.Tensor], cp_size: int
+) -> MicroBatchMetrics:
+    """Collect what one micro-batch reports on one rank.
 
     Args:
-        batch: the micro-batch.
-        values: by name, float32 [K], without gradients.
+        micro_batch: the micro-batch.
+        loss: its reduced loss, before scaling, float32 [].
+        shown: by name, float32 [K] without gradients; averaged over trained tokens.
+        cp_size: context-parallel ranks.
 
     Returns:
-        One record per name, with this rank's sum and count.
+        Sums and counts of this rank.
     """
     sums = [
-        torch.where(batch.trained_K, value, 0.0).sum(dtype=torch.float64)
-        for value in values.values()
+        torch.where(micro_batch.trained_K, value_K, 0.0).sum(dtype=torch.float64)
+        for value_K in shown.values()
     ]
     # One transfer from the device for all of them.
-    *totals, count = torch.stack([*sums, batch.trained_K.sum(dtype=torch.float64)]).tolist()
-    return [
-        Metric.of_mean(name, total, count, unit="token")
-        for name, total in zip(values, totals, strict=True)
-    ]
+    *totals, count = torch.stack([*sums, micro_batch.trained_K.sum(dtype=torch.float64)]).tolist()
+    # Every context-parallel rank knows all lengths: shared out, so that the sum counts each once.
+    num_tokens = float(micro_batch.total_lengths.sum()) / cp_size
+    return MicroBatchMetrics(
+        sums={"loss": loss.detach().clone()},
+        num_tokens=micro_batch.num_trained_tokens,
+        metrics=[
+            Metric.of_sum(_TOKENS, num_tokens, unit="token"),
+            *(
+                Metric.of_mean(name, total, count, unit="token")
+                for name, total in zip(shown, totals, strict=True)
+            ),
+        ],
+    )
 
 
-def finish_report(
+def step_report(
     metrics: list[MicroBatchMetrics],
     *,
     aggregation: Aggregation,
@@ -100,14 +110,13 @@ def finish_report(
             group=topology.dp_cp_group,
         )
     if topology.pp_size > 1:
+        # Only the last stage has losses; the other stages wait for its report.
         last = dist.get_global_rank(topology.pp_group, topology.pp_size - 1)
         dist.broadcast_object_list(
             reduced, src=last, group=topology.pp_group, device=topology.device
         )
     assert reduced[0] is not None
     found = {name: value for name, value in reduced[0].items() if value is not None}
-    tokens = found.pop(TOKENS, 0.0)
-    return {
-        f"{prefix}/{name}": value
-        for name, value in {**found, **values, "tokens_per_second": tokens / seconds}.items()
-    }
+    tokens_per_second = found.pop(_TOKENS, 0.0) / seconds
+    report = {**found, **values, "tokens_per_second": tokens_per_second}
+    return {f"{prefix}/{name}": value for name, value in report.items()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from rl_runtime.errors import RuntimeSetupError, TrainerError
-from rl_runtime.megatron.shape import ModelShape
 from rl_runtime.megatron.parallel_state import Topology
+from rl_runtime.megatron.shape import ModelShape
 from rl_runtime.weights.layouts import (
     FusedGateUp,
     FusedQkv,
@@ -29,116 +29,68 @@ from rl_runtime.weights.layouts import (
     SplitVocabulary,
 )
 
-__all__ = ["Rule", "export_hf_tensors", "load_hf_weights", "parameter_rule", "save_hf_folder"]
+__all__ = ["export_hf_tensors", "load_hf_weights", "save_hf_folder"]
 
 _EMBEDDING = "model.embed_tokens.weight"
-_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+_LAYER = re.compile(r"(decoder\.layers\.\d+)\.(.+)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """Where one Megatron-Core parameter comes from."""
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """The origin of one Megatron-Core parameter."""
 
-    hf_names: tuple[str, ...]
-    """Hugging Face tensors that it holds, in order."""
     layout: Layout
-    """How they are laid out over tensor-parallel ranks."""
+    """How its tensors are laid out over tensor-parallel ranks."""
+    hf_names: tuple[str, ...]
+    """Hugging Face tensors that it holds, in order; in the table without their layer."""
     exported: bool = True
     """False for the second copy of a tied embedding: it is loaded, never exported."""
 
 
-def parameter_rule(name: str, shape: ModelShape) -> Rule:
-    """Say where a parameter comes from.
-
-    Args:
-        name: Megatron-Core's name, with the layer's number in the whole model.
-        shape: the model's shape.
-
-    Returns:
-        The rule. "decoder.layers.3.mlp.linear_fc1.weight" holds layer 3's gate_proj and up_proj.
-
-    Raises:
-        RuntimeSetupError: a parameter that dense Llama and Qwen models do not have.
-    """
-    vocabulary = SplitVocabulary(shape.vocab_size)
-    if name == "embedding.word_embeddings.weight":
-        return Rule(hf_names=(_EMBEDDING,), layout=vocabulary)
-    if name == "output_layer.weight":
-        tied = shape.tied_embeddings
-        return Rule(
-            hf_names=(_EMBEDDING if tied else "lm_head.weight",),
-            layout=vocabulary,
-            exported=not tied,
-        )
-    if name == "decoder.final_layernorm.weight":
-        return Rule(hf_names=("model.norm.weight",), layout=Replicated())
-    match = _LAYER.fullmatch(name)
-    rule = _layer_rules(shape).get(match[2]) if match else None
-    if match is None or rule is None:
-        raise RuntimeSetupError(
-            f"no Hugging Face tensor is known for the Megatron-Core parameter {name}"
-        )
-    hf_names, layout = rule
-    return Rule(
-        hf_names=tuple(f"model.layers.{match[1]}.{hf_name}" for hf_name in hf_names), layout=layout
+def _rules(shape: ModelShape) -> dict[str, _Rule]:
+    """The parameters of dense Llama and Qwen models, those of a layer without its number."""
+    one, columns, qkv = Replicated(), SplitColumns(), FusedQkv.of(shape)
+    vocabulary, tied = SplitVocabulary(shape.vocab_size), shape.tied_embeddings
+    weights, biases = (
+        tuple(f"self_attn.{x}_proj.{kind}" for x in "qkv") for kind in ("weight", "bias")
     )
-
-
-def _layer_rules(shape: ModelShape) -> dict[str, tuple[tuple[str, ...], Layout]]:
-    qkv = FusedQkv.of(shape)
+    gate_up = ("mlp.gate_proj.weight", "mlp.up_proj.weight")
     return {
-        "input_layernorm.weight": (("input_layernorm.weight",), Replicated()),
-        "self_attention.linear_qkv.weight": (
-            tuple(f"self_attn.{x}_proj.weight" for x in "qkv"),
-            qkv,
+        "embedding.word_embeddings.weight": _Rule(vocabulary, (_EMBEDDING,)),
+        "output_layer.weight": _Rule(
+            vocabulary, (_EMBEDDING if tied else "lm_head.weight",), exported=not tied
         ),
-        "self_attention.linear_qkv.bias": (tuple(f"self_attn.{x}_proj.bias" for x in "qkv"), qkv),
-        "self_attention.q_layernorm.weight": (("self_attn.q_norm.weight",), Replicated()),
-        "self_attention.k_layernorm.weight": (("self_attn.k_norm.weight",), Replicated()),
-        "self_attention.linear_proj.weight": (("self_attn.o_proj.weight",), SplitColumns()),
-        "pre_mlp_layernorm.weight": (("post_attention_layernorm.weight",), Replicated()),
-        "mlp.linear_fc1.weight": (("mlp.gate_proj.weight", "mlp.up_proj.weight"), FusedGateUp()),
-        "mlp.linear_fc2.weight": (("mlp.down_proj.weight",), SplitColumns()),
+        "decoder.final_layernorm.weight": _Rule(one, ("model.norm.weight",)),
+        "input_layernorm.weight": _Rule(one, ("input_layernorm.weight",)),
+        "self_attention.linear_qkv.weight": _Rule(qkv, weights),
+        "self_attention.linear_qkv.bias": _Rule(qkv, biases),
+        "self_attention.q_layernorm.weight": _Rule(one, ("self_attn.q_norm.weight",)),
+        "self_attention.k_layernorm.weight": _Rule(one, ("self_attn.k_norm.weight",)),
+        "self_attention.linear_proj.weight": _Rule(columns, ("self_attn.o_proj.weight",)),
+        "pre_mlp_layernorm.weight": _Rule(one, ("post_attention_layernorm.weight",)),
+        "mlp.linear_fc1.weight": _Rule(FusedGateUp(), gate_up),
+        "mlp.linear_fc2.weight": _Rule(columns, ("mlp.down_proj.weight",)),
     }
 
 
 def _named_rules(
     model: torch.nn.Module, shape: ModelShape
-) -> Iterator[tuple[torch.nn.Parameter, Rule]]:
-    """Parameters of this rank's part of a model, with layers numbered over all pipeline stages."""
-    layers = model.get_submodule("decoder.layers")
-    numbers = {
-        str(index): str(int(layer.layer_number) - 1)  # type: ignore[arg-type]
-        for index, layer in enumerate(layers.children())
-    }
+) -> Iterator[tuple[torch.nn.Parameter, _Rule]]:
+    """Parameters of this rank's share of a model, with layers numbered over all stages."""
+    rules = _rules(shape)
     for name, parameter in model.named_parameters():
-        whole = re.sub(r"(?<=^decoder\.layers\.)\d+", lambda match: numbers[match[0]], name)
-        yield parameter, parameter_rule(whole, shape)
-
-
-class _SafetensorsFolder:
-    """Reads single tensors of a Hugging Face folder, whichever file they are in."""
-
-    def __init__(self, folder: Path) -> None:
-        from safetensors import safe_open
-
-        self._folder = folder
-        paths = sorted(folder.glob("*.safetensors"))
-        if not paths:
+        match = _LAYER.fullmatch(name)
+        rule = rules.get(match[2] if match else name)
+        if rule is None:
             raise RuntimeSetupError(
-                f"{folder}: no *.safetensors file; `model.path` names a folder in Hugging Face"
-                " layout"
+                f"no Hugging Face tensor is known for the Megatron-Core parameter {name}"
             )
-        files: list[Any] = [safe_open(str(path), framework="pt") for path in paths]
-        self._files = {key: file for file in files for key in file.keys()}  # noqa: SIM118 - a file is not iterable
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        if name not in self._files:
-            raise RuntimeSetupError(
-                f"{self._folder}: no tensor named {name}; its config.json promises one"
-            )
-        tensor: torch.Tensor = self._files[name].get_tensor(name)
-        return tensor
+        if match:
+            # Names count the layers of one stage from 0, `layer_number` those of all from 1.
+            number = int(model.get_submodule(match[1]).layer_number) - 1  # type: ignore[arg-type]
+            names = tuple(f"model.layers.{number}.{hf_name}" for hf_name in rule.hf_names)
+            rule = replace(rule, hf_names=names)
+        yield parameter, rule
 
 
 @torch.no_grad()
@@ -156,11 +108,24 @@ def load_hf_weights(
     Raises:
         RuntimeSetupError: a tensor is missing or has another shape than the config says.
     """
-    tensors = _SafetensorsFolder(folder)
-    for parameter, rule in _named_rules(model, shape):
-        shard = rule.layout.shard(
-            [tensors[name] for name in rule.hf_names], topology.tp_rank, topology.tp_size
+    from safetensors import safe_open
+
+    # Whichever file a tensor is in; a name that two files have comes from the later one.
+    paths = sorted(folder.glob("*.safetensors"))
+    opened: list[Any] = [safe_open(str(path), framework="pt") for path in paths]
+    files = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 - a file is not iterable
+    if not paths:
+        raise RuntimeSetupError(
+            f"{folder}: no *.safetensors file; `model.path` names a folder in Hugging Face layout"
         )
+    for parameter, rule in _named_rules(model, shape):
+        missing = [name for name in rule.hf_names if name not in files]
+        if missing:
+            raise RuntimeSetupError(
+                f"{folder}: no tensor named {missing[0]}; its config.json promises one"
+            )
+        tensors = [files[name].get_tensor(name) for name in rule.hf_names]
+        shard = rule.layout.shard(tensors, topology.tp_rank, topology.tp_size)
         if shard.shape != parameter.shape:
             raise RuntimeSetupError(
                 f"{folder}: {', '.join(rule.hf_names)} give {list(shard.shape)} on tensor rank"
@@ -191,23 +156,16 @@ def export_hf_tensors(
             continue
         shards = _over_tensor_ranks(parameter, rule, topology)
         if topology.tp_rank == 0:
-            stage.update(
-                zip(
-                    rule.hf_names,
-                    (tensor.cpu() for tensor in rule.layout.merge(shards)),
-                    strict=True,
-                )
-            )
+            merged = (tensor.cpu() for tensor in rule.layout.merge(shards))
+            stage.update(zip(rule.hf_names, merged, strict=True))
     if topology.tp_rank:
         return None
     gathered = _over_stages(stage, topology)
-    if not topology.is_writer:
-        return None
-    return dict(sorted(gathered.items()))
+    return dict(sorted(gathered.items())) if topology.is_writer else None
 
 
 def _over_tensor_ranks(
-    parameter: torch.nn.Parameter, rule: Rule, topology: Topology
+    parameter: torch.nn.Parameter, rule: _Rule, topology: Topology
 ) -> list[torch.Tensor]:
     local = parameter.detach()
     if topology.tp_size == 1 or isinstance(rule.layout, Replicated):
@@ -247,8 +205,7 @@ def _over_stages(stage: dict[str, torch.Tensor], topology: Topology) -> dict[str
 
 
 def save_hf_folder(folder: Path, tensors: Mapping[str, torch.Tensor], source: Path) -> None:
-    """Write a Hugging Face folder: weights from `tensors`, everything else from the folder that the
-    model came from.
+    """Write a Hugging Face folder: weights from `tensors`, everything else from `source`.
 
     The folder appears whole or not at all: it is written beside its place and renamed.
 
@@ -261,31 +218,27 @@ def save_hf_folder(folder: Path, tensors: Mapping[str, torch.Tensor], source: Pa
         TrainerError: a file could not be read or written; an older export is still there.
     """
     from safetensors import SafetensorError
-
-    try:
-        _write_hf_folder(folder, tensors, source)
-    except (OSError, SafetensorError) as error:
-        raise TrainerError(f"the model folder {folder} could not be written: {error}") from error
-
-
-def _write_hf_folder(folder: Path, tensors: Mapping[str, torch.Tensor], source: Path) -> None:
     from safetensors.torch import save_file
 
     temporary = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    for path in sorted(source.iterdir()):
-        if (
-            path.is_file()
-            and path.suffix in {".json", ".txt", ".model", ".jinja"}
-            and path.name != "model.safetensors.index.json"
-        ):
-            shutil.copy2(path, temporary / path.name)
-    save_file(
-        {name: tensor.contiguous() for name, tensor in tensors.items()},
-        temporary / "model.safetensors",
-        metadata={"format": "pt"},
-    )
-    if folder.exists():
-        shutil.rmtree(folder)
-    temporary.rename(folder)
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        for path in sorted(source.iterdir()):
+            # The index names the source's files of weights; the export has one file, without.
+            if (
+                path.is_file()
+                and path.suffix in {".json", ".txt", ".model", ".jinja"}
+                and path.name != "model.safetensors.index.json"
+            ):
+                shutil.copy2(path, temporary / path.name)
+        save_file(
+            {name: tensor.contiguous() for name, tensor in tensors.items()},
+            temporary / "model.safetensors",
+            metadata={"format": "pt"},
+        )
+        if folder.exists():
+            shutil.rmtree(folder)
+        temporary.rename(folder)
+    except (OSError, SafetensorError) as error:
+        raise TrainerError(f"the model folder {folder} could not be written: {error}") from error

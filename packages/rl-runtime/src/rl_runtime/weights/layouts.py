@@ -9,25 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from rl_runtime.megatron.shape import ModelShape
 
 __all__ = ["FusedGateUp", "FusedQkv", "Layout", "Replicated", "SplitColumns", "SplitVocabulary"]
-
-
-class Layout(Protocol):
-    """A pair of inverse functions between Hugging Face tensors and per-rank parameters."""
-
-    def shard(self, tensors: Sequence[torch.Tensor], tp_rank: int, tp_size: int) -> torch.Tensor:
-        """Cut one rank's parameter out of the full tensors."""
-        ...
-
-    def merge(self, shards: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Join the parameters of all ranks, in rank order, to the full tensors."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +46,7 @@ class SplitColumns:
 
 @dataclass(frozen=True, slots=True)
 class SplitVocabulary:
-    """Equal consecutive parts of the vocabulary, padded with zero rows to a multiple of the number of ranks."""
+    """Equal consecutive shares of the vocabulary, padded with zero rows to a multiple of ranks."""
 
     vocab_size: int
     """Rows of the full tensor."""
@@ -78,7 +65,7 @@ class SplitVocabulary:
 
 @dataclass(frozen=True, slots=True)
 class FusedGateUp:
-    """Gate and up projection in one tensor; each rank holds its part of the gate, then its part of the up projection."""
+    """Gate and up projection in one tensor: each rank's share of the gate, then of the other."""
 
     def shard(self, tensors: Sequence[torch.Tensor], tp_rank: int, tp_size: int) -> torch.Tensor:
         """Cut the rank's rows of both, gate first."""
@@ -92,7 +79,11 @@ class FusedGateUp:
 
 @dataclass(frozen=True, slots=True)
 class FusedQkv:
-    """Query, key and value in one tensor, group by group: the query heads that share a key-value head, then that key head, then that value head."""
+    """Query, key and value in one tensor, group by group.
+
+    A group is the query heads that share a key-value head, then that key head, then that value
+    head.
+    """
 
     num_groups: int
     """Key-value heads of the whole model."""
@@ -109,8 +100,9 @@ class FusedQkv:
         )
 
     def shard(self, tensors: Sequence[torch.Tensor], tp_rank: int, tp_size: int) -> torch.Tensor:
-        """Interleave the rank's groups of query, key and value; weights [out, in] or biases [out]."""
+        """Interleave the rank's groups; tensors are weights [out, in] or biases [out]."""
         rest = tensors[0].shape[1:]
+        # [groups, rows of the group, in], of which a rank holds some whole groups.
         grouped = [
             tensor.reshape(self.num_groups, -1, *rest).chunk(tp_size)[tp_rank] for tensor in tensors
         ]
@@ -125,3 +117,7 @@ class FusedQkv:
             grouped, [self.heads_per_group * self.head_dim, self.head_dim, self.head_dim], dim=1
         )
         return tuple(part.reshape(-1, *rest) for part in parts)
+
+
+Layout = Replicated | SplitColumns | SplitVocabulary | FusedGateUp | FusedQkv
+"""Any of them."""

@@ -113,28 +113,25 @@ def named_tensors_pickle(weights: NamedArrays) -> bytes:
                 f"weight {name}: {array.dtype.name} {list(array.shape)}, expected a non-empty array"
                 f" of {', '.join(sorted(_TORCH_DTYPES))}"
             )
-        out.write(_text(name))
-        out.write(_global("torch", "reshape"))
-        # functools.partial(torch.frombuffer, dtype=...): frombuffer takes its dtype by keyword
-        # only, and REDUCE passes none.
-        out.write(_global("functools", "partial") + _global("torch", "frombuffer") + pickle.TUPLE1)
-        out.write(
-            pickle.EMPTY_DICT
-            + _text("dtype")
-            + _global("torch", array.dtype.name)
-            + pickle.SETITEM
-            + pickle.NEWOBJ_EX
-        )
         data = np.ascontiguousarray(array).tobytes()
-        out.write(
-            pickle.BYTEARRAY8 + struct.pack("<Q", len(data)) + data + pickle.TUPLE1 + pickle.REDUCE
-        )
-        out.write(
-            pickle.MARK
-            + b"".join(pickle.BININT + struct.pack("<i", size) for size in array.shape)
-            + pickle.TUPLE
-        )
-        out.write(pickle.TUPLE2 + pickle.REDUCE + pickle.TUPLE2)
+        sizes = b"".join(pickle.BININT + struct.pack("<i", size) for size in array.shape)
+        opcodes = [
+            _text(name),
+            _global("torch", "reshape"),
+            # functools.partial(torch.frombuffer, dtype=...): frombuffer takes its dtype by keyword
+            # only, and REDUCE passes none.
+            _global("functools", "partial"),
+            _global("torch", "frombuffer") + pickle.TUPLE1,
+            pickle.EMPTY_DICT + _text("dtype") + _global("torch", array.dtype.name),
+            pickle.SETITEM + pickle.NEWOBJ_EX,
+            # Called with the bytes it gives a flat tensor; reshape is called with it and a shape.
+            pickle.BYTEARRAY8 + struct.pack("<Q", len(data)) + data + pickle.TUPLE1 + pickle.REDUCE,
+            pickle.MARK + sizes + pickle.TUPLE,
+            pickle.TUPLE2 + pickle.REDUCE,
+            # The pair of name and tensor.
+            pickle.TUPLE2,
+        ]
+        out.writelines(opcodes)
     out.write(pickle.APPENDS + pickle.STOP)
     return out.getvalue()
 
@@ -142,7 +139,10 @@ def named_tensors_pickle(weights: NamedArrays) -> bytes:
 def split_into_buckets(
     weights: NamedArrays, bucket_bytes: int
 ) -> Iterator[dict[str, npt.NDArray[np.generic]]]:
-    """Yield the weights in order, in parts of at most `bucket_bytes`; an array that is larger is a part of its own."""
+    """Yield the weights in order, in buckets of at most `bucket_bytes`.
+
+    An array that is larger has a bucket of its own.
+    """
     bucket: dict[str, npt.NDArray[np.generic]] = {}
     filled = 0
     for name, array in weights.items():
