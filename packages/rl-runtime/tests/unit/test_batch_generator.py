@@ -1,4 +1,4 @@
-"""The rollout.batch_generator: one bad rollout never ends a run, a dead engine always does, nothing waits without a deadline."""
+"""Batches of rollouts: one bad rollout never ends a run, a dead engine always does."""
 
 import asyncio
 import itertools
@@ -11,13 +11,13 @@ import numpy.typing as npt
 import pytest
 
 from rl_runtime.config import Recipe
+from rl_runtime.engine.generation import Generation, Sampling
 from rl_runtime.errors import EngineError, GenerateError
 from rl_runtime.records import Prompt, Sample
+from rl_runtime.rollout.batch_generator import BatchGenerator, GeneratedBatch
 from rl_runtime.rollout.data.source import DataSource, Tokenizer
-from rl_runtime.engine.generation import Generation, Sampling
 from rl_runtime.rollout.generate import single_turn
 from rl_runtime.rollout.hooks import Engine, GenerateContext, GenerateHook
-from rl_runtime.rollout.batch_generator import GeneratedBatch, BatchGenerator
 
 
 class CountingSource:

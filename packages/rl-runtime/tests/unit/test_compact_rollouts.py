@@ -7,9 +7,9 @@ import numpy.typing as npt
 import pytest
 
 from rl_runtime.config.rollout import RolloutSection
+from rl_runtime.engine.generation import Generation, Sampling
 from rl_runtime.examples.compact_rollouts import cut_into_segments, generate
 from rl_runtime.records import Prompt, Sample
-from rl_runtime.engine.generation import Generation, Sampling
 from rl_runtime.rollout.generate import play_rollout, sampling_of
 from rl_runtime.rollout.hooks import GenerateContext
 from rl_topp import NucleusSet

@@ -1,4 +1,4 @@
-"""A rank batch passes from process to process as itself, and is compared with its plan once there."""
+"""A rank batch goes to another process as itself, and is compared with its plan there, once."""
 
 import pickle
 from dataclasses import replace
