@@ -19,10 +19,9 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
-
-from typing_extensions import Self
 
 from rl_dump.errors import WriteError
 
@@ -37,7 +36,7 @@ class _Job:
     run: Callable[[], object]
 
 
-class BackgroundWriter:
+class BackgroundWriter(AbstractContextManager["BackgroundWriter"]):
     """Run writing jobs in one background thread; use as a context manager, or call `close`.
 
     A process that ends without `close` waits for its jobs as `close` does, and logs what was not
@@ -132,10 +131,6 @@ class BackgroundWriter:
             self._waiting.clear()
             _open_writers.discard(self)
             self._raise_failures(lost)
-
-    def __enter__(self) -> Self:
-        """Return the writer."""
-        return self
 
     def __exit__(
         self,

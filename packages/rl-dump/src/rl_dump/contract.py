@@ -58,6 +58,7 @@ A producer adds its own: `response_fields=(*RESPONSE_FIELDS, "my_field")`.
 
 
 Kind: TypeAlias = Literal["scalar", "ragged", "text", "object"]
+_Shape: TypeAlias = Literal["[]", "[L]", "[R]", "[R+1]", "[nnz]"]
 Form: TypeAlias = Literal["number", "generic", "tensor", "array", "list", "plain"]
 
 
@@ -121,12 +122,16 @@ class FieldRule:
 
     dtype: str
     """Numpy dtype, `string`, or `float`: any floating dtype."""
-    shape: Literal["[]", "[L]", "[R]", "[R+1]", "[nnz]"]
-    """`[]` one value; `[L]` prompt and response tokens; `[R]` response tokens; `[R+1]` and `[nnz]` the two arrays of a kept set."""
+    shape: _Shape
+    """Values per sample.
+
+    `[]` one value; `[L]` prompt and response tokens; `[R]` response tokens; `[R+1]` and `[nnz]` the
+    two arrays of a nucleus.
+    """
 
 
-def _rules() -> dict[str, FieldRule]:
-    scalars = {
+_DTYPES: Final[dict[_Shape, dict[str, str]]] = {
+    "[]": {
         "rollout_position": "int64",
         "sample_index": "int64",
         "rollout_ids": "int64",
@@ -146,17 +151,21 @@ def _rules() -> dict[str, FieldRule]:
         "label": "json",
         "metadata": "json",
         "dataset": "string",
-    }
-    rules = {name: FieldRule(dtype=dtype, shape="[]") for name, dtype in scalars.items()}
-    rules["tokens"] = FieldRule(dtype="int64", shape="[L]")
-    rules["loss_masks"] = FieldRule(dtype="int32", shape="[R]")
-    rules["weight_versions"] = FieldRule(dtype="int64", shape="[R]")
-    rules["nucleus_status"] = FieldRule(dtype="uint8", shape="[R]")
-    rules["nucleus_offsets"] = FieldRule(dtype="int64", shape="[R+1]")
-    rules["nucleus_ids"] = FieldRule(dtype="int32", shape="[nnz]")
-    rules.update({name: FieldRule(dtype="float", shape="[R]") for name in RESPONSE_FIELDS})
-    return rules
+    },
+    "[L]": {"tokens": "int64"},
+    "[R]": {
+        "loss_masks": "int32",
+        "weight_versions": "int64",
+        "nucleus_status": "uint8",
+        **dict.fromkeys(RESPONSE_FIELDS, "float"),
+    },
+    "[R+1]": {"nucleus_offsets": "int64"},
+    "[nnz]": {"nucleus_ids": "int32"},
+}
 
-
-FIELD_RULES: Final[dict[str, FieldRule]] = _rules()
+FIELD_RULES: Final[dict[str, FieldRule]] = {
+    name: FieldRule(dtype=dtype, shape=shape)
+    for shape, fields in _DTYPES.items()
+    for name, dtype in fields.items()
+}
 """Dtype and alignment of every field the contracts name; other fields are kept as they come."""

@@ -2,12 +2,16 @@
 
 The header is JSON with a checksum beside it, so that a flipped bit in it is an error and never
 another batch id.
+
+Invariant, matched by a test in `tests/unit/test_header.py`: a header that passes makes no reader of
+this package fail on a type.
 """
 
 from __future__ import annotations
 
+import sys
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, cast, get_args
 
 import numpy as np
@@ -18,9 +22,16 @@ from rl_dump.columns.fields import Field
 from rl_dump.contract import CONTRACTS, MINOR, DroppedSample, DumpHeader, FieldDocument, Form, Kind
 from rl_dump.contract_header import check_header, producer
 from rl_dump.errors import DumpError
-from rl_dump.header_content import content_problem
 
-__all__ = ["HeaderKeywords", "field_of", "header_of", "make_header", "open_header", "seal_header"]
+__all__ = [
+    "HeaderKeywords",
+    "content_problem",
+    "field_of",
+    "header_of",
+    "make_header",
+    "open_header",
+    "seal_header",
+]
 
 FORMAT_VERSION = 2
 """Version number of the layout that other tools know under this name."""
@@ -194,4 +205,73 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "metadata": (dict,),
     "row_groups": (list,),
     "checksums": (dict,),
+}
+
+
+def content_problem(header: Mapping[str, Any]) -> str | None:
+    """Return the first key whose content has a wrong type, such as `dropped[0].reason`; None if none has.
+
+    A checksum tells damage, not sense: a header that another program wrote can be sealed well and
+    still hold a word for a number.
+
+    Args:
+        header: keys of the right outer type; those that are missing are not looked at.
+    """
+    minor = header.get("minor", 0)
+    if not _whole(minor) or minor < 0:
+        return "minor"
+    for name, document in header.get("fields", {}).items():
+        if not isinstance(name, str) or not isinstance(document, dict):
+            return f"fields[{name!r}]"
+    for key, rules in (("dp_shards", _SHARD), ("dropped", _DROPPED)):
+        for row, entry in enumerate(header.get(key) or []):
+            if not isinstance(entry, dict):
+                return f"{key}[{row}]"
+            wrong = next(
+                (name for name, holds in rules.items() if not holds(entry.get(name))), None
+            )
+            if wrong is not None:
+                return f"{key}[{row}].{wrong}"
+    rewards = header.get("raw_reward") or []
+    wrong_reward = next((row for row, reward in enumerate(rewards) if not _number(reward)), None)
+    return None if wrong_reward is None else f"raw_reward[{wrong_reward}]"
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _whole_or_none(value: object) -> bool:
+    return value is None or _whole(value)
+
+
+def _number(value: object) -> bool:
+    # A whole number beyond the largest float would fail in whoever computes with it.
+    return isinstance(value, (float, np.floating)) or (
+        isinstance(value, (int, np.integer)) and abs(int(value)) <= sys.float_info.max
+    )
+
+
+def _numbers(value: object) -> bool:
+    """Take None, a flat array of whole numbers, or a list or tuple of them; None stands for what is not known."""
+    if isinstance(value, np.ndarray):
+        return value.ndim == 1 and value.dtype.kind in "iu"
+    return value is None or (isinstance(value, (list, tuple)) and all(map(_whole_or_none, value)))
+
+
+def _partition(value: object) -> bool:
+    return _numbers(value) and (value is None or isinstance(value, np.ndarray) or None not in value)  # type: ignore[operator]
+
+
+_SHARD: dict[str, Callable[[object], bool]] = {
+    "rank": _whole_or_none,
+    "data_parallel_rank": _whole_or_none,
+    "partition": _partition,
+    "num_microbatches": _numbers,
+    "global_batch_sizes": _numbers,
+}
+_DROPPED: dict[str, Callable[[object], bool]] = {
+    "rollout_position": _whole_or_none,
+    "sample_index": _whole_or_none,
+    "reason": lambda value: value is None or isinstance(value, str),
 }

@@ -15,108 +15,55 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import Self
 
 from rl_dump.archive.source import ArchiveSource
 from rl_dump.checks import Problem
 from rl_dump.columns.fields import Column, Field
 from rl_dump.columns.ragged import RaggedArray
-from rl_dump.contract import DroppedSample, DumpHeader
 from rl_dump.errors import DumpError
 from rl_dump.parquet.reader import ParquetSource
 
-__all__ = ["Dump", "DumpSource", "open_dump"]
+__all__ = ["Dump", "open_dump"]
 
 _SUFFIXES = (".parquet", ".pt")
 _NAMED = 4
 """Files of a folder that a message names."""
 
 
-class DumpSource(Protocol):
-    """Name what a container must offer; one class per container implements it."""
+class Dump(AbstractContextManager["Dump"]):
+    """One dump, as `open_dump` gives it. Use as a context manager, or call `close`."""
 
-    header: DumpHeader
-
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        """Every column by its contract name, in file order."""
-
-    def column(self, name: str, *, stored: bool) -> Column:
-        """Read one column of all samples."""
-
-    def sample(self, row: int) -> dict[str, Any]:
-        """Read one sample."""
-
-    def verify(self) -> list[Problem]:
-        """Read everything and list what is wrong."""
-
-    def close(self) -> None:
-        """Release the file."""
-
-
-class Dump:
-    """Give access to one dump; `open_dump` makes it. Use as a context manager, or call `close`."""
-
-    def __init__(self, path: Path, source: DumpSource) -> None:
+    def __init__(self, path: Path, source: ParquetSource | ArchiveSource) -> None:
         self._source = source
         self.path = path
         """The file."""
-
-    @property
-    def contract(self) -> str:
-        """`train-dump.v2` or `rollout-dump.v1`."""
-        return self._source.header["contract"]
-
-    @property
-    def batch_id(self) -> int | str:
-        """The batch counter, or a word such as `eval_3`."""
-        return self._source.header["batch_id"]
-
-    @property
-    def num_samples(self) -> int:
-        """Number of samples, N."""
-        return self._source.header["num_samples"]
-
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        """Every column by its contract name, in file order."""
-        return self._source.fields
-
-    @property
-    def header(self) -> DumpHeader:
+        header = self.header = source.header
         """The whole header."""
-        return self._source.header
-
-    @property
-    def dp_shards(self) -> list[dict[str, Any]]:
+        self.fields: Mapping[str, Field] = source.fields
+        """Every column by its contract name, in file order."""
+        self.contract = header["contract"]
+        """`train-dump.v2` or `rollout-dump.v1`."""
+        self.batch_id = header["batch_id"]
+        """The batch counter, or a word such as `eval_3`."""
+        self.num_samples = header["num_samples"]
+        """Number of samples, N."""
+        self.dp_shards = header["dp_shards"]
         """One mapping per data-parallel rank, in rank order; empty for a rollout dump."""
-        return self._source.header["dp_shards"]
-
-    @property
-    def schedule(self) -> dict[str, Any] | None:
+        self.schedule = header["schedule"]
         """The plan document the batch ran under, or None."""
-        return self._source.header["schedule"]
-
-    @property
-    def raw_reward(self) -> list[float] | None:
+        self.raw_reward = header["raw_reward"]
         """Rewards before normalisation of the whole batch, in rollout order, or None."""
-        return self._source.header["raw_reward"]
-
-    @property
-    def dropped(self) -> list[DroppedSample]:
+        self.dropped = header["dropped"]
         """Samples that were generated but not trained on, with the reason."""
-        return self._source.header["dropped"]
-
-    @property
-    def metadata(self) -> dict[str, Any]:
+        self.metadata = header["metadata"]
         """What the producer noted beside the samples."""
-        return self._source.header["metadata"]
 
     def column(self, name: str, *, stored: bool = False) -> NDArray[Any] | RaggedArray | list[Any]:
         """Read one field of all samples.
@@ -179,10 +126,6 @@ class Dump:
     def close(self) -> None:
         """Release the file."""
         self._source.close()
-
-    def __enter__(self) -> Self:
-        """Return the dump."""
-        return self
 
     def __exit__(
         self,

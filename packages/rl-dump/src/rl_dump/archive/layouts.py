@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from rl_dump.columns.tagged_json import Tensor
 from rl_dump.contract import RESPONSE_FIELDS, ROLLOUT_DUMP, TRAIN_DUMP, DumpHeader
 from rl_dump.errors import DumpError
-from rl_dump.header import header_of
-from rl_dump.header_content import content_problem
+from rl_dump.header import content_problem, header_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

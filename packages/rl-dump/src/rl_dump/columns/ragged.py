@@ -10,7 +10,7 @@ Invariants, each matched by a test in `tests/unit/test_ragged.py` and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any

@@ -1,4 +1,4 @@
-"""Decide whether two dumps hold the same, and where they first part.
+"""Whether two dumps hold the same, and where they first part.
 
 Invariants, each matched by a test in `tests/property/test_compare_laws.py`:
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ __all__ = ["Difference", "compare"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Say where two dumps first differ, and by how much each field does."""
+    """Where two dumps first differ, and by how much each field does."""
 
     rollout_position: int | None
     """Position of the first sample that differs; None if the dumps hold different samples or fields."""
@@ -44,11 +44,16 @@ class Difference:
     """The same in one sentence."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class _Found(NamedTuple):
+    """The first place where one column differs; sorts by row, then token, then name."""
+
     row: int
     token: int
+    """-1 where the column has one value per sample, or the lengths differ."""
     name: str
+    first: Any
+    second: Any
+    largest: float
 
 
 def compare(
@@ -123,50 +128,41 @@ def _first_difference(
     atol: float,
     rtol: float,
 ) -> Difference | None:
-    positions = first.positions()[rows[0]]
-    largest: dict[str, float] = {}
-    places: list[tuple[_Place, Any, Any]] = []
-    left, right = first.columns(), second.columns()
-    for name in _compared(first):
-        found = (
-            None
-            if name not in right
-            else _compare_columns(
-                name, left[name].take(rows[0]), right[name].take(rows[1]), atol, rtol
+    right = second.columns()
+    places = [
+        found
+        for name, column in first.columns().items()
+        if name in right
+        and name not in _PLACEMENT
+        and (
+            found := _compare_columns(
+                name, column.take(rows[0]), right[name].take(rows[1]), atol=atol, rtol=rtol
             )
         )
-        if found is not None:
-            largest[name] = found[1]
-            places.append(found[0])
+        is not None
+    ]
     if not places:
         return None
-    place, mine, theirs = min(
-        places, key=lambda found: (found[0].row, found[0].token, found[0].name)
-    )
+    place = min(places, key=lambda found: found[:3])
     token = None if place.token < 0 else place.token
-    position = int(positions[place.row])
+    position = int(first.positions()[rows[0]][place.row])
     at = "" if token is None else f", value {token}"
-    message = (
-        f"sample at rollout position {position}{at}: {place.name} is {mine} in the first dump,"
-        f" {theirs} in the second"
-    )
     return Difference(
         rollout_position=position,
         token=token,
         field=place.name,
-        first=mine,
-        second=theirs,
-        largest=largest,
-        message=message,
+        first=place.first,
+        second=place.second,
+        largest={found.name: found.largest for found in places},
+        message=(
+            f"sample at rollout position {position}{at}: {place.name} is {place.first} in the first"
+            f" dump, {place.second} in the second"
+        ),
     )
 
 
 # Where a sample ran is not what it holds: two layouts of one batch must be comparable.
 _PLACEMENT = frozenset({"step", "micro_batch", "data_parallel_rank"})
-
-
-def _compared(dump: Dump) -> list[str]:
-    return [name for name in dump.fields if name not in _PLACEMENT]
 
 
 def _different_samples(first: Dump, second: Dump) -> Difference | None:
@@ -186,13 +182,13 @@ def _different_samples(first: Dump, second: Dump) -> Difference | None:
         field="rollout_position",
         first=first.num_samples,
         second=second.num_samples,
-        largest={"rollout_position": float("inf")},
+        largest={"rollout_position": math.inf},
         message=message,
     )
 
 
 def _different_fields(first: Dump, second: Dump) -> Difference | None:
-    left, right = set(_compared(first)), set(_compared(second))
+    left, right = set(first.fields) - _PLACEMENT, set(second.fields) - _PLACEMENT
     if left == right:
         return None
     only = sorted(left ^ right)
@@ -203,7 +199,7 @@ def _different_fields(first: Dump, second: Dump) -> Difference | None:
         field=only[0],
         first=only[0] in left,
         second=only[0] in right,
-        largest=dict.fromkeys(only, float("inf")),
+        largest=dict.fromkeys(only, math.inf),
         message=(
             f"field {only[0]} is only in the {side} dump ({len(only)} fields are in one of them"
             " only)"
@@ -212,68 +208,59 @@ def _different_fields(first: Dump, second: Dump) -> Difference | None:
 
 
 def _compare_columns(
-    name: str, first: Column, second: Column, atol: float, rtol: float
-) -> tuple[tuple[_Place, Any, Any], float] | None:
+    name: str, first: Column, second: Column, *, atol: float, rtol: float
+) -> _Found | None:
     left, right = first.values, second.values
-    if (
-        isinstance(left, RaggedArray)
-        and isinstance(right, RaggedArray)
-        and left.values.shape[1:] == right.values.shape[1:]
-    ):
-        return _compare_ragged(name, first, second, atol, rtol)
-    if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
-        wrong, distance = _unequal(left, right, atol, rtol)
+    if isinstance(left, RaggedArray) and isinstance(right, RaggedArray):
+        if left.values.shape[1:] == right.values.shape[1:]:
+            return _compare_ragged(name, first, second, atol=atol, rtol=rtol)
+    elif isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
+        wrong, distance = _unequal(left, right, atol=atol, rtol=rtol)
         wrong |= _valid(first) != _valid(second)
         rows = np.flatnonzero(wrong & (_valid(first) | _valid(second)))
         if not rows.size:
             return None
-        row = int(rows[0])
-        return (_Place(row=row, token=-1, name=name), first.item(row), second.item(row)), float(
-            distance[rows].max()
-        )
+        row, largest = int(rows[0]), float(distance[rows].max())
+        return _Found(row, -1, name, first.item(row), second.item(row), largest)
     for row in range(len(first)):
         mine, theirs = first.item(row), second.item(row)
         if not _same_object(mine, theirs):
-            return (_Place(row=row, token=-1, name=name), _short(mine), _short(theirs)), float(
-                "inf"
-            )
+            return _Found(row, -1, name, _short(mine), _short(theirs), math.inf)
     return None
 
 
 def _compare_ragged(
-    name: str, first: Column, second: Column, atol: float, rtol: float
-) -> tuple[tuple[_Place, Any, Any], float] | None:
+    name: str, first: Column, second: Column, *, atol: float, rtol: float
+) -> _Found | None:
     left, right = first.values, second.values
     assert isinstance(left, RaggedArray)
     assert isinstance(right, RaggedArray)
-    lengths_differ = np.flatnonzero(
-        (left.lengths != right.lengths) | (_valid(first) != _valid(second))
-    )
-    same = np.flatnonzero(left.lengths == right.lengths)
-    a, b = left.take(same), right.take(same)
+    found = []
+    same = left.lengths == right.lengths
+    a, b = left.take(np.flatnonzero(same)), right.take(np.flatnonzero(same))
+    # One row per token, [T, trailing]: a token differs if any of its numbers does.
     shape = (len(a.values), math.prod(a.values.shape[1:]))
-    wrong, distance = _unequal(a.values.reshape(shape), b.values.reshape(shape), atol, rtol)
+    wrong, distance = _unequal(
+        a.values.reshape(shape), b.values.reshape(shape), atol=atol, rtol=rtol
+    )
     tokens = np.flatnonzero(wrong.any(axis=1)) if wrong.size else np.zeros(0, np.int64)
-    largest = float(distance.max()) if tokens.size else 0.0
-    candidates: list[tuple[_Place, Any, Any]] = []
     if tokens.size:
-        where = int(np.searchsorted(a.offsets, tokens[0], side="right")) - 1
-        token = int(tokens[0] - a.offsets[where])
-        place = _Place(row=int(same[where]), token=token, name=name)
-        candidates.append((place, a[where][token].tolist(), b[where][token].tolist()))
-    if lengths_differ.size:
-        row = int(lengths_differ[0])
-        candidates.append(
-            (_Place(row=row, token=-1, name=name), _length(first, row), _length(second, row))
-        )
-        largest = float("inf")
-    if not candidates:
+        # The sample a token lies in is the last one that starts at or before it.
+        item = int(np.searchsorted(a.offsets, tokens[0], side="right")) - 1
+        row, token = int(np.flatnonzero(same)[item]), int(tokens[0] - a.offsets[item])
+        values = a[item][token].tolist(), b[item][token].tolist()
+        found.append(_Found(row, token, name, *values, float(distance.max())))
+    other = np.flatnonzero(~same | (_valid(first) != _valid(second)))
+    if other.size:
+        row = int(other[0])
+        found.append(_Found(row, -1, name, _length(first, row), _length(second, row), math.inf))
+    if not found:
         return None
-    return min(candidates, key=lambda found: (found[0].row, found[0].token)), largest
+    return min(found)._replace(largest=max(place.largest for place in found))
 
 
 def _unequal(
-    left: NDArray[Any], right: NDArray[Any], atol: float, rtol: float
+    left: NDArray[Any], right: NDArray[Any], *, atol: float, rtol: float
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     """Return where two arrays of one shape differ beyond the tolerances, and by how much; NaN against a number is inf."""
     exact = _equal(left, right)

@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, cast
 
 import numpy as np
 import pyarrow as pa
 import torch
-from typing_extensions import Self, Unpack
+from typing_extensions import Unpack
 
 from rl_dump.atomic import atomic_path
 from rl_dump.columns.column_types import build_columns
@@ -33,7 +32,7 @@ from rl_dump.errors import DumpError
 from rl_dump.header import HeaderKeywords, make_header
 from rl_dump.parquet.arrow_columns import arrow_schema, decode
 
-__all__ = ["ArchiveWriter", "save_archive", "write_torch_archive"]
+__all__ = ["archive_pieces", "save_archive", "write_torch_archive"]
 
 
 def write_torch_archive(
@@ -59,58 +58,26 @@ def write_torch_archive(
     )
 
 
-class ArchiveWriter:
-    """Take a dump piece by piece, as `rl_dump.DumpWriter` does, and write it to a torch archive at
-    the end of the `with` block.
+@contextmanager
+def archive_pieces(
+    path: Path, *, fields: Sequence[Field], **header: Unpack[HeaderKeywords]
+) -> Iterator[Callable[[Mapping[str, pa.Array]], None]]:
+    """Yield a function that takes a dump piece by piece, as `DumpWriter.write_arrays` does.
 
-    Args:
-        path: the file; must end in `.pt`.
-        fields: every column of the dump.
-        header: see `rl_dump.header.HeaderKeywords`.
+    A torch archive is one pickle: the pieces stay in memory, and the file is written at the end of
+    the `with` block, unless that ends with an exception.
 
     Raises:
         WriteError: at the end of the block, the file system refused.
     """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        fields: Sequence[Field],
-        **header: Unpack[HeaderKeywords],
-    ) -> None:
-        self._path = Path(path)
-        self._fields = list(fields)
-        self._header = make_header(num_samples=0, fields=fields, **header)
-        self._pieces: list[Mapping[str, pa.Array]] = []
-
-    def __enter__(self) -> Self:
-        """Start with no piece."""
-        return self
-
-    def write_arrays(self, arrays: Mapping[str, pa.Array]) -> None:
-        """Append samples; all pieces stay in memory until the end of the block."""
-        self._pieces.append(arrays)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Write the file, or nothing after an exception."""
-        if kind is not None:
-            return
-        whole = {field.name: self._joined(field) for field in self._fields}
-        count = len(next(iter(whole.values()))) if whole else 0
-        save_archive(self._path, {**self._header, "num_samples": count}, whole)
-
-    def _joined(self, field: Field) -> Column:
-        parts = [piece[field.name] for piece in self._pieces]
-        return decode(
-            field,
-            pa.concat_arrays(parts) if parts else pa.array([], arrow_schema([field]).field(0).type),
-        )
+    document = make_header(num_samples=0, fields=fields, **header)
+    pieces = [pa.table({field.name: [] for field in fields}, schema=arrow_schema(fields))]
+    yield lambda arrays: pieces.append(pa.table(dict(arrays), schema=pieces[0].schema))
+    whole = pa.concat_tables(pieces)
+    columns = {
+        field.name: decode(field, whole.column(field.name).combine_chunks()) for field in fields
+    }
+    save_archive(path, {**document, "num_samples": whole.num_rows}, columns)
 
 
 def save_archive(

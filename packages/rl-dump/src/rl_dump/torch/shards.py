@@ -15,7 +15,8 @@ Invariants, each matched by a test in `tests/distributed/test_train_dump.py`:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from rl_dump.errors import DumpError, WriteError
 from rl_dump.header import field_of
 from rl_dump.parquet.arrow_columns import arrow_schema, encode, smallest_stored
 from rl_dump.parquet.writer import DumpWriter, integer_range, row_bytes, row_group_bounds
-from rl_dump.torch.archive import ArchiveWriter
+from rl_dump.torch.archive import archive_pieces
 from rl_dump.torch.topology import DumpTopology
 from rl_dump.torch.wire import receive_bytes, send_bytes
 
@@ -104,20 +105,25 @@ def _write(
                 "rows": [layout.rows_of(peer, group) for group in range(len(layout.bounds))],
             }
             send_bytes(tagged_json.dumps(plan).encode(), peer, topology)
-        # A torch archive is one pickle, so its writer holds the batch; Parquet's holds a row group.
-        kind = ArchiveWriter if path.suffix == ".pt" else DumpWriter
-        with kind(
-            path,
-            fields=layout.fields,
-            dp_shards=[summary["document"] for summary in summaries],
-            **header,
-        ) as writer:
+        shards = [summary["document"] for summary in summaries]
+        with _pieces(path, fields=layout.fields, dp_shards=shards, **header) as write:
             for group in range(len(layout.bounds)):
-                writer.write_arrays(_collect(shard, layout, group, topology))
+                write(_collect(shard, layout, group, topology))
     except BaseException as error:
         _tell(peers, f"data-parallel rank 0: {error}", topology)
         raise
     _tell(peers, "", topology)
+
+
+@contextmanager
+def _pieces(path: Path, **given: Any) -> Iterator[Callable[[Mapping[str, pa.Array]], None]]:
+    """Yield the function that takes one row group, of the container that the suffix names."""
+    if path.suffix == ".pt":
+        with archive_pieces(path, **given) as write:
+            yield write
+    else:
+        with DumpWriter(path, **given) as writer:
+            yield writer.write_arrays
 
 
 def _collect(
