@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 
 from rl_runtime.cluster.engine_actor import EngineActor
 from rl_runtime.cluster.liveness import Liveness
-from rl_runtime.cluster.placement import Placement, num_actors
+from rl_runtime.cluster.placement import Placement
 from rl_runtime.cluster.remote import LIFE_GROUP, Ref, remote_class
 from rl_runtime.cluster.rollout_actor import RolloutActor
 from rl_runtime.cluster.trainer_actor import TrainerActor
@@ -49,21 +49,18 @@ class ActorGroup:
     ) -> None:
         """Create all actors in their places, watched by `waiter` with Ray's own `daemons`."""
         logs = recipe.run.dir / "logs"
-        num_engines, num_trainers = num_actors(recipe)
         self._recipe = recipe
         self._waiter = waiter
-        self.rollout = remote_class(RolloutActor, placement.rollout_options())(
+        self.rollout = remote_class(RolloutActor, placement.rollout)(
             recipe, log_path=logs / "rollout.log"
         )
         self.engines = [
-            remote_class(EngineActor, placement.engine_options(index), calls=_ENGINE_CALLS)(
-                recipe, index=index
-            )
-            for index in range(num_engines)
+            remote_class(EngineActor, options, calls=_ENGINE_CALLS)(recipe, index=index)
+            for index, options in enumerate(placement.engines)
         ]
         self.trainers = [
-            remote_class(TrainerActor, placement.trainer_options(rank))(recipe, rank=rank)
-            for rank in range(num_trainers)
+            remote_class(TrainerActor, options)(recipe, rank=rank)
+            for rank, options in enumerate(placement.trainers)
         ]
         self._named = {
             "rollout actor": self.rollout,
@@ -112,10 +109,8 @@ class ActorGroup:
         )
 
     def call_trainers(self, method: str, *args: Any, what: str) -> list[Any]:
-        """Call a method on every trainer rank with the same arguments and wait for all."""
-        return self._wait(
-            [getattr(trainer, method).remote(*args) for trainer in self.trainers], what
-        )
+        """Call a method of every rank's `Trainer` with the same arguments and wait for all."""
+        return self._wait([trainer.call.remote(method, *args) for trainer in self.trainers], what)
 
     def train_sft(
         self, batches: Sequence[Sequence[Ref]], lrs: Sequence[float]
@@ -143,7 +138,7 @@ class ActorGroup:
 
     def sync_weights(self, version: int) -> None:
         """Send the trainers' weights to every engine and have their version checked."""
-        exports = [trainer.export_weights.remote() for trainer in self.trainers]
+        exports = [trainer.call.remote("export_weights") for trainer in self.trainers]
         weights = exports.pop(self._exporter)
         updates = [engine.update_weights.remote(weights, version) for engine in self.engines]
         if len(self._urls) > len(self.engines):

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
 
 from rl_runtime.cluster.actor import Actor
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.engine.process import EngineProcess
 from rl_runtime.weights.sync.inline import update_weights
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 __all__ = ["EngineActor"]
 

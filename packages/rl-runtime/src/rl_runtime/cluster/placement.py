@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import RuntimeSetupError
 
-__all__ = ["Placement", "num_actors", "required_cpus", "reserve"]
+__all__ = ["Placement", "required_cpus", "reserve"]
 
 _ROLLOUT_CPUS = 0.25
 _SMALLEST = {"CPU": 0.01}
@@ -27,69 +27,25 @@ _SMALLEST = {"CPU": 0.01}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """The reserved room of a run: one bundle for each of its actors.
-
-    Example:
-        One engine and two trainers have bundles 1, 2 and 3.
-    """
+    """The reserved room of a run: Ray's options for each of its actors."""
 
     group: PlacementGroup
-    """Ray's placement group."""
-    bundles: Sequence[Mapping[str, float]]
-    """What each actor takes: {"CPU": cores, "GPU": devices}."""
-    num_engines: int
-    """Engine bundles."""
-
-    def rollout_options(self) -> dict[str, Any]:
-        """Options of the rollout actor."""
-        return self._options(0)
-
-    def engine_options(self, index: int) -> dict[str, Any]:
-        """Options of engine `index`'s actor."""
-        return self._options(1 + index)
-
-    def trainer_options(self, rank: int) -> dict[str, Any]:
-        """Options of trainer `rank`'s actor."""
-        return self._options(1 + self.num_engines + rank)
+    """Ray's placement group, one bundle per actor."""
+    rollout: Mapping[str, Any]
+    """Of the rollout actor: `num_cpus`, `num_gpus` and `scheduling_strategy`."""
+    engines: Sequence[Mapping[str, Any]]
+    """Of each engine's actor."""
+    trainers: Sequence[Mapping[str, Any]]
+    """Of each trainer rank's actor."""
 
     def release(self) -> None:
         """Give the room back."""
         remove_placement_group(self.group)
 
-    def _options(self, bundle: int) -> dict[str, Any]:
-        strategy = PlacementGroupSchedulingStrategy(
-            placement_group=self.group,
-            placement_group_bundle_index=bundle,
-            placement_group_capture_child_tasks=False,
-        )
-        return {
-            "num_cpus": self.bundles[bundle]["CPU"],
-            "num_gpus": self.bundles[bundle]["GPU"],
-            "scheduling_strategy": strategy,
-        }
-
-
-def num_actors(recipe: Recipe) -> tuple[int, int]:
-    """Return how many engine actors and how many trainer actors a run has."""
-    engines = 0 if recipe.engine.url or recipe.debug.load_rollout_dump else recipe.engine.count
-    trainers = 0 if recipe.debug.rollout_only else recipe.parallel.world_size
-    return engines, trainers
-
 
 def required_cpus(recipe: Recipe) -> float:
     """Return the CPU cores that Ray counts for all actors of a run."""
     return math.fsum(bundle["CPU"] for bundle in _bundles(recipe, has_gpus=False))
-
-
-def _bundles(recipe: Recipe, *, has_gpus: bool) -> list[dict[str, float]]:
-    num_engines, num_trainers = num_actors(recipe)
-    section = recipe.cluster
-    # Side by side on the same devices, engines and trainers count as half of each.
-    share = 0.5 if section.colocate else 1.0
-    rollout = {"CPU": _ROLLOUT_CPUS, "GPU": 0.0}
-    engine = {"CPU": section.cpus_per_engine, "GPU": share * recipe.engine.gpus_per_engine}
-    trainer = {"CPU": section.cpus_per_trainer, "GPU": share * has_gpus}
-    return [rollout, *[engine] * num_engines, *[trainer] * num_trainers]
 
 
 def reserve(recipe: Recipe) -> Placement:
@@ -99,7 +55,7 @@ def reserve(recipe: Recipe) -> Placement:
         RuntimeSetupError: the cluster has no such room within the deadline; the message names what
             was asked for and what is there.
     """
-    num_engines, num_trainers = num_actors(recipe)
+    num_engines, num_trainers = _num_actors(recipe)
     bundles = _bundles(recipe, has_gpus=bool(ray.cluster_resources().get("GPU", 0)))
     asked = [
         {name: amount for name, amount in bundle.items() if amount} or _SMALLEST
@@ -116,4 +72,41 @@ def reserve(recipe: Recipe) -> Placement:
             f" asked for {total}, free are {free}; free resources or lower parallel.* and"
             " engine.count"
         )
-    return Placement(group=group, bundles=bundles, num_engines=num_engines)
+    rollout, *others = [_options(group, index, bundle) for index, bundle in enumerate(bundles)]
+    return Placement(
+        group=group,
+        rollout=rollout,
+        engines=others[:num_engines],
+        trainers=others[num_engines:],
+    )
+
+
+def _options(group: PlacementGroup, index: int, bundle: Mapping[str, float]) -> dict[str, Any]:
+    strategy = PlacementGroupSchedulingStrategy(
+        placement_group=group,
+        placement_group_bundle_index=index,
+        placement_group_capture_child_tasks=False,
+    )
+    return {
+        "num_cpus": bundle["CPU"],
+        "num_gpus": bundle["GPU"],
+        "scheduling_strategy": strategy,
+    }
+
+
+def _num_actors(recipe: Recipe) -> tuple[int, int]:
+    """Return how many engine actors and how many trainer actors a run has."""
+    engines = 0 if recipe.engine.url or recipe.debug.load_rollout_dump else recipe.engine.count
+    trainers = 0 if recipe.debug.rollout_only else recipe.parallel.world_size
+    return engines, trainers
+
+
+def _bundles(recipe: Recipe, *, has_gpus: bool) -> list[dict[str, float]]:
+    num_engines, num_trainers = _num_actors(recipe)
+    section = recipe.cluster
+    # Side by side on the same devices, engines and trainers count as half of each.
+    share = 0.5 if section.colocate else 1.0
+    rollout = {"CPU": _ROLLOUT_CPUS, "GPU": 0.0}
+    engine = {"CPU": section.cpus_per_engine, "GPU": share * recipe.engine.gpus_per_engine}
+    trainer = {"CPU": section.cpus_per_trainer, "GPU": share * has_gpus}
+    return [rollout, *[engine] * num_engines, *[trainer] * num_trainers]

@@ -10,8 +10,10 @@ import json
 from collections.abc import Mapping
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 import ray
 
 from rl_runtime.algorithms.group_rewards import divides_by_std
@@ -27,10 +29,6 @@ from rl_runtime.rollout.batch_metrics import mean_scores, rollout_report, schedu
 from rl_runtime.rollout.data.source import make_data_source
 from rl_runtime.rollout.dump import RolloutDumper, load_rollout_dump
 from rl_runtime.rollout.sft_examples import sft_batch
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 __all__ = ["RolloutActor"]
 

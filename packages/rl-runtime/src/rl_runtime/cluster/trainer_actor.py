@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -19,9 +19,6 @@ from rl_runtime.config.recipe import Recipe
 from rl_runtime.process.ports import choose_port
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from rl_runtime.training.trainer import Trainer
 
 __all__ = ["TrainerActor"]
@@ -70,23 +67,11 @@ class TrainerActor(Actor):
             self._trainer.train_sft_step(batch, lr) for batch, lr in zip(batches, lrs, strict=True)
         ]
 
-    def start_reinforcement(self) -> None:
-        """See `Trainer.start_reinforcement`."""
-        self._trainer.start_reinforcement()
-
     def train_batch(self, batch: RankBatch, lr: float) -> list[dict[str, float]]:
-        """Check what came and train on it; see `Trainer.train_batch`."""
+        """Check what came and train on it, one report per step; see `Trainer.train_batch`."""
         batch.check()
         return self._trainer.train_batch(batch, lr)
 
-    def export_weights(self) -> dict[str, npt.NDArray[np.generic]] | None:
-        """See `Trainer.export_weights`."""
-        return self._trainer.export_weights()
-
-    def save_hf(self, folder: Path) -> None:
-        """See `Trainer.save_hf`."""
-        self._trainer.save_hf(folder)
-
-    def close(self) -> None:
-        """Leave the process group and finish pending writes."""
-        self._trainer.close()
+    def call(self, method: str, *args: Any) -> Any:
+        """Do what a `Trainer` does under that name: export weights, save a folder, close."""
+        return getattr(self._trainer, method)(*args)

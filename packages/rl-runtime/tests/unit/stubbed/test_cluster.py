@@ -13,7 +13,7 @@ if Path(ray.__file__).parents[1].name != "stubs":
 
 import time  # noqa: E402
 
-from rl_runtime.cluster.placement import num_actors, required_cpus, reserve  # noqa: E402
+from rl_runtime.cluster.placement import required_cpus, reserve  # noqa: E402
 from rl_runtime.cluster.waiting import Waiter  # noqa: E402
 from rl_runtime.config import Recipe  # noqa: E402
 from rl_runtime.errors import DeadlineError, RuntimeSetupError  # noqa: E402
@@ -35,11 +35,7 @@ def test_every_actor_has_a_bundle_of_its_own(resources: Callable[..., None]) -> 
     recipe = _recipe(data=2)
     resources(CPU=100.0)
     placement = reserve(recipe)
-    options = [
-        placement.rollout_options(),
-        *(placement.engine_options(i) for i in range(2)),
-        *(placement.trainer_options(i) for i in range(2)),
-    ]
+    options = [placement.rollout, *placement.engines, *placement.trainers]
     assert [item["scheduling_strategy"].placement_group_bundle_index for item in options] == [
         0,
         1,
@@ -48,7 +44,7 @@ def test_every_actor_has_a_bundle_of_its_own(resources: Callable[..., None]) -> 
         4,
     ]
     assert len(placement.group.bundle_specs) == 5
-    assert num_actors(recipe) == (2, 2)
+    assert (len(placement.engines), len(placement.trainers)) == (2, 2)
     assert sum(item["num_cpus"] for item in options) == pytest.approx(required_cpus(recipe))
     placement.release()
     assert placement.group.removed
