@@ -1,7 +1,8 @@
-"""Tests of modules that need torch, Ray or transformers are left out where those are not installed; a small profile for properties."""
+"""Leave out tests whose libraries are not installed; a small profile for properties."""
 
 import ast
 import importlib.util
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,6 +14,8 @@ settings.register_profile("small", deadline=None, max_examples=20)
 settings.load_profile("rl-runtime")
 
 _HERE = Path(__file__).parent
+# Modules that tests share, such as `near_ties`: in importlib mode pytest adds no folder itself.
+sys.path.append(str(_HERE))
 _ENGINES = (
     "torch",
     "ray",
@@ -79,7 +82,7 @@ _NEEDS_ENGINES_WHILE_IT_RUNS = {
     "test_supervisor.py",
     "test_tiny_model.py",
 }
-"""Tests whose code imports an engine or its tasks while it runs, or reads the recipes of the checkout."""
+"""Tests that import an engine or its tasks while they run, or read the recipes of the checkout."""
 
 
 def _needs_what_is_not_here(path: Path) -> set[str]:
