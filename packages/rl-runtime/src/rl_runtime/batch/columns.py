@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rl_dump import RaggedArray
-from rl_runtime.algorithms.group_rewards import normalise_group_rewards
+from rl_runtime.algorithms.advantages import normalise_group_rewards
 from rl_runtime.batch.rank_batch import Column
 from rl_runtime.errors import GenerateError, RewardError
 from rl_runtime.records import PromptGroup, Sample

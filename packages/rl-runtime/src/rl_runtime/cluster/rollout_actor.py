@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import ray
 
-from rl_runtime.algorithms.group_rewards import divides_by_std
+from rl_runtime.algorithms.advantages import divides_by_std
 from rl_runtime.batch.columns import batch_columns, flatten_groups
 from rl_runtime.batch.plan import plan_batch
 from rl_runtime.batch.rank_batch import Column

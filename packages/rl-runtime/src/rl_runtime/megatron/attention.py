@@ -25,11 +25,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 
 from rl_runtime.errors import RuntimeSetupError
 from rl_runtime.megatron.attention_plan import plan_attention
 from rl_runtime.megatron.calls import ModelConfig
-from rl_runtime.megatron.rotary import RotaryTable, apply_rotary
+from rl_runtime.megatron.rotary import apply_rotary, rotary_angles
 
 __all__ = ["PackedAttention", "PackedStream", "pack_stream"]
 
@@ -56,7 +57,7 @@ class PackedStream(PackedSeqParams):  # type: ignore[misc]
 def pack_stream(
     padded_lengths: Sequence[int],
     positions_T: torch.Tensor,
-    rotary: RotaryTable,
+    frequencies: torch.Tensor,
     *,
     cp_size: int,
     cp_rank: int,
@@ -68,7 +69,7 @@ def pack_stream(
         padded_lengths: tokens of each sequence over all context-parallel ranks.
         positions_T: int64 [T], positions of this rank's tokens in their own sequences, on the
             device to compute on.
-        rotary: table of the model's rotary angles.
+        frequencies: the model's rotary frequencies, on the same device.
         cp_size: context-parallel ranks.
         cp_rank: this rank.
         dtype: dtype of activations.
@@ -78,7 +79,7 @@ def pack_stream(
     """
     device = positions_T.device
     plan = plan_attention(padded_lengths, cp_size=cp_size, cp_rank=cp_rank)
-    cos_T1D, sin_T1D = rotary.at(positions_T)
+    cos_T1D, sin_T1D = rotary_angles(positions_T, frequencies)
     offsets = _offsets(padded_lengths, device)
     stream = PackedStream(
         qkv_format="thd",
@@ -115,27 +116,6 @@ def pack_stream(
 def _offsets(lengths: Sequence[int] | npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
     """Where each of some runs begins, and where the last one ends, as kernels want it."""
     return torch.tensor(np.concatenate([[0], np.cumsum(lengths)]), dtype=torch.int32, device=device)
-
-
-class _GatherOverRanks(torch.autograd.Function):
-    """All ranks' tensors end to end.
-
-    The gradient of each rank's share is summed over ranks and returned to its owner.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, local: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        gathered = local.new_empty((group.size() * local.shape[0], *local.shape[1:]))
-        dist.all_gather_into_tensor(gathered, local.contiguous(), group=group)
-        return gathered
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        (gradient,) = gradients
-        local = gradient.new_empty((gradient.shape[0] // ctx.group.size(), *gradient.shape[1:]))
-        dist.reduce_scatter_tensor(local, gradient.contiguous(), group=ctx.group)
-        return local, None
 
 
 class PackedAttention(torch.nn.Module):
@@ -210,9 +190,14 @@ class PackedAttention(torch.nn.Module):
         # Keys are rotated where their positions are known, before they travel.
         key = apply_rotary(key, stream.cos_T1D, stream.sin_T1D)
         if self._cp_group.size() > 1:
-            # One collective for both.
-            both = torch.stack([key, value], dim=1)
-            key, value = _GatherOverRanks.apply(both, self._cp_group).unbind(1)  # type: ignore[no-untyped-call]
+            # One collective for both. It lays ranks end to end, and sums gradients on the way back;
+            # that it is named for sequence parallelism means nothing here.
+            both = gather_from_sequence_parallel_region(
+                torch.stack([key, value], dim=1),
+                tensor_parallel_output_grad=True,
+                group=self._cp_group,
+            )
+            key, value = both.unbind(1)
         attend = self._varlen if stream.varlen is not None else self._dense
         return attend(query, key, value, stream).flatten(1)
 

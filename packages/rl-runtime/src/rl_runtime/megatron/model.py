@@ -32,13 +32,10 @@ from rl_runtime.errors import ConfigError
 from rl_runtime.megatron.attention import PackedAttention
 from rl_runtime.megatron.calls import ModelConfig
 from rl_runtime.megatron.cpu_shim import cpu_construction
-from rl_runtime.megatron.mesh import mesh_problems
 from rl_runtime.megatron.parallel_state import Topology
-from rl_runtime.megatron.shape import ModelShape
+from rl_runtime.megatron.shape import ModelShape, mesh_problems
 
-__all__ = ["RmsNorm", "build_model", "megatron_config", "padded_vocab_size", "wrap_for_training"]
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+__all__ = ["RmsNorm", "build_model", "megatron_config", "wrap_for_training"]
 
 
 class RmsNorm(torch.nn.RMSNorm):
@@ -53,11 +50,6 @@ class RmsNorm(torch.nn.RMSNorm):
         """Take what Megatron-Core gives to a norm."""
         super().__init__(hidden_size, eps=eps)
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
-
-
-def padded_vocab_size(vocab_size: int, tp_size: int) -> int:
-    """Round the vocabulary up to what tensor ranks divide; the extra rows are never scored."""
-    return -(-vocab_size // tp_size) * tp_size
 
 
 def megatron_config(shape: ModelShape, recipe: Recipe) -> ModelConfig:
@@ -75,7 +67,7 @@ def megatron_config(shape: ModelShape, recipe: Recipe) -> ModelConfig:
         ConfigError: `[megatron]` has an unknown field, or one that another section decides; or an
             axis does not divide the model.
     """
-    dtype = _DTYPES[recipe.model.dtype]
+    dtype = getattr(torch, recipe.model.dtype)
     decided = {
         "num_layers": shape.num_layers,
         "hidden_size": shape.hidden_size,
@@ -150,7 +142,8 @@ def build_model(shape: ModelShape, config: ModelConfig, topology: Topology) -> t
         model = GPTModel(
             config=config,
             transformer_layer_spec=block,
-            vocab_size=padded_vocab_size(shape.vocab_size, topology.tp_size),
+            # Rounded up to what tensor ranks divide; the extra rows are never scored.
+            vocab_size=-(-shape.vocab_size // topology.tp_size) * topology.tp_size,
             max_sequence_length=shape.max_positions,
             pre_process=topology.pp_rank == 0,
             post_process=topology.is_last_stage,

@@ -20,7 +20,7 @@ import torch
 
 from rl_runtime.megatron.shape import LLAMA3_SCALING, ModelShape
 
-__all__ = ["RotaryTable", "apply_rotary", "rotary_frequencies"]
+__all__ = ["apply_rotary", "rotary_angles", "rotary_frequencies"]
 
 
 def rotary_frequencies(shape: ModelShape) -> torch.Tensor:
@@ -44,27 +44,23 @@ def rotary_frequencies(shape: ModelShape) -> torch.Tensor:
     return (1 - kept) * frequencies / shape.rope_scaling_factor + kept * frequencies
 
 
-class RotaryTable:
-    """Cosines and sines of the positions of a packed stream."""
+def rotary_angles(
+    positions_T: torch.Tensor, frequencies: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Look up the angles of positions.
 
-    def __init__(self, shape: ModelShape, device: torch.device) -> None:
-        """Hold the frequencies of a model on a device."""
-        self._frequencies = rotary_frequencies(shape).to(device)
+    Args:
+        positions_T: int64 [T], position of each token in its own sequence.
+        frequencies: from `rotary_frequencies`, on the same device.
 
-    def at(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Look up positions.
-
-        Args:
-            positions_T: int64 [T], position of each token in its own sequence.
-
-        Returns:
-            Cosines and sines, float32 [T, 1, head_dim] each.
-        """
-        # float32: angles of far positions have no digits left in half precision.
-        angles = torch.outer(positions_T.to(torch.float32), self._frequencies)
-        # Both halves of a head turn by the same angles, and all heads alike.
-        angles = torch.cat([angles, angles], dim=-1).unsqueeze(1)
-        return angles.cos(), angles.sin()
+    Returns:
+        Cosines and sines, float32 [T, 1, D] each.
+    """
+    # float32: angles of far positions have no digits left in half precision.
+    angles = torch.outer(positions_T.to(torch.float32), frequencies)
+    # Both halves of a head turn by the same angles, and all heads alike.
+    angles = torch.cat([angles, angles], dim=-1).unsqueeze(1)
+    return angles.cos(), angles.sin()
 
 
 def apply_rotary(x_THD: torch.Tensor, cos_T1D: torch.Tensor, sin_T1D: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 Invariants: a config that this trainer would compute differently from the published model (sliding
 windows, biases it has no place for, RoPE scalings other than Llama 3's) is refused here, by name,
-and never approximated.
+and never approximated; all problems are reported at once.
 """
 
 from __future__ import annotations
@@ -13,9 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import RuntimeSetupError
 
-__all__ = ["LLAMA3_SCALING", "SUPPORTED_MODEL_TYPES", "ModelShape", "read_model_config"]
+__all__ = [
+    "LLAMA3_SCALING",
+    "SUPPORTED_MODEL_TYPES",
+    "ModelShape",
+    "mesh_problems",
+    "read_model_config",
+]
 
 SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3")
 
@@ -188,3 +195,27 @@ def read_model_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise RuntimeSetupError(f"{path}: holds {type(config).__name__}, not an object")
     return config
+
+
+def mesh_problems(shape: ModelShape, recipe: Recipe) -> list[str]:
+    """List the axes of `[parallel]` that do not divide the model.
+
+    Example:
+        6 heads in 2 groups under `parallel.tensor = 4` give "parallel.tensor = 4 does not divide
+        num_attention_heads = 6" and one more line for num_key_value_heads.
+    """
+    tensor, pipeline = recipe.parallel.tensor, recipe.parallel.pipeline
+    divided = {
+        "num_attention_heads": (shape.num_heads, "tensor", tensor),
+        "num_key_value_heads": (shape.num_key_value_heads, "tensor", tensor),
+        "intermediate_size": (shape.intermediate_size, "tensor", tensor),
+        "num_hidden_layers": (shape.num_layers, "pipeline", pipeline),
+    }
+    problems = [
+        f"parallel.{axis} = {size} does not divide {name} = {value}"
+        for name, (value, axis, size) in divided.items()
+        if value % size
+    ]
+    if recipe.megatron.get("sequence_parallel") and tensor == 1:
+        problems.append("megatron.sequence_parallel needs parallel.tensor > 1")
+    return problems

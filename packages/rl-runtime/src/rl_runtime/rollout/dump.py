@@ -22,7 +22,7 @@ from rl_dump import (
     resolve_template,
     write_dump,
 )
-from rl_runtime.algorithms.group_rewards import divides_by_std, normalise_group_rewards
+from rl_runtime.algorithms.advantages import divides_by_std, normalise_group_rewards
 from rl_runtime.batch.columns import ABSENT_INDEX, column_problem
 from rl_runtime.batch.rank_batch import Column
 from rl_runtime.config.recipe import Recipe

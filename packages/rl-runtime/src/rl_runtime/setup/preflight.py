@@ -18,8 +18,7 @@ from rl_runtime.config.engine_option_names import unknown_names
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.config.run import in_run_folder
 from rl_runtime.errors import ConfigError, RuntimeSetupError
-from rl_runtime.megatron.mesh import mesh_problems
-from rl_runtime.megatron.shape import ModelShape, read_model_config
+from rl_runtime.megatron.shape import ModelShape, mesh_problems, read_model_config
 from rl_runtime.process.ports import check_answers, check_port_free
 from rl_runtime.rollout.data.source import check_data
 from rl_runtime.rollout.dump import dump_path, loaded_dump_path

@@ -27,7 +27,7 @@ from rl_runtime.batch.rank_batch import Column
 from rl_runtime.errors import TrainerError
 from rl_runtime.megatron.attention import PackedStream, pack_stream
 from rl_runtime.megatron.parallel_state import Topology
-from rl_runtime.megatron.rotary import RotaryTable
+from rl_runtime.megatron.rotary import rotary_frequencies
 from rl_runtime.megatron.shape import ModelShape
 from rl_topp import NucleusSet
 
@@ -111,7 +111,7 @@ class MicroBatchPacker:
         self._tp_size = topology.tp_size
         self._device = topology.device
         self._vocab_size = shape.vocab_size
-        self._rotary = RotaryTable(shape, topology.device)
+        self._frequencies = rotary_frequencies(shape).to(topology.device)
         self._dtype = dtype
         self._use_nucleus = use_nucleus
 
@@ -154,7 +154,7 @@ class MicroBatchPacker:
             stream=pack_stream(
                 stream_lengths,
                 positions_1T[0],
-                self._rotary,
+                self._frequencies,
                 cp_size=self._cp.size,
                 cp_rank=self._cp.rank,
                 dtype=self._dtype,

@@ -30,7 +30,7 @@ from rl_runtime.training.micro_batch import MicroBatch
 from rl_runtime.training.scores import ResponseScores, ScoreName
 from rl_runtime.training.step_metrics import micro_batch_metrics
 
-__all__ = ["policy_objective", "policy_scores", "reference_score", "step_objective"]
+__all__ = ["policy_objective", "policy_scores", "reference_score", "sft_objective"]
 
 TokenLosses = Callable[
     [MicroBatch, ResponseScores], tuple[torch.Tensor, Mapping[str, torch.Tensor]]
@@ -52,7 +52,7 @@ def reference_score(algorithm: AlgorithmSection) -> ScoreName:
     return "full_log_probs" if algorithm.kl_is_full else "log_probs"
 
 
-def step_objective(
+def _step_objective(
     token_losses: TokenLosses,
     aggregation: Aggregation,
     *,
@@ -106,8 +106,8 @@ def policy_objective(
 
     Args:
         algorithm: which loss.
-        num_microbatches: as in `step_objective`.
-        step_units: as in `step_objective`.
+        num_microbatches: micro-batches of the step on each rank, fillers included.
+        step_units: units of the step over all ranks, by the aggregation.
         topology: this rank's place.
 
     Returns:
@@ -147,10 +147,33 @@ def policy_objective(
             shown["kl"] = fields["kl"] = loss.kl
         return loss.loss, shown
 
-    return step_objective(
+    return _step_objective(
         token_losses,
         algorithm.loss_aggregation,
         num_microbatches=num_microbatches,
         step_units=step_units,
+        topology=topology,
+    )
+
+
+def sft_objective(
+    aggregation: Aggregation, *, num_microbatches: int, trained_tokens: int, topology: Topology
+) -> LossFunction:
+    """Make the loss function of one step of supervised fine-tuning: -log p(token).
+
+    Args:
+        aggregation: from `sft.sft_aggregation`.
+        num_microbatches: micro-batches of the step on each rank.
+        trained_tokens: trained tokens of the step, over all ranks.
+        topology: this rank's place.
+
+    Returns:
+        The loss function.
+    """
+    return _step_objective(
+        lambda _, scores: (-scores.log_probs, {}),
+        aggregation,
+        num_microbatches=num_microbatches,
+        step_units=trained_tokens,
         topology=topology,
     )

@@ -50,16 +50,11 @@ class Policy:
         self.model = build_model(shape, config, topology)
         load_hf_weights(self.model, folder, shape, topology)
         self.wrapped = wrap_for_training(self.model, config)
-        self._optimizer: TrainerOptimizer | None = None
-
-    @property
-    def has_optimizer(self) -> bool:
-        """Whether `renew_optimizer` was called."""
-        return self._optimizer is not None
+        self.optimizer: TrainerOptimizer | None = None
 
     def renew_optimizer(self, section: OptimizerSection) -> None:
         """Begin with empty moments."""
-        self._optimizer = TrainerOptimizer(self.wrapped, section, dtype=self.config.params_dtype)
+        self.optimizer = TrainerOptimizer(self.wrapped, section, dtype=self.config.params_dtype)
 
     def step(
         self,
@@ -93,8 +88,8 @@ class Policy:
         Raises:
             TrainerError: the gradient is not finite.
         """
-        assert self._optimizer is not None
-        self._optimizer.zero_grad()
+        assert self.optimizer is not None
+        self.optimizer.zero_grad()
         metrics = run_training_pass(
             self.wrapped,
             micro_batches,
@@ -103,7 +98,7 @@ class Policy:
             wanted=wanted,
             tp_group=self.topology.tp_group,
         )
-        grad_norm = self._optimizer.step(lr)
+        grad_norm = self.optimizer.step(lr)
         return step_report(
             metrics,
             aggregation=aggregation,

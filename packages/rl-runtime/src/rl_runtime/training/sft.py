@@ -1,7 +1,6 @@
-"""One step of supervised fine-tuning.
+"""The examples of one step of supervised fine-tuning, and how their losses become one number.
 
-Loss: the mean over trained tokens, of all ranks, of -log p(token) over the whole vocabulary at
-temperature 1.
+The loss is the mean over trained tokens, of all ranks; see `objective.sft_objective`.
 
 Invariants: the result does not depend on how examples are spread over ranks and micro-batches;
 every rank runs the same number of micro-batches.
@@ -21,11 +20,9 @@ from rl_metrics import Aggregation
 from rl_runtime.batch.rank_batch import Column
 from rl_runtime.errors import TrainerError
 from rl_runtime.megatron.parallel_state import Topology
-from rl_runtime.training.forward_backward import LossFunction
 from rl_runtime.training.micro_batch import MicroBatch, MicroBatchPacker
-from rl_runtime.training.objective import step_objective
 
-__all__ = ["pack_examples", "sft_aggregation", "sft_objective"]
+__all__ = ["pack_examples", "sft_aggregation"]
 
 
 def sft_aggregation(*, per_token: bool) -> Aggregation:
@@ -82,26 +79,3 @@ def _in_order(lengths: npt.NDArray[np.int64], token_cap: int) -> list[npt.NDArra
         shares[-1].append(position)
         room -= length
     return [np.array(share, np.int64) for share in shares]
-
-
-def sft_objective(
-    aggregation: Aggregation, *, num_microbatches: int, trained_tokens: int, topology: Topology
-) -> LossFunction:
-    """Make the loss function of one step.
-
-    Args:
-        aggregation: from `sft_aggregation`.
-        num_microbatches: micro-batches of the step on each rank.
-        trained_tokens: trained tokens of the step, over all ranks.
-        topology: this rank's place.
-
-    Returns:
-        The loss function.
-    """
-    return step_objective(
-        lambda _, scores: (-scores.log_probs, {}),
-        aggregation,
-        num_microbatches=num_microbatches,
-        step_units=trained_tokens,
-        topology=topology,
-    )

@@ -33,10 +33,15 @@ from rl_runtime.megatron.shape import ModelShape
 from rl_runtime.training.dump import TrainDumper
 from rl_runtime.training.forward_backward import run_scoring_pass
 from rl_runtime.training.micro_batch import MicroBatch, MicroBatchPacker
-from rl_runtime.training.objective import policy_objective, policy_scores, reference_score
+from rl_runtime.training.objective import (
+    policy_objective,
+    policy_scores,
+    reference_score,
+    sft_objective,
+)
 from rl_runtime.training.roles import Policy, load_reference
 from rl_runtime.training.same_batch_check import check_same_batch
-from rl_runtime.training.sft import pack_examples, sft_aggregation, sft_objective
+from rl_runtime.training.sft import pack_examples, sft_aggregation
 from rl_runtime.weights.convert import export_hf_tensors, save_hf_folder
 
 __all__ = ["Trainer"]
@@ -122,7 +127,7 @@ class Trainer:
                 "train_sft_step after start_reinforcement: the warm start comes first"
             )
         warm_start = self._recipe.warm_start
-        if not self._policy.has_optimizer:
+        if self._policy.optimizer is None:
             changed = {"beta2": warm_start.beta2, "weight_decay": warm_start.weight_decay}
             self._policy.renew_optimizer(self._recipe.optimizer.model_copy(update=changed))
         started = time.perf_counter()

@@ -49,7 +49,12 @@ class _Rule:
 
 def _rules(shape: ModelShape) -> dict[str, _Rule]:
     """The parameters of dense Llama and Qwen models, those of a layer without its number."""
-    one, columns, qkv = Replicated(), SplitColumns(), FusedQkv.of(shape)
+    one, columns = Replicated(), SplitColumns()
+    qkv = FusedQkv(
+        num_groups=shape.num_key_value_heads,
+        heads_per_group=shape.num_heads // shape.num_key_value_heads,
+        head_dim=shape.head_dim,
+    )
     vocabulary, tied = SplitVocabulary(shape.vocab_size), shape.tied_embeddings
     weights, biases = (
         tuple(f"self_attn.{x}_proj.{kind}" for x in "qkv") for kind in ("weight", "bias")

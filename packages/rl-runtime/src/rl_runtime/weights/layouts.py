@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 import torch
 
-from rl_runtime.megatron.shape import ModelShape
-
 __all__ = ["FusedGateUp", "FusedQkv", "Layout", "Replicated", "SplitColumns", "SplitVocabulary"]
 
 
@@ -91,13 +89,6 @@ class FusedQkv:
     """Query heads that share one key-value head."""
     head_dim: int
     """Width of one head."""
-
-    @classmethod
-    def of(cls, shape: ModelShape) -> FusedQkv:
-        """Take the sizes from a model's shape."""
-        return cls(
-            shape.num_key_value_heads, shape.num_heads // shape.num_key_value_heads, shape.head_dim
-        )
 
     def shard(self, tensors: Sequence[torch.Tensor], tp_rank: int, tp_size: int) -> torch.Tensor:
         """Interleave the rank's groups; tensors are weights [out, in] or biases [out]."""
