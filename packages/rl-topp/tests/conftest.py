@@ -1,6 +1,7 @@
 """Fixtures that several tiers use: random rows of every status, and gloo processes."""
 
 import multiprocessing
+import sys
 import traceback
 import warnings
 from collections.abc import Callable
@@ -13,6 +14,9 @@ import pytest
 from hypothesis import settings
 
 from rl_topp import NucleusSet
+
+# So that `stubs.near_ties` is found from every tier.
+sys.path.insert(0, str(Path(__file__).parent))
 
 DEADLINE_SECONDS = 90.0
 
@@ -47,7 +51,7 @@ def _random_rows(
 
 @pytest.fixture
 def random_rows() -> Callable[..., NucleusSet]:
-    """Rows of random status; targets are not forced into the sets, so forced keeping is exercised too."""
+    """Rows of random status; targets may lie outside their sets, so forced keeping is tested too."""
     return _random_rows
 
 
@@ -81,7 +85,7 @@ def _enter_rank(
 
 @pytest.fixture
 def run_ranks(tmp_path: Path) -> Callable[..., list[Any]]:
-    """Run `function(rank, world_size, *arguments)` in forked gloo processes; return what each rank returned."""
+    """Run `function(rank, world_size, *arguments)` in forked gloo processes, one per rank."""
     pytest.importorskip("torch")
 
     def run(function: Callable[..., Any], world_size: int, *arguments: Any) -> list[Any]:

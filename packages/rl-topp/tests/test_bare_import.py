@@ -23,7 +23,7 @@ HEAVY = (
 def test_import_loads_no_heavy_library() -> None:
     code = f"""
 import sys
-import rl_topp, rl_topp.contract, rl_topp.reference, rl_topp.stats, rl_topp.wire
+import rl_topp, rl_topp.sglang.plugin, rl_topp.reference, rl_topp.stats, rl_topp.wire
 heavy = {HEAVY!r}
 found = sorted(name for name in sys.modules if name.split(".")[0] in heavy)
 sys.exit(f"loaded: {{found}}" if found else 0)

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rl_topp.errors import NucleusError
+from rl_topp.errors import NucleusError, UnsupportedContractError
 
 __all__ = ["app", "main"]
 
@@ -62,7 +62,7 @@ def stats(
         _fail(f"{error.name} is not installed; install rl-topp[parquet]")
     try:
         figures = dataclasses.asdict(stats_of_dump(dump))
-    except NucleusError as error:
+    except (NucleusError, UnsupportedContractError) as error:
         _fail(str(error))
     if as_json:
         typer.echo(json.dumps(figures, allow_nan=False))
@@ -76,7 +76,7 @@ def stats(
 @app.command("sglang-check")
 def sglang_check() -> None:
     """Print what the SGLang plugin supports with the installed SGLang; exit 1 when it cannot be used."""
-    from rl_topp.sglang_check import main as check
+    from rl_topp.sglang.check import main as check
 
     raise typer.Exit(check())
 

@@ -1,18 +1,21 @@
 """Errors of rl-topp.
 
 Invariant: whatever is wrong with data that a caller passed in is a `NucleusError`, so that one
-`except` clause (or `except ValueError`) covers it.
+`except` clause (or `except ValueError`) covers it; a file of another contract is an
+`UnsupportedContractError`, a `ValueError` too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from rl_topp.contract_header import UnsupportedContractError
 
 __all__ = ["NucleusError", "UnsupportedContractError"]
 
 
 class NucleusError(ValueError):
-    """Kept sets, or a reply that should carry them, are malformed.
+    """Malformed kept sets, or a malformed reply that should carry them.
 
     Attributes:
         problems: every problem found, one sentence each; the message joins them.
@@ -28,6 +31,11 @@ class NucleusError(ValueError):
         if problems:
             raise cls(*problems)
 
+    @classmethod
+    def raise_where(cls, found: Mapping[str, bool]) -> None:
+        """Raise one error that lists the sentences of `found` that are true, or return.
 
-class UnsupportedContractError(NucleusError):
-    """A document carries the id of another contract (or another major of ours)."""
+        Args:
+            found: by sentence, whether it holds.
+        """
+        cls.raise_if([sentence for sentence, holds in found.items() if holds])

@@ -1,57 +1,36 @@
 """`NucleusSet`: the ids that the sampler could have picked, for many tokens, in CSR form.
 
-Invariants: a `NucleusSet` that exists is well-formed (see
-`validation.find_problems`); its arrays are its own and read-only; no operation changes an existing
-set, whichever threads use it; appending n pieces one after the other costs amortised linear time,
-because the newest set of a chain grows in a buffer whose unused end it alone may fill (`growth`).
+T tokens, nnz kept ids of all of them, K tokens taken.
+
+Invariants: a `NucleusSet` that exists is well-formed (see `validation.find_problems`); its arrays
+are its own and read-only; no operation changes an existing set, whichever threads use it; appending
+n pieces one after the other costs amortised linear time, because the newest set of a chain grows in
+a buffer whose unused end it alone may fill (`append_buffer`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rl_topp.contract import (
-    ARRAY_DTYPES,
-    CONTRACT,
-    MINOR,
-    NucleusSetDocument,
-    check_header,
-    declaration_problems,
-)
+from rl_topp.append_buffer import GrowingRecord, RecordArrays
 from rl_topp.errors import NucleusError
-from rl_topp.growth import GrowingRecord, RecordArrays
 from rl_topp.validation import (
+    NucleusStatus,
+    OnTruncated,
+    as_indices,
     as_integers,
     check_count,
     check_on_truncated,
     find_problems,
-    is_integer,
     row_of_each_id,
 )
 
 __all__ = ["NucleusSet", "NucleusStatus", "OnTruncated"]
-
-OnTruncated = Literal["mask", "full"]
-"""What a token with an incomplete set is worth: `mask` = no log-prob, `full` = the log-prob over the vocabulary."""
-
-
-class NucleusStatus(IntEnum):
-    """What is known about the set of one token."""
-
-    KEPT = 0
-    """The kept set is recorded and complete."""
-    NO_FILTER = 1
-    """No filter applied: the sampler chose from the whole vocabulary; no ids stored."""
-    NOT_SAMPLED = 2
-    """A tool or environment token: no log-prob exists, its loss mask is 0; no ids stored."""
-    TRUNCATED = 3
-    """A filter applied, but transport lost part of the set; the ids that arrived (possibly none) are no basis for a log-prob."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,35 +64,22 @@ class NucleusSet:
         offsets = as_integers(self.offsets, np.int64, "offsets").copy()
         status = as_integers(self.status, np.uint8, "status").copy()
         NucleusError.raise_if(find_problems(ids, offsets, status, self.vocab_size))
-        self._fill(ids, offsets, status, int(self.vocab_size), None)
+        self._fill((ids, offsets, status), int(self.vocab_size), None)
 
-    def _fill(
-        self,
-        ids: npt.NDArray[np.int32],
-        offsets: npt.NDArray[np.int64],
-        status: npt.NDArray[np.uint8],
-        vocab_size: int,
-        growing: GrowingRecord | None,
-    ) -> None:
-        set_field = object.__setattr__
-        set_field(self, "ids", _read_only(ids))
-        set_field(self, "offsets", _read_only(offsets))
-        set_field(self, "status", _read_only(status))
-        set_field(self, "vocab_size", vocab_size)
-        set_field(self, "_growing", growing)
+    def _fill(self, arrays: RecordArrays, vocab_size: int, growing: GrowingRecord | None) -> None:
+        # Past the guard of a frozen dataclass, which is complete only after this.
+        for name, array in zip(("ids", "offsets", "status"), arrays, strict=True):
+            object.__setattr__(self, name, _read_only(array))
+        object.__setattr__(self, "vocab_size", vocab_size)
+        object.__setattr__(self, "_growing", growing)
 
     @classmethod
     def _trusted(
-        cls,
-        ids: npt.NDArray[np.int32],
-        offsets: npt.NDArray[np.int64],
-        status: npt.NDArray[np.uint8],
-        vocab_size: int,
-        growing: GrowingRecord | None = None,
+        cls, arrays: RecordArrays, vocab_size: int, growing: GrowingRecord | None = None
     ) -> NucleusSet:
-        """Build from arrays that come out of well-formed sets: no second check of O(nnz log nnz)."""
+        """Build from arrays out of well-formed sets: no second check of O(nnz log nnz)."""
         self = object.__new__(cls)
-        self._fill(ids, offsets, status, vocab_size, growing)
+        self._fill(arrays, vocab_size, growing)
         return self
 
     # Construction
@@ -122,12 +88,7 @@ class NucleusSet:
     @classmethod
     def empty(cls, *, vocab_size: int) -> NucleusSet:
         """Return the set of no tokens, the start of a chain of `append`."""
-        return cls(
-            ids=np.zeros(0, np.int32),
-            offsets=np.zeros(1, np.int64),
-            status=np.zeros(0, np.uint8),
-            vocab_size=vocab_size,
-        )
+        return cls._uniform(0, NucleusStatus.NOT_SAMPLED, vocab_size)
 
     @classmethod
     def from_lists(
@@ -144,11 +105,7 @@ class NucleusSet:
         """
         kept = list(kept)
         rows = [
-            (
-                np.zeros(0, np.int32)
-                if entry is None
-                else as_integers(entry, np.int32, f"kept ids of token {t}")
-            )
+            as_integers(() if entry is None else entry, np.int32, f"kept ids of token {t}")
             for t, entry in enumerate(kept)
         ]
         status = np.array(
@@ -194,7 +151,7 @@ class NucleusSet:
             NucleusError: no sets and no `vocab_size`, or two vocabulary sizes; the message names
                 the positions.
         """
-        if not sets and vocab_size is None:
+        if vocab_size is None and not sets:
             raise NucleusError("concat of no sets needs vocab_size")
         expected = sets[0].vocab_size if vocab_size is None else vocab_size
         for position, piece in enumerate(sets):
@@ -204,11 +161,10 @@ class NucleusSet:
                 )
         if not sets:
             return cls.empty(vocab_size=expected)
-        counts = np.concatenate([np.diff(piece.offsets) for piece in sets])
         ids = np.concatenate([piece.ids for piece in sets])
-        return cls._trusted(
-            ids, _offsets_of(counts), np.concatenate([piece.status for piece in sets]), expected
-        )
+        offsets = _offsets_of(np.concatenate([piece.set_sizes for piece in sets]))
+        status = np.concatenate([piece.status for piece in sets])
+        return cls._trusted((ids, offsets, status), expected)
 
     # Operations
     # ------------------------------------------------------------------------------------------------------------------
@@ -233,7 +189,7 @@ class NucleusSet:
             growing = GrowingRecord(self._arrays)
             grown = growing.extend(len(self), other._arrays)
             assert grown is not None, "a chain that nobody else knows has no other owner"
-        return self._trusted(*grown, self.vocab_size, growing)
+        return self._trusted(grown, self.vocab_size, growing)
 
     def slice(self, start: int, stop: int) -> NucleusSet:
         """Return the tokens [start, stop); the ids are a view, nothing but T+1 offsets is copied.
@@ -244,11 +200,9 @@ class NucleusSet:
         if not 0 <= start <= stop <= len(self):
             raise NucleusError(f"slice [{start}, {stop}) does not lie in [0, {len(self)})")
         low, high = self.offsets[start], self.offsets[stop]
+        offsets = self.offsets[start : stop + 1] - low
         return self._trusted(
-            self.ids[low:high],
-            self.offsets[start : stop + 1] - low,
-            self.status[start:stop],
-            self.vocab_size,
+            (self.ids[low:high], offsets, self.status[start:stop]), self.vocab_size
         )
 
     def take(self, tokens: npt.ArrayLike) -> NucleusSet:
@@ -260,25 +214,20 @@ class NucleusSet:
         Raises:
             NucleusError: an index lies outside; the message names its position.
         """
-        index = as_integers(tokens, np.int64, "tokens")
-        outside = np.flatnonzero((index < 0) | (index >= len(self)))
-        if outside.size:
-            raise NucleusError(
-                f"tokens[{outside[0]}] is {index[outside[0]]}, outside [0, {len(self)})"
-            )
-        counts = np.diff(self.offsets)[index]
-        offsets = _offsets_of(counts)
-        # Position of every taken id: its place inside its own set, shifted to where that set starts
-        # here.
+        index_K = as_indices(tokens, len(self), "tokens")
+        counts_K = self.set_sizes[index_K]
+        offsets = _offsets_of(counts_K)
+        # Place of every taken id: its place inside its own set, shifted to where that set starts.
         source = np.arange(offsets[-1], dtype=np.int64) + np.repeat(
-            self.offsets[index] - offsets[:-1], counts
+            self.offsets[index_K] - offsets[:-1], counts_K
         )
-        return self._trusted(self.ids[source], offsets, self.status[index], self.vocab_size)
+        return self._trusted((self.ids[source], offsets, self.status[index_K]), self.vocab_size)
 
     def sorted(self) -> NucleusSet:
-        """Return the same sets with the ids of each token in ascending order: the form in which equal sets have equal arrays."""
+        """Return the same sets, the ids of each in ascending order: equal sets, equal arrays."""
+        # The last key counts first: by token, then by id.
         order = np.lexsort((self.ids, row_of_each_id(self.offsets)))
-        return self._trusted(self.ids[order], self.offsets, self.status, self.vocab_size)
+        return self._trusted((self.ids[order], self.offsets, self.status), self.vocab_size)
 
     # Questions
     # -------------------------------------------------------------------------------------------------------------------
@@ -297,16 +246,18 @@ class NucleusSet:
         return (self[token] for token in range(len(self)))
 
     def __eq__(self, other: object) -> bool:
-        """Compare array by array; sets that differ only in the order of their ids are equal after `sorted`."""
+        """Compare array by array; sets in another order of their ids are equal after `sorted`."""
         if not isinstance(other, NucleusSet):
             return NotImplemented
-        same = (np.array_equal(getattr(self, name), getattr(other, name)) for name in ARRAY_DTYPES)
-        return self.vocab_size == other.vocab_size and all(same)
+        return self.vocab_size == other.vocab_size and all(
+            np.array_equal(*pair) for pair in zip(self._arrays, other._arrays, strict=True)
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self.ids, self.offsets, self.status, self.vocab_size)
+        # A set that comes out of a pickle is checked, and starts a chain of its own.
+        return _restore, (*self._arrays, self.vocab_size)
 
     @property
     def _arrays(self) -> RecordArrays:
@@ -347,77 +298,20 @@ class NucleusSet:
         outside = (self.status != NucleusStatus.NOT_SAMPLED) & (
             (wanted < 0) | (wanted >= self.vocab_size)
         )
-        if outside.any():
-            token = int(np.flatnonzero(outside)[0])
-            raise NucleusError(
-                f"token {token} sampled id {wanted[token]}, outside the vocabulary [0,"
-                f" {self.vocab_size})"
-            )
         rows = row_of_each_id(self.offsets)
         found = np.zeros(len(self), np.bool_)
         found[rows[self.ids == wanted[rows]]] = True
-        missing = np.flatnonzero((self.status == NucleusStatus.KEPT) & ~found)
-        if missing.size:
-            token = int(missing[0])
-            raise NucleusError(
-                f"token {token} sampled id {wanted[token]}, which is not among its"
-                f" {self.set_sizes[token]} kept ids"
-            )
-
-    # Document
-    # --------------------------------------------------------------------------------------------------------------------
-
-    def to_document(self) -> tuple[NucleusSetDocument, dict[str, npt.NDArray[Any]]]:
-        """Return the JSON part of `nucleus-set.v1` and the arrays that lie beside it."""
-        from importlib.metadata import version  # takes as long as the rest of the package
-
-        arrays: dict[str, npt.NDArray[Any]] = {name: getattr(self, name) for name in ARRAY_DTYPES}
-        document: NucleusSetDocument = {
-            "contract": CONTRACT,
-            "minor": MINOR,
-            "producer": {"distribution": "rl-topp", "version": version("rl-topp")},
-            "vocab_size": self.vocab_size,
-            "arrays": {
-                "ids": {"dtype": "int32", "shape": [self.ids.size]},
-                "offsets": {"dtype": "int64", "shape": [self.offsets.size]},
-                "status": {"dtype": "uint8", "shape": [self.status.size]},
-            },
-        }
-        return document, arrays
-
-    @classmethod
-    def from_document(
-        cls, document: Mapping[str, Any], arrays: Mapping[str, npt.ArrayLike]
-    ) -> NucleusSet:
-        """Read what `to_document` returned.
-
-        Raises:
-            UnsupportedContractError: another contract.
-            NucleusError: a missing array or key, arrays that do not form a record, or others than
-                the document declares.
-        """
-        check_header(document)
-        missing = [
-            f"array {name!r} is missing beside the document"
-            for name in ARRAY_DTYPES
-            if name not in arrays
-        ]
-        if not is_integer(document.get("vocab_size")):
-            missing.append(f"vocab_size must be an integer, got {document.get('vocab_size')!r}")
-        NucleusError.raise_if(missing)
-        found = {name: as_integers(arrays[name], np.int64, name) for name in ARRAY_DTYPES}
-        NucleusError.raise_if(
-            declaration_problems(document, {name: array.size for name, array in found.items()})
-        )
-        return cls(**found, vocab_size=document["vocab_size"])
+        missing = (self.status == NucleusStatus.KEPT) & ~found
+        for wrong, where in (
+            (outside, f"outside the vocabulary [0, {self.vocab_size})"),
+            (missing, "which is not among its {size} kept ids"),
+        ):
+            for token in np.flatnonzero(wrong)[:1]:
+                words = where.format(size=self.set_sizes[token])
+                raise NucleusError(f"token {token} sampled id {wanted[token]}, {words}")
 
 
-def _restore(
-    ids: npt.NDArray[np.int32],
-    offsets: npt.NDArray[np.int64],
-    status: npt.NDArray[np.uint8],
-    vocab_size: int,
-) -> NucleusSet:
+def _restore(ids: Any, offsets: Any, status: Any, vocab_size: int) -> NucleusSet:
     return NucleusSet(ids=ids, offsets=offsets, status=status, vocab_size=vocab_size)
 
 

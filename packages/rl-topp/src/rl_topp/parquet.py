@@ -1,6 +1,8 @@
 """The columns that `rl-topp stats` needs, out of a dump in Parquet form.
 
 Reads `train-dump.v2` and `rollout-dump.v1` by column name; everything else in the file is ignored.
+N samples with kept sets.
+
 Invariants: a sample without kept sets (null) is left out of every column alike; a column whose
 values cannot be what its name says (another type, null entries, unknown status, offsets that fall)
 is refused by file, column and sample, so that no figure comes out of it.
@@ -9,7 +11,8 @@ is refused by file, column and sample, so that no figure comes out of it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,14 +22,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rl_topp.errors import NucleusError, UnsupportedContractError
+from rl_topp.contract_header import check_header
+from rl_topp.errors import NucleusError
 from rl_topp.nucleus import NucleusStatus
 from rl_topp.stats import KeptSetStats, kept_set_stats
 
 __all__ = ["READABLE_CONTRACTS", "stats_of_dump"]
 
-READABLE_CONTRACTS: Final = ("train-dump.v2", "rollout-dump.v1")
-"""Contracts of the dumps that carry the columns."""
+READABLE_CONTRACTS: Final = {"train-dump.v2": 0, "rollout-dump.v1": 0}
+"""Contracts of the dumps that carry the columns, with the newest minor known of each."""
 _METADATA_KEY: Final = b"rl_dump"
 _REQUIRED: Final = ("nucleus_offsets", "nucleus_status", "loss_masks")
 _OPTIONAL: Final = ("rollout_log_probs", "rollout_full_log_probs", "log_probs")
@@ -37,7 +41,7 @@ _DAMAGE: Final = (OSError, pa.ArrowException, ValueError, KeyError, OverflowErro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Column:
-    """One list column of the samples that have kept sets."""
+    """Lists of one column, one for each sample that has kept sets."""
 
     path: Path
     name: str
@@ -107,11 +111,9 @@ def stats_of_dump(path: Path) -> KeptSetStats:
 
 def _read(path: Path) -> pa.Table:
     """Return the columns that exist of those that count."""
-    try:
+    with _readable(path):
         file = pq.ParquetFile(path)
         metadata, names = file.metadata.metadata, list(file.schema_arrow.names)
-    except _DAMAGE as error:
-        raise NucleusError(f"{path}: cannot be read as Parquet: {error}") from error
     _check_contract(path, metadata)
     missing = [name for name in _REQUIRED if name not in names]
     if missing:
@@ -123,8 +125,14 @@ def _read(path: Path) -> pa.Table:
     twice = [name for name in wanted if names.count(name) > 1]
     if twice:
         raise NucleusError(f"{path}: more than one column {', '.join(twice)}")
-    try:
+    with _readable(path):
         return file.read(columns=wanted)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
     except _DAMAGE as error:
         raise NucleusError(f"{path}: cannot be read as Parquet: {error}") from error
 
@@ -133,21 +141,14 @@ def _check_contract(path: Path, metadata: Mapping[bytes, bytes] | None) -> None:
     # Of the file, not of its Arrow schema: a header that is written after the rows stands only
     # there.
     raw = (metadata or {}).get(_METADATA_KEY)
+    key = _METADATA_KEY.decode()
     if raw is None:
-        raise NucleusError(
-            f"{path}: not a dump: the Parquet metadata has no key {_METADATA_KEY.decode()!r}"
-        )
+        raise NucleusError(f"{path}: not a dump: the Parquet metadata has no key {key!r}")
     try:
-        contract = json.loads(raw).get("contract")
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise NucleusError(
-            f"{path}: the metadata under {_METADATA_KEY.decode()!r} is not a JSON object: {error}"
-        ) from error
-    if contract not in READABLE_CONTRACTS:
-        raise UnsupportedContractError(
-            f"{path}: contract {contract!r}, this version of rl-topp reads"
-            f" {' and '.join(READABLE_CONTRACTS)}; convert it with rl-dump"
-        )
+        header = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise NucleusError(f"{path}: the metadata under {key!r} is not JSON: {error}") from error
+    check_header(header, READABLE_CONTRACTS, where=str(path))
 
 
 def _column(

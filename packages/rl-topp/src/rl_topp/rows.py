@@ -2,7 +2,9 @@
 
 The caller says which response token sits on which local row (rl-metrics' context-parallel geometry
 gives both index arrays, for one rank, zigzag or contiguous); no context-parallel arithmetic happens
-here. Invariant: rows that no response token claims get status 2, so they score 0 and pass no
+here. T logit rows of one rank, R response tokens and K of them on this rank, per sample.
+
+Invariant: rows that no response token claims get status 2, so they score 0 and pass no
 gradient.
 """
 
@@ -15,7 +17,7 @@ import numpy.typing as npt
 
 from rl_topp.errors import NucleusError
 from rl_topp.nucleus import NucleusSet
-from rl_topp.validation import as_integers, check_count
+from rl_topp.validation import as_indices, check_count
 
 __all__ = ["align_rows"]
 
@@ -56,46 +58,35 @@ def align_rows(
         )
     check_count(num_rows, "num_rows")
     everything = NucleusSet.concat(sets, vocab_size=vocab_size)
-    token_of_row = np.full(
-        num_rows, len(everything), np.int64
-    )  # the one-past-the-end token is the unclaimed one, added below
-    sample_of_row = np.full(num_rows, -1, np.int64)
+    # The one-past-the-end token stands for rows that nobody claims; it is appended below.
+    token_of_row_T = np.full(num_rows, len(everything), np.int64)
+    sample_of_row_T = np.full(num_rows, -1, np.int64)
     first_token = 0
     for sample, nucleus in enumerate(sets):
-        tokens = _indices(
-            response_indices[sample], len(nucleus), f"sample {sample}: response index"
-        )
-        rows = _indices(logit_rows[sample], num_rows, f"sample {sample}: logit row")
-        if tokens.size != rows.size:
+        where = f"sample {sample}: "
+        tokens_K = as_indices(response_indices[sample], len(nucleus), where + "response_indices")
+        rows_K = as_indices(logit_rows[sample], num_rows, where + "logit_rows")
+        if tokens_K.size != rows_K.size:
             raise NucleusError(
-                f"sample {sample}: {tokens.size} response indices but {rows.size} logit rows"
+                f"{where}{tokens_K.size} response indices but {rows_K.size} logit rows"
             )
-        _refuse_claimed(rows, sample, sample_of_row)
-        token_of_row[rows] = tokens + first_token
-        sample_of_row[rows] = sample
+        _refuse_claimed(rows_K, sample, sample_of_row_T)
+        token_of_row_T[rows_K] = tokens_K + first_token
+        sample_of_row_T[rows_K] = sample
         first_token += len(nucleus)
-    return everything.append(NucleusSet.not_sampled(1, vocab_size=everything.vocab_size)).take(
-        token_of_row
-    )
-
-
-def _indices(values: npt.ArrayLike, limit: int, name: str) -> npt.NDArray[np.int64]:
-    index = as_integers(values, np.int64, name)
-    outside = np.flatnonzero((index < 0) | (index >= limit))
-    if outside.size:
-        raise NucleusError(f"{name} {index[outside[0]]} lies outside [0, {limit})")
-    return index
+    unclaimed = NucleusSet.not_sampled(1, vocab_size=everything.vocab_size)
+    return everything.append(unclaimed).take(token_of_row_T)
 
 
 def _refuse_claimed(
-    rows: npt.NDArray[np.int64], sample: int, sample_of_row: npt.NDArray[np.int64]
+    rows_K: npt.NDArray[np.int64], sample: int, sample_of_row_T: npt.NDArray[np.int64]
 ) -> None:
-    taken = np.flatnonzero(sample_of_row[rows] >= 0)
+    taken = np.flatnonzero(sample_of_row_T[rows_K] >= 0)
     if taken.size:
-        row = rows[taken[0]]
+        row = rows_K[taken[0]]
         raise NucleusError(
-            f"sample {sample}: logit row {row} already belongs to sample {sample_of_row[row]}"
+            f"sample {sample}: logit row {row} already belongs to sample {sample_of_row_T[row]}"
         )
-    values, counts = np.unique(rows, return_counts=True)
+    values, counts = np.unique(rows_K, return_counts=True)
     if (counts > 1).any():
         raise NucleusError(f"sample {sample}: logit row {values[counts > 1][0]} is named twice")

@@ -1,5 +1,7 @@
 """What makes the arrays of a `NucleusSet` right, as pure checks over numpy arrays.
 
+T tokens, nnz kept ids of all of them.
+
 Invariants: `find_problems` returns [] exactly for well-formed sets; every sentence names the
 token (0-based) and says what was found and what was expected; cost is O(nnz log nnz) time, a few
 temporary arrays of nnz entries.
@@ -7,7 +9,8 @@ temporary arrays of nnz entries.
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard
+from enum import IntEnum
+from typing import Any, Literal, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +18,9 @@ import numpy.typing as npt
 from rl_topp.errors import NucleusError
 
 __all__ = [
+    "NucleusStatus",
+    "OnTruncated",
+    "as_indices",
     "as_integers",
     "check_count",
     "check_on_truncated",
@@ -24,8 +30,23 @@ __all__ = [
     "row_of_each_id",
 ]
 
-_NUM_STATUS = 4
-_KEPT, _NO_FILTER, _NOT_SAMPLED = 0, 1, 2
+OnTruncated = Literal["mask", "full"]
+"""What a token with an incomplete set is worth: `mask` = no log-prob, `full` = the log-prob over
+the vocabulary."""
+
+
+class NucleusStatus(IntEnum):
+    """State of knowledge about the set of one token."""
+
+    KEPT = 0
+    """The kept set is recorded and complete."""
+    NO_FILTER = 1
+    """No filter applied: the sampler chose from the whole vocabulary; no ids stored."""
+    NOT_SAMPLED = 2
+    """A tool or environment token: no log-prob exists, its loss mask is 0; no ids stored."""
+    TRUNCATED = 3
+    """A filter applied, but transport lost part of the set; the ids that arrived (possibly none)
+    are no basis for a log-prob."""
 
 
 def as_integers(
@@ -38,11 +59,8 @@ def as_integers(
     """
     try:
         array = np.asarray(values)
-    except (
-        TypeError,
-        ValueError,
-        RuntimeError,
-    ) as error:  # lists nested unevenly; tensors that are no host memory
+    # Lists nested unevenly; tensors that lie on a device or still need a gradient.
+    except (TypeError, ValueError, RuntimeError) as error:
         raise NucleusError(f"{name} must be a flat list or array of integers: {error}") from error
     if array.ndim != 1:
         raise NucleusError(f"{name} must have one dimension, got shape {list(array.shape)}")
@@ -57,6 +75,21 @@ def as_integers(
             f"{name}[{bad}] is {int(array[bad])}, outside the range of {np.dtype(dtype).name}"
         )
     return np.ascontiguousarray(array, dtype=dtype)
+
+
+def as_indices(values: object, limit: int, name: str) -> npt.NDArray[np.int64]:
+    """Return `values` as int64 [K], all in [0, limit).
+
+    Raises:
+        NucleusError: no flat integers, or one lies outside; names its place.
+    """
+    index: npt.NDArray[np.int64] = as_integers(values, np.int64, name)
+    outside = np.flatnonzero((index < 0) | (index >= limit))
+    if outside.size:
+        raise NucleusError(
+            f"{name}[{outside[0]}] is {index[outside[0]]}, which lies outside [0, {limit})"
+        )
+    return index
 
 
 def is_integer(value: object) -> TypeGuard[int]:
@@ -84,7 +117,7 @@ def row_of_each_id(offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 def find_offset_problems(
     offsets: npt.NDArray[np.int64], *, num_ids: int, num_tokens: int
 ) -> list[str]:
-    """Check the CSR offsets of `num_tokens` tokens over `num_ids` ids; return one sentence per problem."""
+    """Return one sentence per problem of the offsets of `num_tokens` tokens over `num_ids` ids."""
     if offsets.size == 0:
         return [
             f"offsets are empty, expected {num_tokens + 1} of them ({num_tokens} tokens + 1), the"
@@ -138,25 +171,21 @@ def find_problems(
 
 
 def _status_problems(counts: npt.NDArray[np.int64], status: npt.NDArray[np.uint8]) -> list[str]:
-    problems = []
-    unknown = np.flatnonzero(status >= _NUM_STATUS)
-    if unknown.size:
-        problems.append(
-            f"token {unknown[0]} has status {status[unknown[0]]}, expected 0 to {_NUM_STATUS - 1}"
-        )
-    empty = np.flatnonzero((status == _KEPT) & (counts == 0))
-    if empty.size:
-        problems.append(
-            f"token {empty[0]} has status 0 (kept set recorded) but no ids; use status 1 for no"
-            " filter, 2 for not sampled, 3 for a lost set"
-        )
-    filled = np.flatnonzero(((status == _NO_FILTER) | (status == _NOT_SAMPLED)) & (counts != 0))
-    if filled.size:
-        problems.append(
-            f"token {filled[0]} has status {status[filled[0]]}, which carries no ids, but"
-            f" {counts[filled[0]]} ids"
-        )
-    return problems
+    carries_none = (status == NucleusStatus.NO_FILTER) | (status == NucleusStatus.NOT_SAMPLED)
+    kinds = (
+        (status >= len(NucleusStatus), f", expected 0 to {len(NucleusStatus) - 1}"),
+        (
+            (status == NucleusStatus.KEPT) & (counts == 0),
+            " (kept set recorded) but no ids; use status 1 for no filter, 2 for not sampled, 3 for"
+            " a lost set",
+        ),
+        (carries_none & (counts != 0), ", which carries no ids, but {count} ids"),
+    )
+    return [
+        f"token {token} has status {status[token]}{words.format(count=counts[token])}"
+        for wrong, words in kinds
+        for token in np.flatnonzero(wrong)[:1]
+    ]
 
 
 def _id_problems(
@@ -171,6 +200,7 @@ def _id_problems(
             f"token {rows[first]} keeps id {ids[first]}, outside the vocabulary [0, {vocab_size})"
         )
     # One key per (token, id): sorting keys finds repeats inside a token without a loop over tokens.
+    # The mask keeps the 32 bits of a negative id, which a sign extension would spread over the row.
     keys = np.sort((rows << 32) | ids.astype(np.int64) & 0xFFFFFFFF)
     repeated = np.flatnonzero(keys[1:] == keys[:-1])
     if repeated.size:

@@ -1,21 +1,9 @@
 """Kept sets on the wire: what engines put into a reply, and how it becomes a `NucleusSet`.
 
+T generated tokens of a reply. Which engine writes what stands at `_READERS`.
+
 Invariants: `from_sglang_meta(to_wire(s))` gives back `s`; a reply that carries only half of a
 representation, two representations, or a malformed one raises, it never yields a guessed set.
-
-Representations, by key of the reply's `meta_info`:
-
-| writer | ids | beside it | form |
-| --- | --- | --- | --- |
-| our SGLang plugin | `rl_topp_kept_ids` | `rl_topp_kept_status` (optional) | one entry per token: ids, or null = no filter |
-| `to_wire` | `rl_topp_kept_ids` | `rl_topp_kept_offsets`, `rl_topp_kept_status` | flat arrays |
-| slime | `top_p_token_ids`, `top_p_kept_token_ids` | `top_p_token_offsets`, `top_p_kept_token_offsets` | flat arrays |
-| SGLang, native | `output_token_sampling_mask` | | one entry per token: ids, or null = no filter |
-| vLLM | `sampling_mask` | its `token_ids` and `offsets`, as keys or attributes | flat arrays, or one entry per token |
-
-A flat array is base64 text or bytes of little-endian int32, an ndarray, a tensor, or a list of
-integers. All of them cover generated tokens only, so a token without ids in a foreign form was
-sampled without a filter (status 1).
 """
 
 from __future__ import annotations
@@ -23,7 +11,6 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -31,45 +18,26 @@ import numpy.typing as npt
 
 from rl_topp.errors import NucleusError
 from rl_topp.nucleus import NucleusSet, NucleusStatus
+from rl_topp.sglang.keys import (
+    KEPT_IDS_KEY,
+    KEPT_LOG_PROBS_KEY,
+    KEPT_OFFSETS_KEY,
+    KEPT_STATUS_KEY,
+)
 from rl_topp.validation import as_integers, check_count, find_offset_problems
 
-__all__ = [
-    "KEPT_IDS_KEY",
-    "KEPT_LOG_PROBS_KEY",
-    "KEPT_OFFSETS_KEY",
-    "KEPT_STATUS_KEY",
-    "from_sglang_meta",
-    "kept_log_probs_from_sglang_meta",
-    "to_wire",
-    "wire_bytes_per_token",
-]
+__all__ = ["from_sglang_meta", "kept_log_probs_from_sglang_meta", "to_wire"]
 
-KEPT_IDS_KEY: Final = "rl_topp_kept_ids"
-"""Our key of the kept ids: a list with one entry per generated token, or flat ids when `KEPT_OFFSETS_KEY` is there."""
-KEPT_OFFSETS_KEY: Final = "rl_topp_kept_offsets"
-"""Our key of the flat form's offsets, [T+1]."""
-KEPT_STATUS_KEY: Final = "rl_topp_kept_status"
-"""Our key of the status, one `NucleusStatus` value per token; absent in the per-token form = 0 where there are ids, 1 where there is null."""
-KEPT_LOG_PROBS_KEY: Final = "rl_topp_kept_log_probs"
-"""Our key of the sampled ids' log-probs, one number per token, nats: over the kept set, or over the vocabulary where no filter applied."""
-_NATIVE_LOG_PROBS_KEY: Final = "output_token_sampling_logprobs"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _FlatKeys:
-    """One spelling of the flat form."""
-
-    ids: str
-    offsets: str
-
-
-_FLAT: Final = (
-    _FlatKeys(ids="top_p_token_ids", offsets="top_p_token_offsets"),
-    _FlatKeys(ids="top_p_kept_token_ids", offsets="top_p_kept_token_offsets"),
-)
 _NATIVE_KEY: Final = "output_token_sampling_mask"
+_NATIVE_LOG_PROBS_KEY: Final = "output_token_sampling_logprobs"
 _VLLM_KEY: Final = "sampling_mask"
-_ALL_KEYS: Final = (KEPT_IDS_KEY, *(keys.ids for keys in _FLAT), _NATIVE_KEY, _VLLM_KEY)
+_OFFSETS_OF: Final = {
+    KEPT_IDS_KEY: KEPT_OFFSETS_KEY,
+    "top_p_token_ids": "top_p_token_offsets",
+    "top_p_kept_token_ids": "top_p_kept_token_offsets",
+    f"{_VLLM_KEY}.token_ids": f"{_VLLM_KEY}.offsets",
+}
+"""By key of flat ids, the key of their offsets."""
 
 
 def from_sglang_meta(
@@ -93,14 +61,20 @@ def from_sglang_meta(
     """
     _refuse_other_than_mapping(meta_info)
     check_count(expected_num_tokens, "expected_num_tokens")
-    present = [key for key in _ALL_KEYS if meta_info.get(key) is not None]
-    _refuse_lone_offsets(meta_info)
+    present = [key for key in _READERS if meta_info.get(key) is not None]
+    NucleusError.raise_if(
+        [
+            f"{offsets} is there, but {ids} is missing; the two belong together"
+            for ids, offsets in _OFFSETS_OF.items()
+            if meta_info.get(offsets) is not None and meta_info.get(ids) is None
+        ]
+    )
     if not present:
         if expected_num_tokens == 0:
             return NucleusSet.empty(vocab_size=vocab_size)
         raise NucleusError(
             f"the reply carries no kept sets for its {expected_num_tokens} tokens: expected one of"
-            f" {', '.join(_ALL_KEYS)} in meta_info; ask for them in the request and check that the"
+            f" {', '.join(_READERS)} in meta_info; ask for them in the request and check that the"
             " engine has them (`rl-topp sglang-check`)"
         )
     if len(present) > 1:
@@ -128,14 +102,8 @@ def kept_log_probs_from_sglang_meta(
         NucleusError: another length, or an entry that is no finite number; names the token.
     """
     _refuse_other_than_mapping(meta_info)
-    key = next(
-        (
-            key
-            for key in (KEPT_LOG_PROBS_KEY, _NATIVE_LOG_PROBS_KEY)
-            if meta_info.get(key) is not None
-        ),
-        None,
-    )
+    keys = (KEPT_LOG_PROBS_KEY, _NATIVE_LOG_PROBS_KEY)
+    key = next((key for key in keys if meta_info.get(key) is not None), None)
     if key is None:
         return None
     try:
@@ -143,14 +111,8 @@ def kept_log_probs_from_sglang_meta(
     except (TypeError, ValueError) as error:
         raise NucleusError(f"{key} must hold one number per token: {error}") from error
     if given.ndim == 1 and given.size and given.dtype.kind not in "fiu":
-        token = next(
-            (
-                token
-                for token, value in enumerate(given)
-                if not isinstance(value, (int, float, np.number))
-            ),
-            0,
-        )
+        is_number = [isinstance(value, (int, float, np.number)) for value in given]
+        token = is_number.index(False) if False in is_number else 0
         raise NucleusError(
             f"{key}: token {token} has {given[token]!r}, which is none of the numbers expected, one"
             " per token"
@@ -160,7 +122,7 @@ def kept_log_probs_from_sglang_meta(
             f"{key} has shape {list(given.shape)}, expected [{expected_num_tokens}], one number per"
             " token"
         )
-    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite and is named below
+    with np.errstate(over="ignore"):  # What float32 cannot hold becomes inf and is named below.
         values = given.astype(np.float32)
     bad = np.flatnonzero(~np.isfinite(values))
     if bad.size:
@@ -171,10 +133,10 @@ def kept_log_probs_from_sglang_meta(
 
 
 def to_wire(nucleus: NucleusSet) -> dict[str, str]:
-    """Return `nucleus` as JSON-safe text under our keys, flat form: base64 of little-endian int32
-    ids, int32 offsets and uint8 status.
+    """Return `nucleus` as JSON-safe text under our keys, in the flat form.
 
-    Costs 4/3 of (4 bytes per id + 5 bytes per token), see `wire_bytes_per_token`.
+    Base64 of little-endian int32 ids, int32 offsets and uint8 status: 4/3 of (4 bytes per id + 5
+    bytes per token). `from_sglang_meta(to_wire(s))` gives back `s`.
 
     Raises:
         NucleusError: 2**31 ids or more, which int32 offsets cannot count; send the tokens in
@@ -191,55 +153,33 @@ def to_wire(nucleus: NucleusSet) -> dict[str, str]:
     }
 
 
-def wire_bytes_per_token(wire: Mapping[str, Any], *, num_tokens: int) -> float:
-    """Return the size of `to_wire`'s text per token, bytes.
-
-    Example: 3 tokens with 4 ids in all take (24 + 24 + 4) / 3 = 17.3.
-
-    Raises:
-        NucleusError: `num_tokens` is not positive.
-    """
-    if num_tokens <= 0:
-        raise NucleusError(f"bytes per token need at least one token, got {num_tokens}")
-    keys = (KEPT_IDS_KEY, KEPT_OFFSETS_KEY, KEPT_STATUS_KEY)
-    return sum(len(wire[key]) for key in keys if key in wire) / num_tokens
-
-
 # Readers, one per representation
-# -----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def _read_ours(
     meta_info: Mapping[str, Any], key: str, num_tokens: int, vocab_size: int
 ) -> NucleusSet:
-    flat = meta_info.get(KEPT_OFFSETS_KEY)
     raw_status = meta_info.get(KEPT_STATUS_KEY)
-    if flat is not None:
-        ids, offsets = _flat_arrays(
-            meta_info, _FlatKeys(ids=key, offsets=KEPT_OFFSETS_KEY), num_tokens
-        )
+    if meta_info.get(KEPT_OFFSETS_KEY) is not None:
+        ids, offsets = _flat_arrays(meta_info, key, num_tokens)
         if raw_status is None:
             raise NucleusError(
                 f"{key} and {KEPT_OFFSETS_KEY} come without {KEPT_STATUS_KEY}; the three belong"
                 " together"
             )
-        status = _integers(raw_status, KEPT_STATUS_KEY, "<u1")
-    elif isinstance(meta_info[key], Mapping):
-        raise NucleusError(
-            f"{key} must be a list with one entry per token, or a flat array, got"
-            f" {type(meta_info[key]).__name__}"
-        )
-    elif not _is_per_token(meta_info[key]):
-        raise NucleusError(
-            f"{key} is flat, but {KEPT_OFFSETS_KEY} is missing; the two belong together"
-        )
-    else:
-        base = _from_per_token(
-            meta_info[key], key, num_tokens, vocab_size, allow_empty=raw_status is not None
+    elif isinstance(meta_info[key], Mapping) or _is_per_token(meta_info[key]):
+        base = _read_per_token(
+            meta_info, key, num_tokens, vocab_size, allow_empty=raw_status is not None
         )
         if raw_status is None:
             return base
-        ids, offsets, status = base.ids, base.offsets, _integers(raw_status, KEPT_STATUS_KEY, "<u1")
+        ids, offsets = base.ids, base.offsets
+    else:
+        raise NucleusError(
+            f"{key} is flat, but {KEPT_OFFSETS_KEY} is missing; the two belong together"
+        )
+    status = _integers(raw_status, KEPT_STATUS_KEY, "<u1")
     if status.size != num_tokens:
         raise NucleusError(
             f"{KEPT_STATUS_KEY} has {status.size} entries, expected {num_tokens}, one per token"
@@ -250,99 +190,24 @@ def _read_ours(
 def _read_flat(
     meta_info: Mapping[str, Any], key: str, num_tokens: int, vocab_size: int
 ) -> NucleusSet:
-    keys = next(keys for keys in _FLAT if keys.ids == key)
-    ids, offsets = _flat_arrays(meta_info, keys, num_tokens)
-    return _without_status(ids, offsets, vocab_size)
-
-
-def _read_native(
-    meta_info: Mapping[str, Any], key: str, num_tokens: int, vocab_size: int
-) -> NucleusSet:
-    return _from_per_token(meta_info[key], key, num_tokens, vocab_size, allow_empty=True)
-
-
-def _read_vllm(
-    meta_info: Mapping[str, Any], key: str, num_tokens: int, vocab_size: int
-) -> NucleusSet:
-    mask = meta_info[key]
-    if isinstance(mask, (list, tuple)):
-        return _from_per_token(mask, key, num_tokens, vocab_size, allow_empty=True)
-    names = ("token_ids", "offsets")
-    if not any(
-        name in mask if isinstance(mask, Mapping) else hasattr(mask, name) for name in names
-    ):
-        raise NucleusError(
-            f"{key} must be a list with one entry per token, or hold token_ids and offsets; got"
-            f" {type(mask).__name__} without them"
-        )
-    parts = {
-        f"{key}.{name}": mask.get(name) if isinstance(mask, Mapping) else getattr(mask, name, None)
-        for name in names
-    }
-    ids, offsets = _flat_arrays(
-        parts, _FlatKeys(ids=f"{key}.token_ids", offsets=f"{key}.offsets"), num_tokens
-    )
-    return _without_status(ids, offsets, vocab_size)
-
-
-_READERS: Final = {
-    KEPT_IDS_KEY: _read_ours,
-    **{keys.ids: _read_flat for keys in _FLAT},
-    _NATIVE_KEY: _read_native,
-    _VLLM_KEY: _read_vllm,
-}
-
-
-# Pieces
-# ------------------------------------------------------------------------------------------------------------------------------
-
-
-def _refuse_other_than_mapping(meta_info: object) -> None:
-    if not isinstance(meta_info, Mapping):
-        raise NucleusError(
-            f"meta_info must be a mapping, the reply's, got {type(meta_info).__name__}"
-        )
-
-
-def _refuse_lone_offsets(meta_info: Mapping[str, Any]) -> None:
-    pairs = (*_FLAT, _FlatKeys(ids=KEPT_IDS_KEY, offsets=KEPT_OFFSETS_KEY))
-    NucleusError.raise_if(
-        [
-            f"{keys.offsets} is there, but {keys.ids} is missing; the two belong together"
-            for keys in pairs
-            if meta_info.get(keys.offsets) is not None and meta_info.get(keys.ids) is None
-        ]
+    """Read a foreign form, which has no status: a token without ids had no filter."""
+    ids, offsets = _flat_arrays(meta_info, key, num_tokens)
+    status = np.where(np.diff(offsets) > 0, NucleusStatus.KEPT, NucleusStatus.NO_FILTER)
+    return NucleusSet(
+        ids=ids, offsets=offsets, status=status.astype(np.uint8), vocab_size=vocab_size
     )
 
 
-def _flat_arrays(
-    meta_info: Mapping[str, Any], keys: _FlatKeys, num_tokens: int
-) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    if meta_info.get(keys.ids) is None and meta_info.get(keys.offsets) is None:
-        raise NucleusError(f"{keys.ids} and {keys.offsets} are both missing")
-    for name, other in ((keys.ids, keys.offsets), (keys.offsets, keys.ids)):
-        if meta_info.get(name) is None:
-            raise NucleusError(f"{other} is there, but {name} is missing; the two belong together")
-    ids = _integers(meta_info[keys.ids], keys.ids, "<i4")
-    offsets = _integers(meta_info[keys.offsets], keys.offsets, "<i4").astype(np.int64)
-    problems = find_offset_problems(offsets, num_ids=ids.size, num_tokens=num_tokens)
-    NucleusError.raise_if([f"{keys.offsets}: {problem}" for problem in problems])
-    return ids, offsets
-
-
-def _without_status(
-    ids: npt.NDArray[Any], offsets: npt.NDArray[np.int64], vocab_size: int
+def _read_per_token(
+    meta_info: Mapping[str, Any],
+    key: str,
+    num_tokens: int,
+    vocab_size: int,
+    *,
+    allow_empty: bool = True,
 ) -> NucleusSet:
-    """Foreign forms have no status: a generated token without ids had no filter."""
-    status = np.where(np.diff(offsets) > 0, NucleusStatus.KEPT, NucleusStatus.NO_FILTER).astype(
-        np.uint8
-    )
-    return NucleusSet(ids=ids, offsets=offsets, status=status, vocab_size=vocab_size)
-
-
-def _from_per_token(
-    value: Any, key: str, num_tokens: int, vocab_size: int, *, allow_empty: bool
-) -> NucleusSet:
+    """Read a list of T entries; `allow_empty` takes [] for a token without a filter."""
+    value = meta_info[key]
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
         raise NucleusError(
             f"{key} must be a list with one entry per token, got {type(value).__name__}"
@@ -356,6 +221,72 @@ def _from_per_token(
     if allow_empty:
         rows = [None if row is not None and row.size == 0 else row for row in rows]
     return NucleusSet.from_lists(rows, vocab_size=vocab_size)
+
+
+def _read_vllm(
+    meta_info: Mapping[str, Any], key: str, num_tokens: int, vocab_size: int
+) -> NucleusSet:
+    mask = meta_info[key]
+    if isinstance(mask, (list, tuple)):
+        return _read_per_token(meta_info, key, num_tokens, vocab_size)
+    parts = {
+        f"{key}.{name}": mask.get(name) if isinstance(mask, Mapping) else getattr(mask, name, None)
+        for name in ("token_ids", "offsets")
+    }
+    if all(part is None for part in parts.values()):
+        raise NucleusError(
+            f"{key} must be a list with one entry per token, or hold token_ids and offsets; got"
+            f" {type(mask).__name__} without them"
+        )
+    return _read_flat(parts, f"{key}.token_ids", num_tokens, vocab_size)
+
+
+_READERS: Final = {
+    KEPT_IDS_KEY: _read_ours,
+    "top_p_token_ids": _read_flat,
+    "top_p_kept_token_ids": _read_flat,
+    _NATIVE_KEY: _read_per_token,
+    _VLLM_KEY: _read_vllm,
+}
+"""By key of the reply's `meta_info`, what reads it.
+
+| writer | ids | beside it | form |
+| --- | --- | --- | --- |
+| our SGLang plugin | `rl_topp_kept_ids` | `rl_topp_kept_status` (optional) | per token |
+| `to_wire` | `rl_topp_kept_ids` | `rl_topp_kept_offsets`, `rl_topp_kept_status` | flat |
+| slime | `top_p_token_ids`, `top_p_kept_token_ids` | `top_p[_kept]_token_offsets` | flat |
+| SGLang, native | `output_token_sampling_mask` | | per token |
+| vLLM | `sampling_mask` | its `token_ids` and `offsets`, keys or attributes | either |
+
+Per token: a list of T entries, each ids or null = no filter. Flat: arrays, each base64 text or
+bytes of little-endian int32, an ndarray, a tensor or a list. All cover generated tokens only, so a
+token without ids in a foreign form was sampled without a filter (status 1).
+"""
+
+
+# Pieces
+# --------------------------------------------------------------------------------------------------
+
+
+def _refuse_other_than_mapping(meta_info: object) -> None:
+    if not isinstance(meta_info, Mapping):
+        raise NucleusError(
+            f"meta_info must be a mapping, the reply's, got {type(meta_info).__name__}"
+        )
+
+
+def _flat_arrays(
+    meta_info: Mapping[str, Any], ids_key: str, num_tokens: int
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    offsets_key = _OFFSETS_OF[ids_key]
+    for name, other in ((ids_key, offsets_key), (offsets_key, ids_key)):
+        if meta_info.get(name) is None:
+            raise NucleusError(f"{other} is there, but {name} is missing; the two belong together")
+    ids = _integers(meta_info[ids_key], ids_key, "<i4")
+    offsets = _integers(meta_info[offsets_key], offsets_key, "<i4").astype(np.int64)
+    problems = find_offset_problems(offsets, num_ids=ids.size, num_tokens=num_tokens)
+    NucleusError.raise_if([f"{offsets_key}: {problem}" for problem in problems])
+    return ids, offsets
 
 
 def _is_per_token(value: Any) -> bool:
@@ -372,10 +303,10 @@ def _integers(value: Any, name: str, dtype: str) -> npt.NDArray[Any]:
         except (binascii.Error, ValueError) as error:
             raise NucleusError(f"{name} is text but not base64: {error}") from error
     if isinstance(value, (bytes, bytearray, memoryview)):
-        width = np.dtype(dtype).itemsize
-        if len(bytes(value)) % width:
-            raise NucleusError(f"{name} has {len(bytes(value))} bytes, not a multiple of {width}")
-        return np.frombuffer(bytes(value), dtype=dtype)
+        value, width = bytes(value), np.dtype(dtype).itemsize
+        if len(value) % width:
+            raise NucleusError(f"{name} has {len(value)} bytes, not a multiple of {width}")
+        return np.frombuffer(value, dtype=dtype)
     return as_integers(_detach(value), np.int64, name)
 
 

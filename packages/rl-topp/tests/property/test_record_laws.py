@@ -66,12 +66,6 @@ def test_the_wire_loses_nothing(nucleus: NucleusSet) -> None:
 
 
 @given(nucleus_sets())
-def test_the_document_loses_nothing(nucleus: NucleusSet) -> None:
-    document, arrays = nucleus.to_document()
-    assert NucleusSet.from_document(json.loads(json.dumps(document)), arrays) == nucleus
-
-
-@given(nucleus_sets())
 def test_sorting_keeps_each_token_s_ids(nucleus: NucleusSet) -> None:
     ordered = nucleus.sorted()
     assert [sorted(ids.tolist()) for ids in nucleus] == [ids.tolist() for ids in ordered]

@@ -16,18 +16,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from rl_topp import NucleusSet, triton_block_kernels
-from rl_topp.lm_head import (
-    block_math,
-    blocked,
-    head,
-    nucleus_lm_head_log_probs,
-    sparse,
-    sparse_cuda,
-)
-from rl_topp.triton_kernels import KernelShapes
+from rl_topp import NucleusSet
+from rl_topp.lm_head import blocked, cuda, head, nucleus_lm_head_log_probs, plain
+from rl_topp.lm_head.triton_shapes import KernelShapes
 
-WAYS = {"torch": (sparse, block_math), "triton": (sparse_cuda, triton_block_kernels)}
+WAYS = {"torch": plain, "triton": cuda}
 TINY = KernelShapes(
     score_entries=4,
     score_block=8,
@@ -42,9 +35,7 @@ COMMON_ID = 3
 
 
 def run(way: str, rows: NucleusSet, operands: tuple[Any, ...], **options: Any) -> list[Any]:
-    dot_products, math = WAYS[way]
-    head._dot_products = lambda device: dot_products
-    blocked._block_math = lambda device: math
+    head.kernels_on = blocked.kernels_on = lambda device: WAYS[way]
     hidden, weight, targets, upstream = operands
     hidden, weight = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
     scores = nucleus_lm_head_log_probs(
@@ -108,7 +99,7 @@ def check(
         torch.tensor(rng.integers(0, vocab_size, num_rows)),
         torch.randn(3, num_rows, dtype=torch.float64),
     )
-    sparse_cuda._SHAPES = shapes
+    cuda._SHAPES = shapes
     plain, kernels, again = (
         run(way, rows, operands, block_bytes=600, **options)
         for way in ("torch", "triton", "triton")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rl_topp import NucleusError, NucleusSet, NucleusStatus
-from rl_topp.growth import GrowingArray
+from rl_topp.append_buffer import GrowingArray
 
 
 def _nucleus(*, ids: Any, offsets: Any, status: Any, vocab_size: int) -> NucleusSet:

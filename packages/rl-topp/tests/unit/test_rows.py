@@ -37,8 +37,12 @@ def test_zigzag_halves_come_back_in_any_order() -> None:
     [
         ([[0], [0]], [[1], [1]], "sample 1: logit row 1 already belongs to sample 0"),
         ([[0, 1], []], [[1, 1], []], "sample 0: logit row 1 is named twice"),
-        ([[3], []], [[1], []], r"sample 0: response index 3 lies outside \[0, 3\)"),
-        ([[0], [0]], [[1], [5]], r"sample 1: logit row 5 lies outside \[0, 5\)"),
+        (
+            [[3], []],
+            [[1], []],
+            r"sample 0: response_indices\[0\] is 3, which lies outside \[0, 3\)",
+        ),
+        ([[0], [0]], [[1], [5]], r"sample 1: logit_rows\[0\] is 5, which lies outside \[0, 5\)"),
         ([[0, 1], []], [[1], []], "sample 0: 2 response indices but 1 logit rows"),
         ([[0]], [[1]], "2 sets, 1 response_indices"),
     ],

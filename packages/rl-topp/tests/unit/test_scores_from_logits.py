@@ -10,7 +10,7 @@ from rl_topp import NucleusError, NucleusSet, reference
 
 torch = pytest.importorskip("torch")
 
-from rl_topp.torch import build_keep_mask, gathered, nucleus_log_probs  # noqa: E402
+from rl_topp.torch import build_keep_mask, from_logits, nucleus_log_probs  # noqa: E402
 
 ALL = ("log_probs", "full_log_probs", "entropy", "full_entropy")
 NUM_ROWS, VOCAB_SIZE = 30, 17
@@ -64,7 +64,7 @@ def test_small_blocks_change_nothing(case: Any, monkeypatch: pytest.MonkeyPatch)
     values, targets, rows = case
     logits, wanted = torch.tensor(values), torch.tensor(targets)
     whole = _all_scores(logits, wanted, rows)
-    monkeypatch.setattr(gathered, "_BLOCK_BYTES", 3 * VOCAB_SIZE * 8)
+    monkeypatch.setattr(from_logits, "_BLOCK_BYTES", 3 * VOCAB_SIZE * 8)
     for score, expected in zip(_all_scores(logits, wanted, rows), whole, strict=True):
         torch.testing.assert_close(score, expected)
 

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl_topp import sglang_check, sglang_plugin
+from rl_topp.sglang import check, plugin
 
 torch = pytest.importorskip("torch")
-hooks = pytest.importorskip("rl_topp.sglang_plugin_hooks")
-steps = pytest.importorskip("rl_topp.sglang_plugin_step")
+hooks = pytest.importorskip("rl_topp.sglang.hooks")
+steps = pytest.importorskip("rl_topp.sglang.step")
 
 
 def test_importing_the_plugin_loads_neither_torch_nor_sglang() -> None:
     code = (
-        "import sys, rl_topp.sglang_plugin; print([name for name in ('torch', 'sglang',"
+        "import sys, rl_topp.sglang.plugin; print([name for name in ('torch', 'sglang',"
         " 'numpy.random') if name in sys.modules][:2])"
     )
     found = subprocess.run(
@@ -32,20 +32,18 @@ def test_importing_the_plugin_loads_neither_torch_nor_sglang() -> None:
 def test_an_unknown_sglang_is_refused_and_the_tested_versions_are_named(
     monkeypatch: pytest.MonkeyPatch, version: str | None
 ) -> None:
-    monkeypatch.setattr(sglang_plugin, "installed_version", lambda: version)
+    monkeypatch.setattr(plugin, "installed_version", lambda: version)
     with pytest.raises(
-        sglang_plugin.UnsupportedSGLangError,
+        plugin.UnsupportedSGLangError,
         match=r"tested with sglang 0\.5\.15\.post1, but (0\.5\.1[46]|none) is installed",
     ):
-        sglang_plugin.register()
+        plugin.register()
 
 
 def test_every_changed_signature_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "installed_version", lambda: plugin.TESTED_VERSIONS[0])
     monkeypatch.setattr(
-        sglang_plugin, "installed_version", lambda: sglang_plugin.TESTED_VERSIONS[0]
-    )
-    monkeypatch.setattr(
-        sglang_plugin,
+        plugin,
         "HOOKED",
         {
             "json.dumps": ("x", ("obj",)),
@@ -54,7 +52,7 @@ def test_every_changed_signature_is_named(monkeypatch: pytest.MonkeyPatch) -> No
             "textwrap.dedent": ("x", ("text",)),
         },
     )
-    problems = sglang_plugin.signature_problems()
+    problems = plugin.signature_problems()
     assert [problem.split()[0] for problem in problems] == [
         "json.dumps",
         "json.no_such",
@@ -64,22 +62,18 @@ def test_every_changed_signature_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_functions_that_are_not_wrapped_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        sglang_plugin, "installed_version", lambda: sglang_plugin.TESTED_VERSIONS[0]
-    )
-    monkeypatch.setattr(sglang_plugin, "HOOKED", {"textwrap.dedent": ("x", ("text",))})
-    with pytest.raises(
-        sglang_plugin.UnsupportedSGLangError, match=r"textwrap\.dedent is not hooked"
-    ):
-        sglang_plugin.require_installed()
+    monkeypatch.setattr(plugin, "installed_version", lambda: plugin.TESTED_VERSIONS[0])
+    monkeypatch.setattr(plugin, "HOOKED", {"textwrap.dedent": ("x", ("text",))})
+    with pytest.raises(plugin.UnsupportedSGLangError, match=r"textwrap\.dedent is not hooked"):
+        plugin.require_installed()
 
 
 def test_a_distribution_without_the_entry_point_is_reported_and_exits_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sglang_check, "signature_problems", list)
+    monkeypatch.setattr(check, "signature_problems", list)
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [])
-    assert sglang_check.main() == 1
+    assert check.main() == 1
     assert "install rl-topp as a distribution" in capsys.readouterr().out
 
 

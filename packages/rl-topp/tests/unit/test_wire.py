@@ -16,7 +16,6 @@ from rl_topp import (
     kept_log_probs_from_sglang_meta,
     to_wire,
 )
-from rl_topp.wire import wire_bytes_per_token
 
 
 def _nucleus(*, ids: Any, offsets: Any, status: Any, vocab_size: int) -> NucleusSet:
@@ -117,9 +116,7 @@ def test_bytes_per_token_are_the_text_s() -> None:
     wire = to_wire(
         _nucleus(ids=[5, 9, 7, 1], offsets=[0, 2, 3, 4], status=[0, 0, 0], vocab_size=10)
     )
-    assert wire_bytes_per_token(wire, num_tokens=3) == pytest.approx((24 + 24 + 4) / 3)
-    with pytest.raises(NucleusError, match="at least one token"):
-        wire_bytes_per_token(wire, num_tokens=0)
+    assert [len(text) for text in wire.values()] == [24, 24, 4]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +149,10 @@ def test_bytes_per_token_are_the_text_s() -> None:
         ({"rl_topp_kept_ids": [[1, [2, 3]], None, None]}, ["rl_topp_kept_ids[0]", "flat list"]),
         ({"sampling_mask": {}}, ["token_ids and offsets", "dict without them"]),
         ({"sampling_mask": "AAAA"}, ["token_ids and offsets", "str without them"]),
-        ({"sampling_mask": {"token_ids": None, "offsets": None}}, ["both missing"]),
+        (
+            {"sampling_mask": {"token_ids": None, "offsets": None}},
+            ["token_ids and offsets", "dict without them"],
+        ),
         (
             {"top_p_token_ids": IDS, "top_p_token_offsets": [0, 2**63 - 1, -2, 3]},
             ["token 1", "to -2"],

@@ -21,7 +21,7 @@ def test_a_server_on_an_accelerator_gets_its_arguments_and_leaves_no_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "die_with_parent", lambda *_: None)
-    monkeypatch.setattr("rl_topp.sglang_plugin.require_installed", lambda: None)
+    monkeypatch.setattr("rl_topp.sglang.plugin.require_installed", lambda: None)
     arguments = ["--model-path", "folder", "--device", "cuda"]
     server.main(arguments)
     (launched,) = http_server.LAUNCHED

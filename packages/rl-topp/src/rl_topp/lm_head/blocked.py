@@ -1,34 +1,33 @@
-"""Rows scored against the whole vocabulary shard, one block of logits at a time: the way for rows
-without a filter and for large kept sets.
+"""Rows without a filter and large kept sets: scored one block of logits at a time.
 
 Blocks run over the vocabulary, so each block of the weight's gradient is one complete matrix
-product and needs no running sum; the logits of a block are computed again in backward. Invariants:
-no tensor larger than a block of logits [D, B] with B <= ceil(V_local / 4) exists, whatever the
-sizes; the entries of a kept set are read out of a block (and their gradients written into one)
-without a mask.
+product and needs no running sum; the logits of a block are computed again in backward. D rows of a
+call, F of them over the vocabulary, B ids of a block, E entries and N of them in it.
 
-Rounding of a gradient in bfloat16: each element of the result is rounded once, by at most u = 2**-8
-(3.9e-3) of itself, and on a GPU with more than `_FEW_ROWS` rows each coefficient before it as well.
-Roundings of many numbers are independent: relative to the norm either costs about 1.7e-3, both
-2.3e-3, under the 3e-3 that the head promises. Few rows do not average, and one that makes the whole
-gradient would cost up to 2 u; so coefficients of few rows keep 16 bits, and the result is that of
-float64 rounded once. A row of the weight whose id occurs among blocks and among dot products alike
-is rounded by both; scores over kept set and vocabulary of one row come out of the same block, where
-their sum is rounded once however much of it cancels.
+Invariants: no tensor larger than a block of logits [D, B] with B <= ceil(V_local / 4) exists,
+whatever the sizes; the entries of a kept set are read out of a block (and their gradients written
+into one) without a mask.
 """
+
+# Rounding of a gradient in bfloat16: each element of the result is rounded once, by at most u =
+# 2**-8 (3.9e-3) of itself, and on a GPU with more than `_FEW_ROWS` rows each coefficient before it
+# as well. Roundings of many numbers are independent: relative to the norm either costs about
+# 1.7e-3, both 2.3e-3, under the 3e-3 that the head promises. Few rows do not average, and one that
+# makes the whole gradient would cost up to 2 u; so coefficients of few rows keep 16 bits, and the
+# result is that of float64 rounded once. A row of the weight whose id occurs among blocks and among
+# dot products alike is rounded by both; scores over kept set and vocabulary of one row come out of
+# the same block, where their sum is rounded once however much of it cancels.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import ModuleType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from rl_topp.lm_head import block_math
+from rl_topp.lm_head.kernels import kernels_on
 from rl_topp.lm_head.matmul import wide_matmul
 from rl_topp.lm_head.operands import Operands
 from rl_topp.lm_head.weight_gradient import Destinations
@@ -39,12 +38,12 @@ __all__ = ["BlockedRows", "blocked_gradients", "blocked_scores", "make_blocked_r
 
 _MIN_BLOCKS = 4
 _FEW_ROWS = 256
-"""Up to here the products of a block wait for memory, so coefficients in twice as many bits cost little."""
+"""Up to here a block's products wait for memory: coefficients in twice as many bits cost little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockedRows:
-    """D rows of a call, and what is wanted of each."""
+    """Rows of a call, D of them, and what is wanted of each."""
 
     rows_D: Tensor
     """int64 [D]: rows of the call."""
@@ -52,21 +51,22 @@ class BlockedRows:
     """int64 [F]: places in `rows_D` that need the whole vocabulary."""
     entries: Entries
     """Kept entries of the rows that have some; `entries.rows_R` are rows of the call."""
-    by_id_E: Tensor
+    by_id_N: Tensor
     """int64 [N]: numbers of the entries that count here, by ascending id."""
-    places_E: Tensor
+    places_N: Tensor
     """int64 [N]: place in `rows_D` of each of them."""
     edges: tuple[int, ...]
     """First id of each block, and the end of the last."""
     entry_edges: tuple[int, ...]
-    """Where each block's entries begin in `by_id_E`, and the end of the last."""
+    """Where each block's entries begin in `by_id_N`, and the end of the last."""
 
 
 def make_blocked_rows(
     rows_D: Tensor, full_F: Tensor, entries: Entries, operands: Operands, *, block_bytes: int
 ) -> BlockedRows:
-    """Cut the vocabulary into blocks and sort the entries into them (waits once for the device when
-    there are entries).
+    """Cut the vocabulary into blocks and sort the entries into them.
+
+    Waits once for the device when there are entries.
 
     Args:
         rows_D: int64 [D], ascending.
@@ -75,32 +75,23 @@ def make_blocked_rows(
         operands: of the call.
         block_bytes: bound on one block of logits.
     """
-    num_local_ids = operands.num_local_ids
+    num_local_ids = operands.call.num_local_ids
     row_bytes = max(1, rows_D.numel() * operands.dtype.itemsize)
     width = max(1, min(block_bytes // row_bytes, -(-num_local_ids // _MIN_BLOCKS)))
     edges = (*range(0, num_local_ids, width), num_local_ids)
-    if entries.ids_E.numel() == 0:
-        nothing = entries.ids_E
-        return BlockedRows(
-            rows_D=rows_D,
-            full_F=full_F,
-            entries=entries,
-            by_id_E=nothing,
-            places_E=nothing,
-            edges=edges,
-            entry_edges=(0,) * len(edges),
-        )
-    sorted_ids, order = torch.sort(entries.ids_E, stable=True)
-    entry_edges = tuple(
-        torch.searchsorted(sorted_ids, torch.tensor(edges, device=sorted_ids.device)).tolist()
-    )
-    by_id = order[entry_edges[0] : entry_edges[-1]]  # entries with id -1 sort before the first edge
+    order_E, entry_edges = entries.ids_E, [0] * len(edges)
+    if order_E.numel():
+        sorted_ids, order_E = torch.sort(entries.ids_E, stable=True)
+        first_ids = torch.tensor(edges, device=sorted_ids.device)
+        entry_edges = torch.searchsorted(sorted_ids, first_ids).tolist()
+    # Entries with id -1 sort before the first edge.
+    by_id_N = order_E[entry_edges[0] : entry_edges[-1]]
     return BlockedRows(
         rows_D=rows_D,
         full_F=full_F,
         entries=entries,
-        by_id_E=by_id,
-        places_E=torch.searchsorted(rows_D, entries.call_rows_E[by_id]),
+        by_id_N=by_id_N,
+        places_N=torch.searchsorted(rows_D, entries.call_rows_E[by_id_N]),
         edges=edges,
         entry_edges=tuple(edge - entry_edges[0] for edge in entry_edges),
     )
@@ -113,7 +104,7 @@ def blocked_scores(blocked: BlockedRows, operands: Operands) -> tuple[Tensor, Te
         blocked: the rows.
         operands: of the call.
     """
-    math = _block_math(operands.device)
+    kernels = kernels_on(operands.device)
     targets_F = operands.targets_T[blocked.rows_D[blocked.full_F]].long()
     z_E = torch.full(
         blocked.entries.ids_E.shape, -torch.inf, dtype=operands.dtype, device=operands.device
@@ -124,8 +115,8 @@ def blocked_scores(blocked: BlockedRows, operands: Operands) -> tuple[Tensor, Te
     for block in _blocks(blocked, operands):
         z_E[block.numbers] = block.z_DB[block.places, block.columns]
         if targets_F.numel():
-            first_id = operands.vocab_start + block.first
-            math.merge_block_statistics(
+            first_id = operands.call.vocab_start + block.first
+            kernels.merge_block_statistics(
                 block.z_DB, blocked.full_F, targets_F, statistics, first_id=first_id
             )
     return statistics, z_E
@@ -147,14 +138,14 @@ def blocked_gradients(
         coefficients_E: dL/dz of the entries from all scores, [E].
         destinations: where they go.
     """
-    math = _block_math(operands.device)
-    temperature, weight_VH = operands.temperature, operands.weight_VH
+    kernels = kernels_on(operands.device)
+    temperature, weight_VH = operands.call.temperature, operands.weight_VH
     hidden_DH = operands.hidden_TH[blocked.rows_D]
     targets_F = operands.targets_T[blocked.rows_D[blocked.full_F]].long()
     for_hidden = torch.zeros_like(hidden_DH, dtype=coefficients_E.dtype)
     for block in _blocks(blocked, operands):
-        first_id = operands.vocab_start + block.first
-        gradient_DB = math.block_gradient(
+        first_id = operands.call.vocab_start + block.first
+        gradient_DB = kernels.block_gradient(
             block.z_DB,
             blocked.full_F,
             targets_F,
@@ -178,7 +169,7 @@ def blocked_gradients(
 
 
 class _Block(NamedTuple):
-    """One block of logits and the entries it holds."""
+    """Logits of one block, and the entries that it holds."""
 
     first: int
     """First id, relative to the shard."""
@@ -195,12 +186,12 @@ def _blocks(blocked: BlockedRows, operands: Operands) -> Iterator[_Block]:
     hidden_DH = operands.hidden_TH[blocked.rows_D]
     for index, (first, stop) in enumerate(zip(blocked.edges[:-1], blocked.edges[1:], strict=True)):
         z_DB = wide_matmul(hidden_DH, operands.weight_VH[first:stop].t())
-        if operands.temperature != 1.0:
-            z_DB.div_(operands.temperature)
+        if operands.call.temperature != 1.0:
+            z_DB.div_(operands.call.temperature)
         chosen = slice(blocked.entry_edges[index], blocked.entry_edges[index + 1])
-        numbers = blocked.by_id_E[chosen]
+        numbers = blocked.by_id_N[chosen]
         yield _Block(
-            first, z_DB, numbers, blocked.places_E[chosen], blocked.entries.ids_E[numbers] - first
+            first, z_DB, numbers, blocked.places_N[chosen], blocked.entries.ids_E[numbers] - first
         )
 
 
@@ -209,13 +200,4 @@ def _coefficient_dtype(hidden_DH: Tensor) -> torch.dtype:
         hidden_DH.dtype
         if hidden_DH.is_cuda and hidden_DH.shape[0] > _FEW_ROWS
         else compute_dtype(hidden_DH.dtype)
-    )
-
-
-def _block_math(device: torch.device) -> ModuleType:
-    """Return the module that works on a block on `device`; the one for CUDA is imported where CUDA is, since it needs Triton."""
-    return (
-        importlib.import_module("rl_topp.triton_block_kernels")
-        if device.type == "cuda"
-        else block_math
     )

@@ -1,9 +1,10 @@
-"""`nucleus_lm_head_log_probs`: scores over kept sets from hidden states and the output weight,
-without logits.
+"""`nucleus_lm_head_log_probs`: scores over kept sets from hidden states and the output weight.
 
-One autograd function. Forward scores the kept ids of each row, either by single
-dot products or out of blocks of logits (`cost` chooses per row), reduces over the tensor-parallel
-group and keeps a few numbers per row; backward gives the gradients of hidden states and weight.
+One autograd function. Forward scores the kept ids of each row, either by single dot products or out
+of blocks of logits (`cost` chooses per row), reduces over the tensor-parallel group and keeps a few
+numbers per row; backward gives the gradients of hidden states and weight. T rows of a call, V_local
+ids of the shard, H inner dimension, E entries, K kinds of score.
+
 Invariants: no [T, V] tensor exists; sums are float32 at least; no atomics, so results repeat; rows
 that score 0 (not sampled, truncated) receive exactly zero gradient; with no kept set in the call,
 nothing but the blocks runs.
@@ -11,8 +12,6 @@ nothing but the blocks runs.
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -22,7 +21,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rl_topp.errors import NucleusError
-from rl_topp.lm_head import sparse
 from rl_topp.lm_head.blocked import (
     BlockedRows,
     blocked_gradients,
@@ -30,19 +28,19 @@ from rl_topp.lm_head.blocked import (
     make_blocked_rows,
 )
 from rl_topp.lm_head.cost import choose_blocked
+from rl_topp.lm_head.kernels import kernels_on
 from rl_topp.lm_head.operands import Operands
 from rl_topp.lm_head.weight_gradient import Destinations, WeightGradient
 from rl_topp.nucleus import NucleusSet, OnTruncated
-from rl_topp.torch.checks import check_rows, check_shard, check_targets, check_tensors
+from rl_topp.torch.call import Call, make_call
+from rl_topp.torch.checks import check_tensors
 from rl_topp.torch.dense_rows import dense_upstream, store_dense
-from rl_topp.torch.entries import build_entries, segment_statistics
+from rl_topp.torch.entries import segment_statistics
 from rl_topp.torch.first_order import as_given, first_order
-from rl_topp.torch.row_kinds import RowKinds, sort_rows
 from rl_topp.torch.scores import (
     NucleusScores,
     combine,
     summed_entry_gradient,
-    unpack_scores,
     unscored_statistics,
     upstream_of_kinds,
 )
@@ -52,45 +50,25 @@ from rl_topp.validation import is_integer
 __all__ = ["HiddenGradient", "Method", "nucleus_lm_head_log_probs"]
 
 HiddenGradient = Literal["all_reduce", "partial"]
-"""What a tensor-parallel rank returns for the hidden states: the sum over all shards, or its own shard's part."""
+"""What a tensor-parallel rank returns for the hidden states: the sum over all shards, or its part."""
 Method = Literal["auto", "sparse", "blocked"]
-"""How kept sets are scored: the cheaper way per row, always dot products, always blocks."""
+"""How kept sets are scored: the cheaper way per row, always dot products, or always blocks."""
 
 _BLOCK_BYTES = 256 * 2**20
-"""Wide enough for matrix products at full speed with 16,384 rows, small beside what a training step holds."""
+"""Wide enough for products at full speed with 16,384 rows, small beside what a step holds."""
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 
-class _Call(NamedTuple):
-    """What stays the same between forward and backward of one call."""
+class _Ways(NamedTuple):
+    """The way each row with a kept set is scored, and the options of backward."""
 
-    rows: NucleusSet
-    kinds: RowKinds
-    sparse: npt.NDArray[np.int64]
+    dot_products: npt.NDArray[np.int64]
     """Rows with kept sets scored by dot products."""
     blocked: npt.NDArray[np.int64]
     """Rows with kept sets scored out of blocks."""
-    vocab_start: int
-    held: int
-    """Rows of the weight that are ids of the vocabulary; the rest is padding."""
-    temperature: float
-    want_full: bool
-    want_entropy: bool
-    tp_group: dist.ProcessGroup | None
     hidden_gradient: HiddenGradient
     use_main_grad: bool
     block_bytes: int
-
-    def operands(self, hidden_TH: Tensor, weight_VH: Tensor, targets_T: Tensor) -> Operands:
-        """Return what the ways of scoring work on."""
-        return Operands(
-            hidden_TH=hidden_TH,
-            weight_VH=weight_VH,
-            targets_T=targets_T,
-            vocab_start=self.vocab_start,
-            num_local_ids=self.held,
-            temperature=self.temperature,
-        )
 
 
 def nucleus_lm_head_log_probs(
@@ -111,8 +89,9 @@ def nucleus_lm_head_log_probs(
     method: Method = "auto",
     block_bytes: int = _BLOCK_BYTES,
 ) -> NucleusScores:
-    """Score each row's target over the row's kept set: `nucleus_log_probs(hidden @ weight.T, ...)`
-    without the product.
+    """Score each row's target over the row's kept set, without forming logits.
+
+    The same as `nucleus_log_probs(hidden @ weight.T, ...)`.
 
     Args:
         hidden_TH: [T, H], float64, float32 or bfloat16, contiguous rows: the same on every rank of
@@ -150,203 +129,171 @@ def nucleus_lm_head_log_probs(
     """
     check_tensors(hidden=hidden_TH, weight=weight_VH, targets=targets_T)
     _check_operands(hidden_TH, weight_VH)
-    check_rows(
-        rows, num_rows=hidden_TH.shape[0], temperature=temperature, on_truncated=on_truncated
-    )
-    check_targets(targets_T, num_rows=len(rows))
-    check_shard(rows, vocab_start=vocab_start, num_local_ids=weight_VH.shape[0], tp_group=tp_group)
     _check_options(hidden_gradient, method, block_bytes)
-    want_full = full_log_probs or full_entropy
-    kinds = sort_rows(rows, on_truncated=on_truncated, want_full=want_full)
-    held = int(np.clip(rows.vocab_size - vocab_start, 0, weight_VH.shape[0]))
-    in_blocks = _rows_in_blocks(rows, kinds, held, weight_VH, method, want_full=want_full)
-    call = _Call(
-        rows=rows,
-        kinds=kinds,
-        sparse=kinds.kept[~in_blocks],
-        blocked=kinds.kept[in_blocks],
+    call = make_call(
+        rows,
+        targets_T,
+        num_rows=hidden_TH.shape[0],
+        shard_size=weight_VH.shape[0],
         vocab_start=vocab_start,
-        held=held,
-        temperature=float(temperature),
-        want_full=want_full,
-        want_entropy=entropy or full_entropy,
         tp_group=tp_group,
-        hidden_gradient=hidden_gradient,
-        use_main_grad=use_main_grad,
-        block_bytes=block_bytes,
-    )
-    log_probs_KT, entropy_KT = _LmHeadScores.apply(hidden_TH, weight_VH, targets_T, call)  # type: ignore[no-untyped-call]
-    return unpack_scores(
-        log_probs_KT,
-        entropy_KT,
+        temperature=temperature,
+        on_truncated=on_truncated,
         full_log_probs=full_log_probs,
         entropy=entropy,
         full_entropy=full_entropy,
     )
+    in_blocks = _rows_in_blocks(call, weight_VH, method)
+    ways = _Ways(
+        dot_products=call.kinds.kept[~in_blocks],
+        blocked=call.kinds.kept[in_blocks],
+        hidden_gradient=hidden_gradient,
+        use_main_grad=use_main_grad,
+        block_bytes=block_bytes,
+    )
+    return call.scores(*_LmHeadScores.apply(hidden_TH, weight_VH, targets_T, call, ways))  # type: ignore[no-untyped-call]
 
 
 class _LmHeadScores(torch.autograd.Function):
-    """(hidden, weight, targets, call) -> log-probs [K, T] and entropies [K, T] (None unless wanted)."""
+    """(hidden, weight, targets, call, ways) -> log-probs [K, T], entropies [K, T] or None."""
 
     @staticmethod
     @as_given
     def forward(
-        ctx: Any, hidden_TH: Tensor, weight_VH: Tensor, targets_T: Tensor, call: _Call
+        ctx: Any, hidden_TH: Tensor, weight_VH: Tensor, targets_T: Tensor, call: Call, ways: _Ways
     ) -> tuple[Tensor, Tensor | None]:
-        operands = call.operands(hidden_TH, weight_VH, targets_T)
-        statistics = unscored_statistics(
-            1 + call.want_full, len(call.rows), dtype=operands.dtype, device=operands.device
+        operands = Operands(
+            hidden_TH=hidden_TH, weight_VH=weight_VH, targets_T=targets_T, call=call
         )
-        scored = blocked = z_blocked = None
-        if call.sparse.size:
-            scored = _dot_products(operands.device).score_rows(
-                operands, call.rows, call.sparse, statistics[0]
+        statistics_K4T = unscored_statistics(
+            call.num_kinds, len(call.rows), dtype=operands.dtype, device=operands.device
+        )
+        ctx.call, ctx.ways, ctx.weight = call, ways, weight_VH
+        ctx.by_dot_products = ctx.by_blocks = None
+        if ways.dot_products.size:
+            ctx.by_dot_products = kernels_on(operands.device).score_rows(
+                operands, ways.dot_products, statistics_K4T[0]
             )
-        if call.blocked.size or call.kinds.dense.size:
-            blocked = _blocked_rows(call, operands)
-            z_blocked = _score_in_blocks(blocked, operands, statistics, call)
-        combined = combine(statistics, call.tp_group)
-        ctx.call, ctx.scored, ctx.blocked, ctx.z_blocked, ctx.weight = (
-            call,
-            scored,
-            blocked,
-            z_blocked,
-            weight_VH,
-        )
+        if ways.blocked.size or call.kinds.dense.size:
+            ctx.by_blocks = _score_in_blocks(operands, ways, statistics_K4T)
+        combined = combine(statistics_K4T, call.tp_group)
         ctx.save_for_backward(
             hidden_TH, weight_VH, targets_T, combined.log_normaliser, combined.entropy
         )
-        return combined.log_probs, combined.entropy if call.want_entropy else None
+        wants_entropy = call.entropy or call.full_entropy
+        return combined.log_probs, combined.entropy if wants_entropy else None
 
     @staticmethod
     @first_order
     @as_given
     def backward(
         ctx: Any, score_KT: Tensor, entropy_KT: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None, None, None]:
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         hidden_TH, weight_VH, targets_T, log_normaliser_KT, entropy_value_KT = ctx.saved_tensors
-        call, blocked = ctx.call, ctx.blocked
-        operands = call.operands(hidden_TH, weight_VH, targets_T)
-        kinds = upstream_of_kinds(score_KT, entropy_KT, log_normaliser_KT, entropy_value_KT)
-        destinations = Destinations(
-            hidden=torch.zeros_like(hidden_TH) if ctx.needs_input_grad[0] else None,
-            weight=(
-                WeightGradient(ctx.weight, use_main_grad=call.use_main_grad)
-                if ctx.needs_input_grad[1]
-                else None
-            ),
+        call, ways = ctx.call, ctx.ways
+        operands = Operands(
+            hidden_TH=hidden_TH, weight_VH=weight_VH, targets_T=targets_T, call=call
         )
-        if blocked is not None:
+        arriving = upstream_of_kinds(score_KT, entropy_KT, log_normaliser_KT, entropy_value_KT)
+        hidden = torch.zeros_like(hidden_TH) if ctx.needs_input_grad[0] else None
+        weight = (
+            WeightGradient(ctx.weight, use_main_grad=ways.use_main_grad)
+            if ctx.needs_input_grad[1]
+            else None
+        )
+        destinations = Destinations(hidden=hidden, weight=weight)
+        # Blocks first: what they leave in a bfloat16 gradient is rounded before dot products add.
+        if ctx.by_blocks is not None:
+            blocked, z_E = ctx.by_blocks
             entries = blocked.entries
-            full = dense_upstream(
-                call.kinds, score_KT, entropy_KT, log_normaliser_KT, entropy_value_KT
-            )
             coefficients_E = summed_entry_gradient(
-                ctx.z_blocked, entries.is_target_E, entries.call_rows_E, kinds
+                z_E, entries.is_target_E, entries.call_rows_E, arriving
             )
+            full = dense_upstream(call.kinds, arriving)
             blocked_gradients(blocked, operands, full, coefficients_E, destinations)
-        if ctx.scored is not None:
-            _dot_products(operands.device).add_gradients(
-                ctx.scored, operands, kinds[0], destinations
+        if ctx.by_dot_products is not None:
+            entries, z_E = ctx.by_dot_products
+            kernels_on(operands.device).add_gradients(
+                entries, z_E, operands, arriving[0], destinations
             )
         if (
-            destinations.hidden is not None
+            hidden is not None
             and call.tp_group is not None
-            and call.hidden_gradient == "all_reduce"
+            and ways.hidden_gradient == "all_reduce"
         ):
-            dist.all_reduce(destinations.hidden, group=call.tp_group)
-        return (
-            destinations.hidden,
-            None if destinations.weight is None else destinations.weight.finish(),
-            None,
-            None,
-        )
-
-
-def _dot_products(device: torch.device) -> ModuleType:
-    """Return the module that scores single entries on `device`; the one for CUDA is imported where CUDA is, since it needs Triton."""
-    return (
-        importlib.import_module("rl_topp.lm_head.sparse_cuda") if device.type == "cuda" else sparse
-    )
+            dist.all_reduce(hidden, group=call.tp_group)
+        return hidden, None if weight is None else weight.finish(), None, None, None
 
 
 def _score_in_blocks(
-    blocked: BlockedRows, operands: Operands, statistics_K4T: Tensor, call: _Call
-) -> Tensor:
-    """Write the statistics of the rows that blocks score, and return z of their entries, [E]."""
-    over_vocabulary, z_E = blocked_scores(blocked, operands)
+    operands: Operands, ways: _Ways, statistics_K4T: Tensor
+) -> tuple[BlockedRows, Tensor]:
+    """Write the statistics of the rows that blocks score; return them, and z [E] of their entries."""
+    kinds = operands.call.kinds
+    every = np.union1d(kinds.dense, ways.blocked)
+    rows_D, full_F = upload((every, np.searchsorted(every, kinds.dense)), operands.device)
+    blocked = make_blocked_rows(
+        rows_D.long(),
+        full_F.long(),
+        operands.entries_of(ways.blocked),
+        operands,
+        block_bytes=ways.block_bytes,
+    )
+    over_vocabulary_4F, z_E = blocked_scores(blocked, operands)
     statistics_K4T[0][:, blocked.entries.rows_R] = segment_statistics(blocked.entries, z_E)
-    store_dense(statistics_K4T, call.kinds, over_vocabulary)
-    return z_E
+    store_dense(statistics_K4T, kinds, over_vocabulary_4F)
+    return blocked, z_E
 
 
-def _blocked_rows(call: _Call, operands: Operands) -> BlockedRows:
-    every = np.union1d(call.kinds.dense, call.blocked)
-    rows_D, full_F = upload((every, np.searchsorted(every, call.kinds.dense)), operands.device)
-    entries = build_entries(
-        call.rows,
-        call.blocked,
-        operands.targets_T,
-        vocab_start=call.vocab_start,
-        num_local_ids=call.held,
-    )
-    return make_blocked_rows(
-        rows_D.long(), full_F.long(), entries, operands, block_bytes=call.block_bytes
-    )
-
-
-def _rows_in_blocks(
-    rows: NucleusSet,
-    kinds: RowKinds,
-    held: int,
-    weight_VH: Tensor,
-    method: Method,
-    *,
-    want_full: bool,
-) -> npt.NDArray[np.bool_]:
-    """Return for each row with a kept set whether blocks score it; where full scores are wanted, blocks pass over its logits anyway."""
-    if want_full:  # and so each element of a gradient is summed before it is rounded
-        return np.ones(kinds.kept.size, np.bool_)
+def _rows_in_blocks(call: Call, weight_VH: Tensor, method: Method) -> npt.NDArray[np.bool_]:
+    """Return for each row with a kept set whether blocks score it."""
+    kept = call.kinds.kept
+    if call.num_kinds > 1:
+        # Blocks pass over its logits anyway, and sum each element of a gradient before rounding it.
+        return np.ones(kept.size, np.bool_)
     if method != "auto":
-        return np.full(kinds.kept.size, method == "blocked")
+        return np.full(kept.size, method == "blocked")
     return choose_blocked(
-        rows.set_sizes[kinds.kept],
-        num_local_ids=held,
+        call.rows.set_sizes[kept],
+        num_local_ids=call.num_local_ids,
         width=weight_VH.shape[1],
         device_type=weight_VH.device.type,
-        blocks_run_anyway=kinds.dense.size > 0,
+        blocks_run_anyway=call.kinds.dense.size > 0,
     )
 
 
 def _check_operands(hidden_TH: Tensor, weight_VH: Tensor) -> None:
-    problems = []
-    if hidden_TH.dim() != 2 or weight_VH.dim() != 2 or hidden_TH.shape[1] != weight_VH.shape[1]:
-        problems.append(
-            f"hidden states [T, H] and weight [V_local, H] do not fit: {list(hidden_TH.shape)} and"
-            f" {list(weight_VH.shape)}"
-        )
-    if hidden_TH.dtype != weight_VH.dtype or hidden_TH.dtype not in _DTYPES:
-        problems.append(
+    where = hidden_TH.device
+    current = torch.cuda.current_device() if hidden_TH.is_cuda else None
+    NucleusError.raise_where(
+        {
+            "hidden states [T, H] and weight [V_local, H] do not fit:"
+            f" {list(hidden_TH.shape)} and {list(weight_VH.shape)}": (
+                hidden_TH.dim() != 2
+                or weight_VH.dim() != 2
+                or hidden_TH.shape[1] != weight_VH.shape[1]
+            ),
             "hidden states and weight must share one of float64, float32, bfloat16; got"
             f" {hidden_TH.dtype} and {weight_VH.dtype} (autocast casts neither: cast the weight, or"
-            " keep the hidden states)"
-        )
-    if hidden_TH.is_cuda and hidden_TH.device.index != torch.cuda.current_device():
-        problems.append(
-            f"tensors lie on {hidden_TH.device}, but the current device is"
-            f" {torch.cuda.current_device()}, where kernels would start"
-        )
-    NucleusError.raise_if(problems)
+            " keep the hidden states)": (
+                hidden_TH.dtype != weight_VH.dtype or hidden_TH.dtype not in _DTYPES
+            ),
+            f"tensors lie on {where}, but the current device is {current}, where kernels would"
+            " start": hidden_TH.is_cuda and where.index != current,
+        }
+    )
 
 
 def _check_options(hidden_gradient: str, method: str, block_bytes: int) -> None:
-    problems = []
-    if hidden_gradient not in ("all_reduce", "partial"):
-        problems.append(
-            f"hidden_gradient must be 'all_reduce' or 'partial', got {hidden_gradient!r}"
-        )
-    if method not in ("auto", "sparse", "blocked"):
-        problems.append(f"method must be 'auto', 'sparse' or 'blocked', got {method!r}")
-    if not is_integer(block_bytes) or block_bytes < 1:
-        problems.append(f"block_bytes must be a positive integer, got {block_bytes!r}")
-    NucleusError.raise_if(problems)
+    NucleusError.raise_where(
+        {
+            "hidden_gradient must be 'all_reduce' or 'partial', got"
+            f" {hidden_gradient!r}": hidden_gradient not in ("all_reduce", "partial"),
+            f"method must be 'auto', 'sparse' or 'blocked', got {method!r}": (
+                method not in ("auto", "sparse", "blocked")
+            ),
+            f"block_bytes must be a positive integer, got {block_bytes!r}": (
+                not is_integer(block_bytes) or block_bytes < 1
+            ),
+        }
+    )

@@ -1,4 +1,4 @@
-"""Matrix products that accumulate and return at least float32, whatever the inputs.
+"""Matrix products [M, K] @ [K, N] that sum and return at least float32, whatever the inputs.
 
 Invariant: no operand is rounded and no product between product and sum, on any device. Before torch
 2.8, whose `torch.mm` cannot return another dtype than its operands', they are widened first; that
@@ -27,14 +27,10 @@ def wide_matmul(left: Tensor, right: Tensor) -> Tensor:
     wide = compute_dtype(right.dtype)
     if right.dtype == wide or not right.is_cuda or not _RETURNS_WIDE:
         return left.to(wide) @ right.to(wide)
-    if (
-        left.dtype == wide
-    ):  # two bfloat16 terms hold 16 bits of it; their products and sums are exact to float32
+    if left.dtype == wide:
+        # Two bfloat16 terms hold 16 bits of it; their products and sums are exact to float32.
         high = left.to(right.dtype)
-        left, right = (
-            torch.cat([high, (left - high).to(right.dtype)], dim=1),
-            torch.cat([right, right]),
-        )
-    return torch.mm(
-        left, right, out_dtype=wide
-    )  # tensor cores on the narrow operands, float32 sums kept
+        left = torch.cat([high, (left - high).to(right.dtype)], dim=1)
+        right = torch.cat([right, right])
+    # Tensor cores on the narrow operands, float32 sums kept.
+    return torch.mm(left, right, out_dtype=wide)

@@ -1,15 +1,20 @@
 """What every way of scoring a call works on.
 
-Invariant: the same in forward and backward of one call.
+T rows of the call, V_local ids of the shard, H inner dimension, E entries. Invariant: the same in
+forward and backward of one call.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rl_topp.torch.call import Call
+from rl_topp.torch.entries import Entries, build_entries
 from rl_topp.torch.scores import compute_dtype
 
 __all__ = ["Operands"]
@@ -17,20 +22,15 @@ __all__ = ["Operands"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operands:
-    """Hidden states, one shard of the output weight, and the targets."""
+    """Hidden states, one shard of the output weight, the targets, and the call's settings."""
 
     hidden_TH: Tensor
     """[T, H]."""
     weight_VH: Tensor
-    """[V_local, H]; rows from `num_local_ids` on are padding."""
+    """[V_local, H]; rows from `call.num_local_ids` on are padding."""
     targets_T: Tensor
     """Integers [T], ids of the whole vocabulary."""
-    vocab_start: int
-    """First id of the shard."""
-    num_local_ids: int
-    """Ids of the shard."""
-    temperature: float
-    """Divisor of the logits."""
+    call: Call
 
     @property
     def dtype(self) -> torch.dtype:
@@ -46,3 +46,13 @@ class Operands:
     def width(self) -> int:
         """H."""
         return self.hidden_TH.shape[1]
+
+    def entries_of(self, listed_rows: npt.NDArray[np.int64]) -> Entries:
+        """Return the entries of `listed_rows`, int64 [R], ascending; each has status 0."""
+        return build_entries(
+            self.call.rows,
+            listed_rows,
+            self.targets_T,
+            vocab_start=self.call.vocab_start,
+            num_local_ids=self.call.num_local_ids,
+        )

@@ -1,9 +1,9 @@
 """The training side on tensors: scores of sampled ids over their kept sets.
 
-The package's only modules that import torch are this one, `lm_head` and `triton_kernels`.
+Only this folder, `lm_head` and `sglang` import torch.
 """
 
-from rl_topp.torch.gathered import nucleus_log_probs
+from rl_topp.torch.from_logits import nucleus_log_probs
 from rl_topp.torch.mask import build_keep_mask
 from rl_topp.torch.scores import NucleusScores
 

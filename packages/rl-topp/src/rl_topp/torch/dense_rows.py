@@ -1,16 +1,21 @@
 """Statistics and gradients of rows over a whole vocabulary shard, one block of logits at a time.
 
+T rows of a call, D of them over the vocabulary, B ids of a block, K kinds of score, 4 statistics
+(see `scores`).
+
 Invariant: a block's statistics merge into the running ones without loss of range (the running
 maximum moves, sums are rescaled), so the result does not depend on the block size beyond rounding.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from rl_topp.torch.row_kinds import RowKinds
+from rl_topp.torch.call import RowKinds
 from rl_topp.torch.scores import HIGHEST, MASS, SPREAD, TARGET, Upstream
 from rl_topp.torch.upload import upload
 
@@ -31,9 +36,8 @@ def block_statistics(z_DB: Tensor, targets_D: Tensor, *, first_id: int) -> Tenso
     if width == 0 or num_rows == 0:
         return statistics
     highest = z_DB.amax(dim=1)
-    finite = highest.masked_fill(
-        highest == -torch.inf, 0.0
-    )  # a row of nothing but -inf has no mass
+    # -inf - -inf would be NaN: a row of nothing but -inf has mass 0 instead.
+    finite = highest.masked_fill(highest == -torch.inf, 0.0)
     distance = z_DB - finite[:, None]
     weight = torch.exp(distance)
     statistics[HIGHEST] = highest
@@ -52,17 +56,17 @@ def merge_statistics(left: Tensor, right: Tensor) -> Tensor:
     merged = torch.empty_like(left)
     merged[HIGHEST] = peak
     merged[TARGET] = torch.maximum(left[TARGET], right[TARGET])
-    parts = [_rescaled(part, peak) for part in (left, right)]
-    merged[MASS] = parts[0][0] + parts[1][0]
-    merged[SPREAD] = parts[0][1] + parts[1][1]
+    left_sums, right_sums = (_rescaled(part, peak) for part in (left, right))
+    merged[MASS : SPREAD + 1] = left_sums + right_sums
     return merged
 
 
-def _rescaled(part: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
+def _rescaled(part: Tensor, peak: Tensor) -> Tensor:
+    """Return mass and spread [2, D] of a part, relative to another maximum."""
     nothing = part[MASS] == 0
     shift = (part[HIGHEST] - peak).masked_fill_(nothing, 0.0)
     scale = torch.exp(shift).masked_fill_(nothing, 0.0)
-    return part[MASS] * scale, (part[SPREAD] + shift * part[MASS]) * scale
+    return torch.stack([part[MASS] * scale, (part[SPREAD] + shift * part[MASS]) * scale])
 
 
 def store_dense(statistics_K4T: Tensor, kinds: RowKinds, block_4D: Tensor) -> None:
@@ -83,25 +87,26 @@ def store_dense(statistics_K4T: Tensor, kinds: RowKinds, block_4D: Tensor) -> No
         statistics_K4T[1][:, dense] = block_4D
 
 
-def dense_upstream(
-    kinds: RowKinds,
-    score_KT: Tensor,
-    entropy_KT: Tensor | None,
-    log_normaliser_KT: Tensor,
-    entropy_value_KT: Tensor,
-) -> Upstream:
-    """Return what arrives at the scores over the vocabulary of `kinds.dense`, [D], from both kinds together."""
-    dense, unfiltered = upload((kinds.dense, kinds.unfiltered), score_KT.device)
+def dense_upstream(kinds: RowKinds, arriving: Sequence[Upstream]) -> Upstream:
+    """Return what arrives at the scores over the vocabulary of `kinds.dense`, [D].
+
+    Args:
+        kinds: the call's rows.
+        arriving: by kind of score, [T] each; where there are two, both count.
+    """
+    dense, unfiltered = upload((kinds.dense, kinds.unfiltered), arriving[0].score.device)
+    entropies = [kind.entropy for kind in arriving if kind.entropy is not None]
     return Upstream(
-        score=_total(score_KT, unfiltered)[dense],
-        entropy=None if entropy_KT is None else _total(entropy_KT, unfiltered)[dense],
-        log_normaliser=log_normaliser_KT[-1][dense],
-        entropy_value=entropy_value_KT[-1][dense],
+        score=_total([kind.score for kind in arriving], unfiltered)[dense],
+        entropy=_total(entropies, unfiltered)[dense] if entropies else None,
+        log_normaliser=arriving[-1].log_normaliser[dense],
+        entropy_value=arriving[-1].entropy_value[dense],
     )
 
 
-def _total(gradient_KT: Tensor, unfiltered: Tensor) -> Tensor:
-    """Return [T]: the last kind's gradient where there are two, and the main score's added at rows without a filter."""
-    total = gradient_KT[1].clone() if gradient_KT.shape[0] > 1 else torch.zeros_like(gradient_KT[0])
-    total[unfiltered] += gradient_KT[0][unfiltered]
+def _total(gradients: Sequence[Tensor], unfiltered: Tensor) -> Tensor:
+    """Return [T]: the full score's gradient, if any, and the main one's at rows without a filter."""
+    main, *full = gradients
+    total = full[0].clone() if full else torch.zeros_like(main)
+    total[unfiltered] += main[unfiltered]
     return total

@@ -1,5 +1,6 @@
-"""Kept sets as a flat list of (row, id) entries on the device: the form every sparse computation
-works on.
+"""Kept sets as a flat list of (row, id) entries on the device: the form all sparse scoring works on.
+
+T rows of a call, R rows listed, E entries of these.
 
 Invariants: each row's first entry is its target, so the sampled id is in its set whatever was
 recorded; a kept id equal to the target appears once; entries that another vocabulary shard holds
@@ -24,21 +25,22 @@ __all__ = ["Entries", "build_entries", "segment_statistics"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entries:
-    """E entries of R rows."""
+    """E entries of R rows: int64 from `build_entries`, int32 from the Triton kernels."""
 
     rows_R: Tensor
-    """int64 [R]: the row of the call that each listed row is."""
+    """[R]: the row of the call that each listed row is."""
     offsets_R1: Tensor
-    """int64 [R+1]: listed row r owns entries `offsets_R1[r]:offsets_R1[r + 1]`, its target first."""
-    segments_E: Tensor
-    """int64 [E]: the listed row of each entry."""
+    """[R+1]: listed row r owns entries `offsets_R1[r]:offsets_R1[r + 1]`, its target first."""
+    call_rows_E: Tensor
+    """[E]: the row of the call of each entry."""
     ids_E: Tensor
-    """int64 [E]: id relative to this shard's first, or -1 when the entry counts nowhere (other shard, or the target again)."""
+    """[E]: id relative to this shard's first, or -1 when the entry counts nowhere (other shard, or
+    the target again)."""
 
     @property
-    def call_rows_E(self) -> Tensor:
-        """int64 [E]: the row of the call of each entry."""
-        return self.rows_R[self.segments_E]
+    def segments_E(self) -> Tensor:
+        """The listed row of each entry, [E]."""
+        return _segments(self.offsets_R1, self.ids_E.numel())
 
     @property
     def is_target_E(self) -> Tensor:
@@ -68,11 +70,9 @@ def build_entries(
     """
     lists = upload_rows(rows, listed_rows, targets_T.device)
     rows_R, starts_R, offsets_R1 = (
-        lists.rows_R.long(),
-        lists.starts_R.long(),
-        lists.offsets_R1.long(),
+        array.long() for array in (lists.rows_R, lists.starts_R, lists.offsets_R1)
     )
-    segments_E = torch.repeat_interleave(offsets_R1.diff(), output_size=lists.num_entries)
+    segments_E = _segments(offsets_R1, lists.num_entries)
     # Where each entry's id lies in `ids`; a row's first entry, its target, points one too low and
     # is overwritten.
     places_E = (
@@ -85,7 +85,14 @@ def build_entries(
     ids_E[offsets_R1[:-1]] = targets_R
     ids_E -= vocab_start
     ids_E.masked_fill_((ids_E < 0) | (ids_E >= num_local_ids), -1)
-    return Entries(rows_R=rows_R, offsets_R1=offsets_R1, segments_E=segments_E, ids_E=ids_E)
+    return Entries(
+        rows_R=rows_R, offsets_R1=offsets_R1, call_rows_E=rows_R[segments_E], ids_E=ids_E
+    )
+
+
+def _segments(offsets_R1: Tensor, num_entries: int) -> Tensor:
+    # With the size named, the device is not asked for it.
+    return torch.repeat_interleave(offsets_R1.diff(), output_size=num_entries)
 
 
 def segment_statistics(entries: Entries, z_E: Tensor) -> Tensor:
@@ -98,19 +105,21 @@ def segment_statistics(entries: Entries, z_E: Tensor) -> Tensor:
     num_rows = entries.rows_R.numel()
     if num_rows == 0:
         return z_E.new_zeros(4, 0)
-    highest = torch.segment_reduce(
-        z_E, "max", offsets=entries.offsets_R1, initial=-torch.inf, unsafe=True
-    )
+    highest = _reduce(z_E, "max", entries, initial=-torch.inf)
+    # -inf - -inf would be NaN: a row without any id of this shard has mass 0 instead.
     distance = (z_E - highest[entries.segments_E]).masked_fill_(z_E == -torch.inf, -torch.inf)
     weight = torch.exp(distance)
+    # In this order, and not -inf * 0: an id of probability 0 adds 0 to the spread.
     spread = distance.mul_(weight).masked_fill_(weight == 0, 0.0)
     statistics = z_E.new_empty(4, num_rows)
     statistics[HIGHEST] = highest
     statistics[TARGET] = z_E[entries.offsets_R1[:-1]]
-    statistics[MASS] = torch.segment_reduce(
-        weight, "sum", offsets=entries.offsets_R1, initial=0.0, unsafe=True
-    )
-    statistics[SPREAD] = torch.segment_reduce(
-        spread, "sum", offsets=entries.offsets_R1, initial=0.0, unsafe=True
-    )
+    statistics[MASS] = _reduce(weight, "sum", entries, initial=0.0)
+    statistics[SPREAD] = _reduce(spread, "sum", entries, initial=0.0)
     return statistics
+
+
+def _reduce(values_E: Tensor, how: str, entries: Entries, *, initial: float) -> Tensor:
+    return torch.segment_reduce(
+        values_E, how, offsets=entries.offsets_R1, initial=initial, unsafe=True
+    )

@@ -1,4 +1,4 @@
-"""The kept sets as a mask over the vocabulary: for reference and small cases.
+"""The kept sets as a mask over the vocabulary: for reference and small cases. T rows, V_local ids.
 
 Invariant: equals `reference.keep_mask` restricted to the shard.
 """
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from rl_topp.nucleus import NucleusSet, OnTruncated
+from rl_topp.torch.call import sort_rows
 from rl_topp.torch.checks import check_rows, check_targets, check_tensors
 from rl_topp.torch.entries import build_entries
-from rl_topp.torch.row_kinds import sort_rows
 from rl_topp.validation import check_count
 
 __all__ = ["build_keep_mask"]
@@ -45,7 +45,7 @@ def build_keep_mask(
             ends below 0, an unknown `on_truncated`.
     """
     check_tensors(targets=targets_T)
-    check_rows(rows, num_rows=targets_T.numel(), temperature=1.0, on_truncated=on_truncated)
+    check_rows(rows, num_rows=targets_T.numel(), temperature=1.0)
     check_targets(targets_T, num_rows=len(rows))
     width = rows.vocab_size if num_local_ids is None else num_local_ids
     check_count(width, "num_local_ids")

@@ -1,26 +1,25 @@
-"""From partial sums over one vocabulary shard to log-probs and entropies: the arithmetic that every
-path shares.
+"""From partial sums over one vocabulary shard to log-probs and entropies, for every path.
 
-Shapes: T rows, K kinds of score (0 = over the support, 1 = over the vocabulary, present on
-request), 4 statistics.
+T rows, E entries, K kinds of score (0 over the support; 1 over the vocabulary, on request), 4
+statistics.
 
-A shard describes each row by four numbers over the ids it holds, with z = logit / temperature:
-
-    highest  m = max z              target  z[y], or -inf when another shard holds y
-    mass     s = sum e^(z - m)      spread  w = sum e^(z - m) (z - m)
-
-`combine` reduces them over the tensor-parallel group (one MAX, one SUM all-reduce of a few numbers
-per row) and returns
-
-    log_normaliser = M + log S,    log p = z[y] - log_normaliser,    H = log S - W / S.
-
-Invariants: a row without a score is marked as such from the start (mass -1) and scores 0; whatever
-the logits are, no other row does unless its log-prob is 0. A target that no shard holds scores
--inf, so it cannot pass unseen; entropies count ids of probability 0 as 0; NaN or +inf among the
-logits of a row's support gives NaN, and so does a support of nothing but -inf, as in a softmax.
-Nothing waits for the device: constants enter by `masked_fill`, since `torch.where` would copy each
-of them there and wait.
+Invariants: a row without a score is marked from the start (mass -1) and scores 0; whatever the
+logits are, no other row does unless its log-prob is 0. A target that no shard holds scores -inf;
+entropies count ids of probability 0 as 0; NaN or +inf among a support's logits gives NaN, and so
+does a support of nothing but -inf, as in a softmax. Nothing waits for the device.
 """
+
+# A shard describes each row by four numbers over the ids it holds, with z = logit / temperature:
+#
+#     highest  m = max z              target  z[y], or -inf when another shard holds y
+#     mass     s = sum e^(z - m)      spread  w = sum e^(z - m) (z - m)
+#
+# `combine` reduces them over the tensor-parallel group (one MAX, one SUM all-reduce of a few
+# numbers per row) and returns
+#
+#     log_normaliser = M + log S,    log p = z[y] - log_normaliser,    H = log S - W / S.
+#
+# Constants enter by `masked_fill`: `torch.where` would copy each of them to the device and wait.
 
 from __future__ import annotations
 
@@ -44,7 +43,6 @@ __all__ = [
     "empty_statistics",
     "entry_gradient",
     "summed_entry_gradient",
-    "unpack_scores",
     "unscored_statistics",
     "upstream_of_kinds",
 ]
@@ -75,7 +73,7 @@ class NucleusScores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Combined:
-    """What `combine` returns, [K, T] each."""
+    """Finished numbers of all shards together, [K, T] each."""
 
     log_probs: Tensor
     entropy: Tensor
@@ -84,7 +82,7 @@ class Combined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upstream:
-    """What backward knows about rows: the gradients that arrive at their scores, and what forward found. All of one shape."""
+    """Knowledge of backward about rows: gradients that arrive, what forward found; of one shape."""
 
     score: Tensor
     """g, dL/d(log p)."""
@@ -114,7 +112,7 @@ class Upstream:
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which scores of inputs of `dtype` are computed: float64 for float64, else float32."""
+    """Return the dtype of scores of inputs of `dtype`: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -130,7 +128,7 @@ def empty_statistics(
 def unscored_statistics(
     num_kinds: int, num_rows: int, *, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Return statistics [K, 4, T] of rows without a score; those of the rows that have one are written over them."""
+    """Return statistics [K, 4, T] of rows without a score, to write those of the others over."""
     statistics = empty_statistics(num_kinds, num_rows, dtype=dtype, device=device)
     statistics[:, MASS].fill_(_NO_SCORE)
     return statistics
@@ -145,9 +143,8 @@ def combine(statistics: Tensor, tp_group: dist.ProcessGroup | None) -> Combined:
         tp_group: ranks that hold the other shards; None = this shard is the whole vocabulary.
     """
     peak, target, mass, spread = statistics.unbind(1)
-    unscored = (
-        mass < 0
-    )  # on every rank alike; the mass of a scored row may be 0 (nothing but -inf) or NaN, and then its scores are NaN
+    # On every rank alike. A scored row's mass may be 0 (nothing but -inf) or NaN: its scores are NaN.
+    unscored = mass < 0
     if tp_group is not None and dist.get_world_size(tp_group) > 1:
         peak, target, mass, spread = _reduced(statistics, tp_group)
     divisor = mass.masked_fill(unscored, 1.0)
@@ -155,7 +152,7 @@ def combine(statistics: Tensor, tp_group: dist.ProcessGroup | None) -> Combined:
     log_normaliser = (peak + log_mass).masked_fill_(unscored, 0.0)
     return Combined(
         log_probs=(target - log_normaliser).masked_fill_(unscored, 0.0),
-        entropy=log_mass - spread / divisor,  # 0 where there is no score, hence no spread
+        entropy=log_mass - spread / divisor,  # 0 where there is no score, hence no spread.
         log_normaliser=log_normaliser,
     )
 
@@ -167,9 +164,8 @@ def _reduced(statistics: Tensor, tp_group: dist.ProcessGroup) -> tuple[Tensor, .
     peak, target = peaks.unbind(1)
     mass = statistics[:, MASS]
     nothing = mass <= 0
-    shift = (statistics[:, HIGHEST] - peak).masked_fill_(
-        nothing, 0.0
-    )  # -inf - -inf is what a shard without ids would give
+    # A shard without ids of a row would give -inf - -inf = NaN there.
+    shift = (statistics[:, HIGHEST] - peak).masked_fill_(nothing, 0.0)
     scale = torch.exp(shift).masked_fill_(nothing, 0.0)
     sums = torch.stack([mass * scale, (statistics[:, SPREAD] + shift * mass) * scale])
     dist.all_reduce(sums, op=dist.ReduceOp.SUM, group=tp_group)
@@ -227,20 +223,3 @@ def summed_entry_gradient(
     """
     first, *others = (entry_gradient(z_E, is_target_E, kind.at(rows_E)) for kind in kinds)
     return sum(others, start=first)
-
-
-def unpack_scores(
-    log_probs_KT: Tensor,
-    entropy_KT: Tensor | None,
-    *,
-    full_log_probs: bool,
-    entropy: bool,
-    full_entropy: bool,
-) -> NucleusScores:
-    """Give the scores of `combine` their public names, and only those that were asked for."""
-    return NucleusScores(
-        log_probs=log_probs_KT[0],
-        full_log_probs=log_probs_KT[1] if full_log_probs else None,
-        entropy=entropy_KT[0] if entropy and entropy_KT is not None else None,
-        full_entropy=entropy_KT[1] if full_entropy and entropy_KT is not None else None,
-    )

@@ -4,20 +4,20 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
 """Kept sets and sampling on CUDA without a full sort and without waiting for the device.
 
-Three steps. `torch.topk` gives each row's first 1,024 ids in order. `_draw_from_prefix` applies the
-rule of `sglang_plugin_kept` to them and draws; a row whose set may go on behind the prefix, or that
-has no filter, is marked. `_draw_from_row` handles the marked rows and leaves the others at once: it
-finds the smallest kept probability by bisection on the bits of float32 (ordered like the numbers),
-keeps what is above it and, of the ids that are equal to it, the first ones by id that still fit,
-and draws by the running sum.
+`torch.topk` gives each row's first 1,024 ids in order; `_draw_from_prefix` applies the rule of
+`kept` to them and draws, and marks a row whose set may go on, or that has no filter. Then
+`_draw_from_row` finds the smallest kept probability of the marked rows by bisection on the bits of
+float32 (ordered like the numbers) and draws by the running sum.
 
-Where the bisection ends: with n(x) ids and mass m(x) above x, the first id of probability v is kept
-iff n(v) < top_k and m(v) <= top_p. That holds from some smallest v upwards; of the ids equal to it,
-r = min(top_k - n, floor((top_p - m) / v) + 1) are kept.
+B rows of the batch, V vocabulary, K ids of the prefix, W words of 32 ids, C columns of a step.
 
 Invariants: a row's result depends on that row alone; the draw uses one uniform number per row, so
 tensor-parallel ranks with equal random states agree.
 """
+
+# Where the bisection ends: with n(x) ids and mass m(x) above x, the first id of probability v is
+# kept iff n(v) < top_k and m(v) <= top_p. That holds from some smallest v upwards; of the ids equal
+# to it, the first r = min(top_k - n, floor((top_p - m) / v) + 1) by id are kept.
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rl_topp.sglang_plugin_kept import PREFIX_SIZE, Filters
-from rl_topp.sglang_plugin_step import (
+from rl_topp.sglang.kept import PREFIX_SIZE, Filters
+from rl_topp.sglang.step import (
     COUNT,
     HEAD_SIZE,
     IDS,
@@ -58,8 +58,9 @@ def draw_step_on_device(
     prefix_size: int = PREFIX_SIZE,
     block: int = _BLOCK,
 ) -> DrawnStep:
-    """Sample each row from its kept set, or from the whole vocabulary where it has no filter;
-    enqueues work and returns.
+    """Sample each row from its kept set, or from the vocabulary where it has no filter.
+
+    Enqueues work and returns.
 
     Args:
         probs_BV: float32 [B, V] on the device, rows sum to 1 and are contiguous; not changed.
@@ -186,7 +187,7 @@ def _kept_of_block(probs, bits, num_ties, ties_before, least):
 
 @triton.jit
 def _find_boundary(row_probs, top_k, top_p, V: tl.constexpr, BLOCK: tl.constexpr):
-    """Bits of the smallest kept probability, how many of the ids equal to it are kept, and the largest probability."""
+    """Bits of the smallest kept probability, how many ids equal to it are kept, and the largest."""
     largest = 0.0
     for start in range(0, V, BLOCK):
         place = start + tl.arange(0, BLOCK)

@@ -2,11 +2,12 @@
 # launcher takes is typed below.
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
-"""CUDA kernels over blocks of logits: one pass for the statistics of forward, one for the gradient
-of backward.
+"""CUDA kernels over blocks of logits: one pass for forward's statistics, one for the gradient.
 
-Invariants: a block of logits is read once per pass and never copied; sums run in
-the logits' dtype (float32 or float64), in a fixed order.
+D rows of a block of B ids, F of them over the whole vocabulary (see `kernels.Kernels`).
+
+Invariants: a block of logits is read once per pass and never copied; sums run in the logits' dtype
+(float32 or float64), in a fixed order.
 """
 
 from __future__ import annotations
@@ -95,15 +96,7 @@ def _gradient_kernel(
 def merge_block_statistics(
     z_DB: Tensor, places_F: Tensor, targets_F: Tensor, statistics_4F: Tensor, *, first_id: int
 ) -> None:
-    """Merge one block into running statistics (see `torch.scores`), in place.
-
-    Args:
-        z_DB: logits / temperature, contiguous.
-        places_F: int64 [F]: rows of `z_DB` that need the whole vocabulary.
-        targets_F: int64 [F], ids.
-        statistics_4F: [4, F], the dtype of `z_DB`, contiguous.
-        first_id: the block's first id.
-    """
+    """Merge one block into running statistics, in place."""
     num_full = places_F.numel()
     _merge_statistics_kernel[(num_full,)](
         z_DB, places_F, targets_F, statistics_4F, num_full, first_id, z_DB.shape[1], BLOCK=_BLOCK
@@ -120,18 +113,7 @@ def block_gradient(
     temperature: float,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Return dL/d(logit) of one block, [D, B] in `dtype`; 0 in rows that do not need the whole
-    vocabulary.
-
-    Args:
-        z_DB: logits / temperature, contiguous.
-        places_F: int64 [F]: rows of `z_DB` that need it.
-        targets_F: int64 [F], ids.
-        full: what arrives at the F rows, contiguous.
-        first_id: the block's first id.
-        temperature: divisor of the logits.
-        dtype: of the result.
-    """
+    """Return dL/d(logit) of one block, [D, B]; 0 in rows not over the whole vocabulary."""
     out = torch.empty(z_DB.shape, dtype=dtype, device=z_DB.device)
     full_of_row_D = torch.full((z_DB.shape[0],), -1, dtype=torch.int32, device=z_DB.device)
     full_of_row_D[places_F] = torch.arange(places_F.numel(), dtype=torch.int32, device=z_DB.device)

@@ -1,5 +1,7 @@
 """Arrays that grow at their end, and the three of a kept-set record that grow together.
 
+T tokens, nnz kept ids.
+
 Invariants: views taken earlier keep their values (growth writes only beyond them, or moves to a new
 buffer); n extensions copy each element a constant number of times on average, because the capacity
 at least doubles; the unused end has one owner at a time, and what is written there counts only once
@@ -19,7 +21,7 @@ __all__ = ["GrowingArray", "GrowingRecord", "RecordArrays"]
 
 _SMALLEST_CAPACITY = 64
 
-RecordArrays = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.uint8]]
+RecordArrays = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
 """ids int32 [nnz], offsets int64 [T+1], status uint8 [T]."""
 
 
@@ -34,7 +36,7 @@ class GrowingArray:
         self._buffer[: start.size] = start
 
     def write(self, size: int, values: npt.NDArray[Any]) -> None:
-        """Put `values` behind the first `size` elements, which stay; whatever lay behind them is lost."""
+        """Put `values` behind the first `size` elements, over whatever lay there."""
         new_size = size + values.size
         if new_size > self._buffer.size:
             larger = np.empty(max(new_size, 2 * self._buffer.size), self._buffer.dtype)
@@ -48,19 +50,14 @@ class GrowingArray:
 
 
 class GrowingRecord:
-    """The buffers behind the newest record of a chain; older records are views of their beginnings."""
+    """Buffers behind the newest record of a chain; older records are views of their beginnings."""
 
     __slots__ = ("_ids", "_lock", "_offsets", "_sizes", "_status")
 
     def __init__(self, start: RecordArrays) -> None:
         """Copy the arrays of a record."""
-        ids, offsets, status = start
-        self._ids, self._offsets, self._status = (
-            GrowingArray(ids),
-            GrowingArray(offsets),
-            GrowingArray(status),
-        )
-        self._sizes = int(ids.size), int(status.size)
+        self._ids, self._offsets, self._status = map(GrowingArray, start)
+        self._sizes = int(start[0].size), int(start[2].size)
         self._lock = threading.Lock()
 
     def extend(self, num_tokens: int, other: RecordArrays) -> RecordArrays | None:
@@ -73,9 +70,7 @@ class GrowingRecord:
         if not self._lock.acquire(blocking=False):
             return None
         try:
-            if self._sizes[1] != num_tokens:
-                return None
-            return self._grow(other)
+            return self._grow(other) if self._sizes[1] == num_tokens else None
         finally:
             self._lock.release()
 
@@ -85,10 +80,8 @@ class GrowingRecord:
         self._ids.write(num_ids, ids)
         self._offsets.write(num_tokens + 1, offsets[1:] + num_ids)
         self._status.write(num_tokens, status)
-        self._sizes = num_ids, num_tokens = (
-            num_ids + int(ids.size),
-            num_tokens + int(status.size),
-        )  # one assignment makes it count
+        num_ids, num_tokens = num_ids + int(ids.size), num_tokens + int(status.size)
+        self._sizes = num_ids, num_tokens  # One assignment makes all three count.
         return (
             self._ids.view(num_ids),
             self._offsets.view(num_tokens + 1),

@@ -1,52 +1,37 @@
 """The SGLang plugin: entry point, version guard and table of hooks.
 
 SGLang calls `register` once in every process that it starts (entry-point group
-`sglang.srt.plugins`). The hooks make a server return, for each token of a request that asks for it,
-the set of ids that the sampler could pick and the log-prob of the sampled id over that set:
-
-    POST /generate {"input_ids": [...], "sampling_params": {"top_p": 0.9, "custom_params":
-    {"return_top_p_token_ids": true}}}
-    -> meta_info["rl_topp_kept_ids"]       one list of ids per token, or null where no filter was on: the whole vocabulary
-       meta_info["rl_topp_kept_log_probs"] one number per token, nats, at the request's temperature
+`sglang.srt.plugins`). A request asks by `sampling_params.custom_params`; the reply's `meta_info`
+then holds, for each of its tokens, the ids that the sampler could pick and the log-prob over them.
 
 Invariants: a batch in which nobody asks runs SGLang's own code; greedy rows give SGLang's own
 tokens; an id is sampled from exactly the set that is returned; SGLang's `output_token_logprobs`
-stay what they are (over the vocabulary, before truncation). A request that does not ask may carry
-the two keys with null for every token when it shared a batch with one that did.
-
-This module imports only the standard library: SGLang loads it in processes that never sample.
+stay what they are (over the vocabulary, before truncation); no engine is imported before `register`
+runs, since SGLang loads this in processes that never sample.
 """
+
+# POST /generate {"input_ids": [...], "sampling_params": {"top_p": 0.9, "custom_params":
+#     {"return_top_p_token_ids": true}}}
+# -> meta_info["rl_topp_kept_ids"]        a list of ids per token; null = no filter, the vocabulary
+#    meta_info["rl_topp_kept_log_probs"]  a number per token, nats, at the request's temperature
+# A request that does not ask may carry both keys, null for every token, when it shared a batch
+# with one that did.
 
 from __future__ import annotations
 
 import importlib.metadata
 import inspect
 import pkgutil
-from collections.abc import Callable
-from typing import Any
 
 __all__ = [
     "HOOKED",
-    "KEPT_IDS_KEY",
-    "KEPT_LOG_PROBS_KEY",
-    "OPT_IN_KEY",
     "TESTED_VERSIONS",
     "UnsupportedSGLangError",
     "installed_version",
-    "missing_hooks",
     "register",
     "require_installed",
     "signature_problems",
 ]
-
-OPT_IN_KEY = "return_top_p_token_ids"
-"""Key of `sampling_params.custom_params` by which a request asks for its kept sets."""
-
-KEPT_IDS_KEY = "rl_topp_kept_ids"
-"""Key of `meta_info`: per generated token a list of ids, or None for the whole vocabulary."""
-
-KEPT_LOG_PROBS_KEY = "rl_topp_kept_log_probs"
-"""Key of `meta_info`: per generated token the log-prob of the sampled id over its kept set, in nats."""
 
 TESTED_VERSIONS = ("0.5.15.post1",)
 """SGLang versions that the hooks were tested with."""
@@ -88,31 +73,28 @@ HOOKED: dict[str, tuple[str, tuple[str, ...]]] = {
         ("self", "obj", "input_ids"),
     ),
 }
-"""Hooked function -> name of our function in `sglang_plugin_hooks`, and the parameters that the hooked one must have."""
+"""Hooked function -> name of our function in `hooks`, and the parameters it must have."""
 
 
 class UnsupportedSGLangError(RuntimeError):
-    """The installed SGLang is no version that the plugin was tested with, or a hooked function has other parameters."""
+    """An SGLang that the plugin was not tested with, by version or by a hooked function's parameters."""
 
 
 def register() -> None:
-    """Register every hook with SGLang's `HookRegistry`; SGLang applies them when all plugins are
-    loaded.
+    """Register every hook with SGLang, which applies them when all plugins are loaded.
 
     Raises:
         UnsupportedSGLangError: unknown version, or other parameters than tested; the message lists
             all of them. SGLang logs it and starts without the plugin: replies then lack the keys,
             and readers refuse them.
     """
-    problems = signature_problems()
-    if problems:
-        raise UnsupportedSGLangError("; ".join(problems))
+    _refuse(signature_problems())
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from rl_topp import sglang_plugin_hooks
+    from rl_topp.sglang import hooks
 
     for target, (name, _) in HOOKED.items():
-        HookRegistry.register(target, getattr(sglang_plugin_hooks, name), HookType.AROUND)
+        HookRegistry.register(target, getattr(hooks, name), HookType.AROUND)
 
 
 def require_installed() -> None:
@@ -122,10 +104,17 @@ def require_installed() -> None:
         UnsupportedSGLangError: the version is unknown, a signature differs, or a function is not
             wrapped.
     """
-    problems = signature_problems() or [
-        f"{target} is not hooked: SGLang did not load the plugin (SGLANG_PLUGINS?)"
-        for target in missing_hooks()
-    ]
+    _refuse(signature_problems())
+    _refuse(
+        [
+            f"{target} is not hooked: SGLang did not load the plugin (SGLANG_PLUGINS?)"
+            for target in HOOKED
+            if not hasattr(pkgutil.resolve_name(target), "__wrapped__")
+        ]
+    )
+
+
+def _refuse(problems: list[str]) -> None:
     if problems:
         raise UnsupportedSGLangError("; ".join(problems))
 
@@ -139,10 +128,9 @@ def installed_version() -> str | None:
 
 
 def signature_problems() -> list[str]:
-    """Return what keeps the plugin from working with the installed SGLang, one sentence each; empty
-    when all is well.
+    """Return what keeps the plugin from working with the installed SGLang, one sentence each.
 
-    Imports the hooked modules, hence torch.
+    Empty when all is well. Imports the hooked modules, hence torch.
     """
     version = installed_version()
     if version not in TESTED_VERSIONS:
@@ -153,21 +141,11 @@ def signature_problems() -> list[str]:
     problems = []
     for target, (_, expected) in HOOKED.items():
         try:
-            found = tuple(inspect.signature(_resolve(target)).parameters)
+            # A class method comes back bound, so its parameters start after the class.
+            found = tuple(inspect.signature(pkgutil.resolve_name(target)).parameters)
         except (ImportError, AttributeError) as error:
             problems.append(f"{target} was not found ({error})")
             continue
         if found != expected:
             problems.append(f"{target} has parameters {found}, expected {expected}")
     return problems
-
-
-def missing_hooks() -> list[str]:
-    """Return the hooked functions that are not wrapped in this process."""
-    return [target for target in HOOKED if not hasattr(_resolve(target), "__wrapped__")]
-
-
-def _resolve(target: str) -> Callable[..., Any]:
-    """Return the function at a dotted path; a class method comes back bound, so its parameters start after the class."""
-    function: Callable[..., Any] = pkgutil.resolve_name(target)
-    return function

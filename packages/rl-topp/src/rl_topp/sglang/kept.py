@@ -1,23 +1,17 @@
-"""The kept set of each row of a batch, and sampling from exactly that set.
+"""The kept set of each row of a batch, and sampling from exactly that set, in plain torch.
 
-The rule, on probabilities p at the request's temperature, sorted so that p_1 >= p_2 >= ...
-(SGLang's own joint filter):
+The rule (SGLang's own joint filter), on probabilities p at the request's temperature, sorted so
+that p_1 >= p_2 >= ...: keep id_r where r <= top_k, p_1 + ... + p_(r-1) <= top_p, p_r >= min_p * p_1
+and p_r > 0. So the kept set is a prefix of the sorted row; among equal probabilities the order is
+the sort's. This is the way of the CPU; `kernels` is the one of CUDA.
 
-    keep id_r  iff  r <= top_k  and  p_1 + ... + p_(r-1) <= top_p  and  p_r >= min_p * p_1  and  p_r
-    > 0
-
-so the kept set is a prefix of the sorted row. Among equal probabilities the order is the sort's.
-Worked: p = [0.5, 0.3, 0.2], top_p = 0.5 keeps two ids (the mass before the second is 0.5, not above
-it); log-prob of the first over the set is log(0.5 / 0.8) = -0.47.
-
-This is the plain way, and the one of the CPU; `sglang_plugin_triton` is the one of CUDA, where
-nothing may wait for the device.
-
-Shape legend: B rows of the batch, R rows of one kind, V vocabulary, K width of the prefix that is
-looked at.
+B rows of the batch, R rows of one kind, V vocabulary, K width of the prefix that is looked at.
 
 Invariants: a sampled id is in its set; counts are exact for every row, whatever K is.
 """
+
+# Worked: p = [0.5, 0.3, 0.2], top_p = 0.5 keeps two ids (the mass before the second is 0.5, not
+# above it); the log-prob of the first over the set is log(0.5 / 0.8) = -0.47.
 
 from __future__ import annotations
 
@@ -27,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rl_topp.sglang_plugin_step import (
+from rl_topp.sglang.step import (
     COUNT,
     HEAD_SIZE,
     IDS,
@@ -37,7 +31,7 @@ from rl_topp.sglang_plugin_step import (
     empty_step,
 )
 
-__all__ = ["PREFIX_SIZE", "Filters", "KeptPrefix", "draw_step", "find_kept"]
+__all__ = ["PREFIX_SIZE", "Filters", "NucleusPrefix", "draw_step", "find_nuclei"]
 
 PREFIX_SIZE = 1024
 """Ids looked at before a whole row is.
@@ -46,12 +40,13 @@ With top_p 0.95 a language model keeps a handful, so they nearly always hold the
 """
 
 Draw = Callable[[Tensor, Tensor], Tensor]
-"""`draw(weights [R, N], rows [R])`: an index per row, int64 [R, 1], with probability proportional to its weight; `rows` are their places in the batch."""
+"""`draw(weights [R, N], rows [R])`: an index per row, int64 [R, 1], with probability proportional
+to its weight; `rows` are their places in the batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filters:
-    """The filters of each row.
+    """The filters of B rows.
 
     Example: top_p 0.9 alone is `top_ks = [1 << 30], top_ps = [0.9], min_ps = None`.
     """
@@ -73,7 +68,7 @@ class Filters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptPrefix:
+class NucleusPrefix:
     """The head of each row in descending order, cut to its kept set."""
 
     ids_RK: Tensor
@@ -84,7 +79,9 @@ class KeptPrefix:
     """int64 [R]: size of each kept set; the set is the first `count` ids."""
 
 
-def find_kept(probs_RV: Tensor, filters: Filters, *, prefix_size: int = PREFIX_SIZE) -> KeptPrefix:
+def find_nuclei(
+    probs_RV: Tensor, filters: Filters, *, prefix_size: int = PREFIX_SIZE
+) -> NucleusPrefix:
     """Return the kept sets of a batch.
 
     A prefix of `prefix_size` ids is looked at first; it holds a row's set iff its last id is not
@@ -119,7 +116,7 @@ def draw_step(
         filters: B rows.
         is_filtered: of each row, whether its filters can cut ids.
         draw: the source of randomness.
-        prefix_size: as in `find_kept`.
+        prefix_size: as in `find_nuclei`.
     """
     ids_B, packed_BC, _ = empty_step(len(is_filtered), 0, probs_BV.device)
     log_probs_B = torch.empty(len(is_filtered), dtype=torch.float32)
@@ -134,7 +131,7 @@ def draw_step(
     cut = [row for row, filtered in enumerate(is_filtered) if filtered]
     if cut:
         rows = torch.tensor(cut)
-        kept = find_kept(probs_BV[rows], filters.of_rows(rows), prefix_size=prefix_size)
+        kept = find_nuclei(probs_BV[rows], filters.of_rows(rows), prefix_size=prefix_size)
         rank_R1 = draw(kept.probs_RK, rows)
         ids_B[rows] = kept.ids_RK.gather(1, rank_R1).view(-1).to(torch.int32)
         log_probs_B[rows] = torch.log(
@@ -149,9 +146,10 @@ def draw_step(
     return DrawnStep(ids_B=ids_B, packed_BC=packed_BC, prefix_BK=prefix_BK)
 
 
-def _cut(sorted_RK: Tensor, ids_RK: Tensor, filters: Filters) -> KeptPrefix:
+def _cut(sorted_RK: Tensor, ids_RK: Tensor, filters: Filters) -> NucleusPrefix:
     """Apply the rule of the module to rows in descending order."""
     rank_K = torch.arange(sorted_RK.shape[-1], device=sorted_RK.device)
+    # The mass before each id, by subtraction as SGLang does it: another order would round otherwise.
     before_RK = torch.cumsum(sorted_RK, dim=-1) - sorted_RK
     keep_RK = (
         (rank_K < filters.top_ks.view(-1, 1))
@@ -160,6 +158,6 @@ def _cut(sorted_RK: Tensor, ids_RK: Tensor, filters: Filters) -> KeptPrefix:
     )
     if filters.min_ps is not None:
         keep_RK &= sorted_RK >= (sorted_RK[:, 0] * filters.min_ps).view(-1, 1)
-    return KeptPrefix(
+    return NucleusPrefix(
         ids_RK=ids_RK, probs_RK=torch.where(keep_RK, sorted_RK, 0.0), counts_R=keep_RK.sum(dim=-1)
     )

@@ -1,39 +1,37 @@
 """`nucleus_log_probs`: scores over kept sets from logits that exist already.
 
-Only the logits of kept ids are read; a tensor-parallel shard adds its part and two small
-all-reduces finish the sums. Invariants: no [T, V] mask, no masked or rescaled copy of the logits;
-the gradient of a row with a kept set touches its kept entries only; rows over the whole vocabulary
-pass through float32 in blocks of bounded size; an element of the gradient is summed in float32 and
-rounded once.
+T rows, D of them over the vocabulary, V_local ids of a shard, E entries, K kinds of score. Only the
+logits of kept ids are read; a tensor-parallel shard adds its part and two small all-reduces finish
+the sums. Every rank of the group computes the same loss from the same scores, so each receives the
+gradient of its own shard of the logits and backward needs no collective.
 
-Gradient convention: every rank of the group computes the same loss from the same scores; each
-receives the gradient of its own shard of the logits, and backward needs no collective.
+Invariants: no [T, V] mask, no masked or rescaled copy of the logits; the gradient of a row with a
+kept set touches its kept entries only; rows over the whole vocabulary pass through float32 in
+blocks of bounded size; an element of the gradient is summed in float32 and rounded once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from rl_topp.errors import NucleusError
 from rl_topp.nucleus import NucleusSet, OnTruncated
-from rl_topp.torch.checks import check_rows, check_shard, check_targets, check_tensors
+from rl_topp.torch.call import Call, make_call
+from rl_topp.torch.checks import check_tensors
 from rl_topp.torch.dense_rows import block_statistics, dense_upstream, store_dense
 from rl_topp.torch.entries import Entries, build_entries, segment_statistics
 from rl_topp.torch.first_order import as_given, first_order
-from rl_topp.torch.row_kinds import RowKinds, sort_rows
 from rl_topp.torch.scores import (
     NucleusScores,
     combine,
     compute_dtype,
     entry_gradient,
     summed_entry_gradient,
-    unpack_scores,
     unscored_statistics,
     upstream_of_kinds,
 )
@@ -41,22 +39,8 @@ from rl_topp.torch.scores import (
 __all__ = ["nucleus_log_probs"]
 
 _BLOCK_BYTES = 64 * 2**20
-"""Bound on one block of float32 logits; a block of 64 MiB keeps a GPU busy and is small beside the logits themselves."""
+"""Bound on one block of float32 logits: keeps a GPU busy, and is small beside the logits."""
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-
-
-class _Call(NamedTuple):
-    """What stays the same between forward and backward of one call."""
-
-    rows: NucleusSet
-    kinds: RowKinds
-    vocab_start: int
-    held: int
-    """Columns of the shard that are ids of the vocabulary; the rest is padding."""
-    temperature: float
-    want_full: bool
-    want_entropy: bool
-    tp_group: dist.ProcessGroup | None
 
 
 def nucleus_log_probs(
@@ -106,39 +90,29 @@ def nucleus_log_probs(
             "logits must have shape [T, V_local] and be float64, float32, bfloat16 or float16; got"
             f" {list(logits_TV.shape)}, {logits_TV.dtype}"
         )
-    check_rows(
-        rows, num_rows=logits_TV.shape[0], temperature=temperature, on_truncated=on_truncated
-    )
-    check_targets(targets_T, num_rows=len(rows))
-    check_shard(rows, vocab_start=vocab_start, num_local_ids=logits_TV.shape[1], tp_group=tp_group)
-    want_full = full_log_probs or full_entropy
-    call = _Call(
-        rows=rows,
-        kinds=sort_rows(rows, on_truncated=on_truncated, want_full=want_full),
+    call = make_call(
+        rows,
+        targets_T,
+        num_rows=logits_TV.shape[0],
+        shard_size=logits_TV.shape[1],
         vocab_start=vocab_start,
-        held=int(np.clip(rows.vocab_size - vocab_start, 0, logits_TV.shape[1])),
-        temperature=float(temperature),
-        want_full=want_full,
-        want_entropy=entropy or full_entropy,
         tp_group=tp_group,
-    )
-    log_probs_KT, entropy_KT = _GatheredScores.apply(logits_TV, targets_T, call)  # type: ignore[no-untyped-call]
-    return unpack_scores(
-        log_probs_KT,
-        entropy_KT,
+        temperature=temperature,
+        on_truncated=on_truncated,
         full_log_probs=full_log_probs,
         entropy=entropy,
         full_entropy=full_entropy,
     )
+    return call.scores(*_ScoresFromLogits.apply(logits_TV, targets_T, call))  # type: ignore[no-untyped-call]
 
 
-class _GatheredScores(torch.autograd.Function):
+class _ScoresFromLogits(torch.autograd.Function):
     """(logits, targets, call) -> log-probs [K, T] and entropies [K, T] (None unless wanted)."""
 
     @staticmethod
     @as_given
     def forward(
-        ctx: Any, logits_TV: Tensor, targets_T: Tensor, call: _Call
+        ctx: Any, logits_TV: Tensor, targets_T: Tensor, call: Call
     ) -> tuple[Tensor, Tensor | None]:
         dtype = compute_dtype(logits_TV.dtype)
         entries = build_entries(
@@ -146,24 +120,24 @@ class _GatheredScores(torch.autograd.Function):
             call.kinds.kept,
             targets_T,
             vocab_start=call.vocab_start,
-            num_local_ids=call.held,
+            num_local_ids=call.num_local_ids,
         )
-        z_E = _gather(logits_TV, entries, dtype).div_(call.temperature)
-        statistics = unscored_statistics(
-            1 + call.want_full, len(call.rows), dtype=dtype, device=logits_TV.device
+        z_E = _logits_of(entries, logits_TV, dtype).div_(call.temperature)
+        statistics_K4T = unscored_statistics(
+            call.num_kinds, len(call.rows), dtype=dtype, device=logits_TV.device
         )
-        statistics[0][:, entries.rows_R] = segment_statistics(entries, z_E)
-        parts: list[Tensor] = []
-        for rows_D, z_DV in _dense_blocks(logits_TV, call, dtype):
-            parts.append(
-                block_statistics(z_DV, targets_T[rows_D].long(), first_id=call.vocab_start)
-            )
+        statistics_K4T[0][:, entries.rows_R] = segment_statistics(entries, z_E)
+        parts = [
+            block_statistics(z_DV, targets_T[rows_D].long(), first_id=call.vocab_start)
+            for rows_D, z_DV in _dense_blocks(logits_TV, call, dtype)
+        ]
         if parts:
-            store_dense(statistics, call.kinds, torch.cat(parts, dim=1))
-        combined = combine(statistics, call.tp_group)
+            store_dense(statistics_K4T, call.kinds, torch.cat(parts, dim=1))
+        combined = combine(statistics_K4T, call.tp_group)
         ctx.call, ctx.entries = call, entries
         ctx.save_for_backward(logits_TV, targets_T, z_E, combined.log_normaliser, combined.entropy)
-        return combined.log_probs, combined.entropy if call.want_entropy else None
+        wants_entropy = call.entropy or call.full_entropy
+        return combined.log_probs, combined.entropy if wants_entropy else None
 
     @staticmethod
     @first_order
@@ -173,29 +147,31 @@ class _GatheredScores(torch.autograd.Function):
     ) -> tuple[Tensor, None, None]:
         logits_TV, targets_T, z_E, log_normaliser_KT, entropy_KT = ctx.saved_tensors
         call, entries = ctx.call, ctx.entries
-        gradient_TV = torch.zeros_like(logits_TV)
-        dense = dense_upstream(
-            call.kinds, score_gradient_KT, entropy_gradient_KT, log_normaliser_KT, entropy_KT
-        ).as_columns()
-        done = 0
-        for rows_D, z_DV in _dense_blocks(logits_TV, call, z_E.dtype):
-            columns = torch.arange(call.held, device=z_DV.device) + call.vocab_start
-            here = torch.arange(done, done + rows_D.numel(), device=z_DV.device)
-            block = entry_gradient(z_DV, columns == targets_T[rows_D, None], dense.at(here))
-            gradient_TV[rows_D, : call.held] = (block / call.temperature).to(gradient_TV.dtype)
-            done += rows_D.numel()
-        # Written over what the blocks left there, and with it: so each element is rounded once.
-        kinds = upstream_of_kinds(
+        arriving = upstream_of_kinds(
             score_gradient_KT, entropy_gradient_KT, log_normaliser_KT, entropy_KT
         )
+        dense = dense_upstream(call.kinds, arriving).as_columns()
+        gradient_TV = torch.zeros_like(logits_TV)
+        columns = torch.arange(call.num_local_ids, device=z_E.device) + call.vocab_start
+        done = 0
+        for rows_D, z_DV in _dense_blocks(logits_TV, call, z_E.dtype):
+            here = torch.arange(done, done + rows_D.numel(), device=z_E.device)
+            block_DV = entry_gradient(z_DV, columns == targets_T[rows_D, None], dense.at(here))
+            gradient_TV[rows_D, : call.num_local_ids] = (block_DV / call.temperature).to(
+                gradient_TV.dtype
+            )
+            done += rows_D.numel()
+        # Written over what the blocks left there, and with it: so each element is rounded once.
         valid = entries.ids_E >= 0
         rows_N, ids_N = entries.call_rows_E[valid], entries.ids_E[valid]
-        coefficients = summed_entry_gradient(z_E[valid], entries.is_target_E[valid], rows_N, kinds)
-        gradient_TV[rows_N, ids_N] = (coefficients / call.temperature).to(gradient_TV.dtype)
+        coefficients_N = summed_entry_gradient(
+            z_E[valid], entries.is_target_E[valid], rows_N, arriving
+        )
+        gradient_TV[rows_N, ids_N] = (coefficients_N / call.temperature).to(gradient_TV.dtype)
         return gradient_TV, None, None
 
 
-def _gather(logits_TV: Tensor, entries: Entries, dtype: torch.dtype) -> Tensor:
+def _logits_of(entries: Entries, logits_TV: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the logits [E] of the entries, -inf where the id counts nowhere."""
     if logits_TV.numel() == 0:
         return torch.full(entries.ids_E.shape, -torch.inf, dtype=dtype, device=logits_TV.device)
@@ -204,12 +180,12 @@ def _gather(logits_TV: Tensor, entries: Entries, dtype: torch.dtype) -> Tensor:
 
 
 def _dense_blocks(
-    logits_TV: Tensor, call: _Call, dtype: torch.dtype
+    logits_TV: Tensor, call: Call, dtype: torch.dtype
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield rows that need the whole vocabulary, int64 [D], with their z [D, held] in the computing dtype, block by block."""
-    rows_per_block = max(1, _BLOCK_BYTES // max(1, call.held * dtype.itemsize))
+    """Yield rows that need the whole vocabulary, int64 [D], with their z [D, num_local_ids]."""
+    width = call.num_local_ids
+    rows_per_block = max(1, _BLOCK_BYTES // max(1, width * dtype.itemsize))
     for first in range(0, call.kinds.dense.size, rows_per_block):
-        rows_D = torch.from_numpy(call.kinds.dense[first : first + rows_per_block]).to(
-            logits_TV.device
-        )
-        yield rows_D, logits_TV[rows_D, : call.held].to(dtype).div_(call.temperature)
+        listed = call.kinds.dense[first : first + rows_per_block]
+        rows_D = torch.from_numpy(listed).to(logits_TV.device)
+        yield rows_D, logits_TV[rows_D, :width].to(dtype).div_(call.temperature)

@@ -1,4 +1,4 @@
-"""What each hooked function of SGLang does besides its own work.
+"""What each hooked function of SGLang does besides its own work. B rows of a batch.
 
 How a request's wish reaches its reply: `flag_rows` reads it from the requests when a batch is
 formed; `filter_flags`, `merge_flags` and `copy_flags` keep the flags beside the batch;
@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_topp.sglang_plugin import KEPT_IDS_KEY, KEPT_LOG_PROBS_KEY, OPT_IN_KEY
-from rl_topp.sglang_plugin_kept import Draw, Filters, draw_step
-from rl_topp.sglang_plugin_step import (
+from rl_topp.sglang.kept import Draw, Filters, draw_step
+from rl_topp.sglang.keys import KEPT_IDS_KEY, KEPT_LOG_PROBS_KEY, OPT_IN_KEY
+from rl_topp.sglang.step import (
     COUNT,
     IDS,
     LOG_PROB,
@@ -49,7 +49,8 @@ _FLAGS = "rl_topp_flags"
 """Attribute of `SamplingBatchInfo` that holds the `RowFlags`."""
 
 _STEP = "rl_topp_step"
-"""Attribute that holds a step: on `SamplingBatchInfo` the `DrawnStep`, on `LogitsProcessorOutput` the `StepRows`."""
+"""Attribute that holds a step: on `SamplingBatchInfo` the `DrawnStep`, on `LogitsProcessorOutput`
+the `StepRows`."""
 
 _Original = Callable[..., Any]
 
@@ -114,7 +115,7 @@ def merge_flags(original: _Original, info: Any, other: Any) -> Any:
 
 
 def copy_flags(original: _Original, info: Any) -> Any:
-    """`SamplingBatchInfo.copy_for_forward`: the overlap scheduler's copy drops attributes that are no fields."""
+    """`SamplingBatchInfo.copy_for_forward`: copy the flags too, which are no field of the info."""
     copy = original(info)
     setattr(copy, _FLAGS, _flags_of(info))
     return copy
@@ -146,13 +147,11 @@ def sample_and_record(
     setattr(sampling_info, _STEP, None)
     ids_B = original(sampler, logits_output, sampling_info, *args, **kwargs)
     step = getattr(sampling_info, _STEP)
-    # Only an all-greedy batch samples without `_sample_from_probs` (the other ways are refused per
-    # request): its sets are the sampled ids themselves.
-    setattr(
-        logits_output,
-        _STEP,
-        StepRows(step if step is not None else _greedy_step(ids_B), flags.record),
-    )
+    if step is None:
+        # Only an all-greedy batch samples without `_sample_from_probs` (the other ways are refused
+        # per request): its sets are the sampled ids themselves, with log-prob 0.
+        step = _step_of_ids(ids_B, 1, torch.zeros_like(ids_B, dtype=torch.float32))
+    setattr(logits_output, _STEP, StepRows(step, flags.record))
     return ids_B
 
 
@@ -171,7 +170,8 @@ def sample_from_kept_set(
         return result
     if simple_sampling_case:
         ids_B: Tensor = original(sampler, probs_BV, sampling_info, positions, simple_sampling_case)
-        step = _unfiltered_step(probs_BV, ids_B)
+        drawn_B = probs_BV.gather(1, ids_B.long().view(-1, 1)).view(-1)
+        step = _step_of_ids(ids_B, WHOLE_VOCABULARY, torch.log(drawn_B.float()))
     else:
         step = _draw(probs_BV.float(), sampling_info, positions, flags)
     setattr(sampling_info, _STEP, step)
@@ -179,7 +179,8 @@ def sample_from_kept_set(
 
 
 def copy_to_host(original: _Original, result: Any, *args: Any, **kwargs: Any) -> Any:
-    """`GenerationBatchResult.copy_to_cpu` (overlap scheduler): start our one copy before the event that marks all copies done."""
+    """`GenerationBatchResult.copy_to_cpu` (overlap scheduler): start our one copy, too."""
+    # Before the original, which records the event that marks all copies as done.
     step: StepRows | None = getattr(result.logits_output, _STEP, None)
     if step is not None:
         from sglang.srt.managers.utils import _async_d2h
@@ -201,8 +202,7 @@ def collect(original: _Original, processor: Any, i: int, req: Any, logits_output
 
 
 def refuse_unsupported(original: _Original, manager: Any, obj: Any, input_ids: Any) -> Any:
-    """`TokenizerManager._validate_one_request`: answer 400 where kept sets were asked for and this
-    server cannot record them.
+    """`TokenizerManager._validate_one_request`: answer 400 where this server cannot record sets.
 
     Raises:
         ValueError: the server uses something that bypasses the hooked sampler; the message names
@@ -220,7 +220,7 @@ def refuse_unsupported(original: _Original, manager: Any, obj: Any, input_ids: A
 
 
 def unsupported_features(server_args: Any) -> list[str]:
-    """Return the features of a server that bypass the hooked sampler or drop what it records, in words; empty when there are none."""
+    """Return in words the features of a server that bypass the hooked sampler or drop its records."""
     found = {
         f"speculative decoding ({server_args.speculative_algorithm})": (
             server_args.speculative_algorithm is not None
@@ -241,13 +241,9 @@ def _asks(custom_params: Any) -> bool:
 
 
 def _flags_of(info: Any) -> RowFlags:
-    """Return the flags of a sampling info; one that was made past `from_schedule_batch` records nothing."""
+    """Return the flags of a sampling info; one made past `from_schedule_batch` records nothing."""
     flags: RowFlags | None = getattr(info, _FLAGS, None)
-    return (
-        flags
-        if flags is not None
-        else RowFlags(record=(False,) * len(info), filtered=(True,) * len(info))
-    )
+    return flags or RowFlags(record=(False,) * len(info), filtered=(True,) * len(info))
 
 
 def _draw(probs_BV: Tensor, info: Any, positions_B: Tensor, flags: RowFlags) -> DrawnStep:
@@ -258,7 +254,7 @@ def _draw(probs_BV: Tensor, info: Any, positions_B: Tensor, flags: RowFlags) -> 
         min_ps=info.min_ps if info.need_min_p_sampling else None,
     )
     if probs_BV.is_cuda:
-        from rl_topp.sglang_plugin_triton import draw_step_on_device
+        from rl_topp.sglang.kernels import draw_step_on_device
 
         is_filtered_B = None if all(flags.filtered) else _to_device(flags.filtered, probs_BV.device)
         return draw_step_on_device(
@@ -268,7 +264,7 @@ def _draw(probs_BV: Tensor, info: Any, positions_B: Tensor, flags: RowFlags) -> 
 
 
 def _drawer(seeds_B: Tensor | None, positions_B: Tensor) -> Draw:
-    """Return SGLang's way to draw an index per row: its seeded one where the server is deterministic, else `torch.multinomial`."""
+    """Return SGLang's way to draw an index per row: seeded where the server is deterministic."""
     if seeds_B is None:
         return lambda weights_RN, _: torch.multinomial(weights_RN, num_samples=1)
     from sglang.srt.layers.sampler import multinomial_with_seed
@@ -279,7 +275,7 @@ def _drawer(seeds_B: Tensor | None, positions_B: Tensor) -> Draw:
 
 
 def _uniform(probs_BV: Tensor, seeds_B: Tensor | None, positions_B: Tensor) -> Tensor:
-    """Return one number in [0, 1) per row: from the row's seed and position where the server is deterministic, else from torch's generator."""
+    """Return a number in [0, 1) per row: from seed and position where the server is deterministic."""
     if seeds_B is None:
         return torch.rand(probs_BV.shape[0], device=probs_BV.device)
     from sglang.srt.layers.utils.hash import murmur_hash32
@@ -293,21 +289,12 @@ def _uniform(probs_BV: Tensor, seeds_B: Tensor | None, positions_B: Tensor) -> T
     return (hashed_B.to(torch.int64) >> 8).to(torch.float32) / 2**24
 
 
-def _greedy_step(ids_B: Tensor) -> DrawnStep:
-    """Return the step of an all-greedy batch: each set is the sampled id, with log-prob 0."""
+def _step_of_ids(ids_B: Tensor, count: int, log_probs_B: Tensor) -> DrawnStep:
+    """Return the step of a batch that SGLang itself sampled; sets of one id each, or none."""
     _, packed_BC, prefix_BK = empty_step(ids_B.shape[0], 1, ids_B.device)
-    packed_BC[:, COUNT] = 1
+    packed_BC[:, COUNT] = count
+    packed_BC[:, LOG_PROB] = log_probs_B.view(torch.int32)
     packed_BC[:, IDS] = ids_B
-    return DrawnStep(ids_B=ids_B, packed_BC=packed_BC, prefix_BK=prefix_BK)
-
-
-def _unfiltered_step(probs_BV: Tensor, ids_B: Tensor) -> DrawnStep:
-    """Return the step of a batch in which no row has a filter and SGLang itself sampled."""
-    _, packed_BC, prefix_BK = empty_step(ids_B.shape[0], 1, ids_B.device)
-    packed_BC[:, COUNT] = WHOLE_VOCABULARY
-    packed_BC[:, LOG_PROB] = torch.log(
-        probs_BV.gather(1, ids_B.long().view(-1, 1)).view(-1).float()
-    ).view(torch.int32)
     return DrawnStep(ids_B=ids_B, packed_BC=packed_BC, prefix_BK=prefix_BK)
 
 
