@@ -1,4 +1,4 @@
-"""Decide how a file appears on disk: whole or not at all.
+"""How a file appears on disk: whole or not at all.
 
 A crash at any point leaves the old file or none, never half of the new one. What a command reads is
 never what it writes, and only regular files are replaced: not a device, a pipe or a folder.
@@ -37,8 +37,9 @@ def refuse_input(target: str | os.PathLike[str], *inputs: str | os.PathLike[str]
 
 @contextlib.contextmanager
 def atomic_path(target: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path beside `target`; on success it is synced to disk and renamed to
-    `target`.
+    """Yield a temporary path beside `target`.
+
+    On success it is synced to disk and renamed to `target`.
 
     Args:
         target: where the file shall be. Its directory is made if it is missing.

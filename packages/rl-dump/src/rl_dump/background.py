@@ -1,5 +1,4 @@
-"""Decide how dumps are written beside the training loop: one thread, a bounded queue, and no
-failure that stays silent.
+"""How dumps are written beside training: one thread, a bounded queue, no silent failure.
 
 Invariants, each matched by a test in `tests/unit/test_background.py`:
 
@@ -37,7 +36,7 @@ class _Job:
 
 
 class BackgroundWriter(AbstractContextManager["BackgroundWriter"]):
-    """Run writing jobs in one background thread; use as a context manager, or call `close`.
+    """One background thread that runs writing jobs; a context manager, or call `close`.
 
     A process that ends without `close` waits for its jobs as `close` does, and logs what was not
     written.
@@ -138,7 +137,10 @@ class BackgroundWriter(AbstractContextManager["BackgroundWriter"]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close; after an exception in the block, a failed job is logged, not raised on top of it."""
+        """Close.
+
+        After an exception in the block, a failed job is logged, not raised on top of it.
+        """
         try:
             self.close()
         except WriteError as failure:

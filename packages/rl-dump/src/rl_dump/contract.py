@@ -66,7 +66,9 @@ class FieldDocument(TypedDict):
     """One column of a dump, as its header describes it."""
 
     kind: Kind
-    """`scalar`: one value per sample; `ragged`: an array per sample; `text`: a string; `object`: tagged JSON."""
+    """`scalar`: one value per sample; `ragged`: an array per sample; `text`: a string; `object`:
+    tagged JSON.
+    """
     dtype: str
     """Logical dtype: a numpy name, `bfloat16`, `string` or `json`."""
     stored: str
@@ -80,9 +82,13 @@ class FieldDocument(TypedDict):
     nullable: bool
     """Whether some samples have no value."""
     response_aligned: bool
-    """Whether the field has one value per response token and takes part in context-parallel restoring."""
+    """Whether the field has one value per response token and takes part in context-parallel
+    restoring.
+    """
     form: Form
-    """What the producer held per sample so that a conversion can give it back: a Python number, a numpy scalar (`generic`), a tensor, a numpy array, a list, or `plain`."""
+    """What the producer held per sample so that a conversion can give it back: a Python number, a
+    numpy scalar (`generic`), a tensor, a numpy array, a list, or `plain`.
+    """
 
 
 class DroppedSample(TypedDict, total=False):
@@ -113,7 +119,9 @@ class DumpHeader(TypedDict):
     row_groups: list[int]
     """Samples in each row group of a Parquet file; empty for other containers."""
     checksums: dict[str, list[int]]
-    """Per field and row group, the CRC-32 of its decoded values; see `parquet.arrow_columns.checksum`."""
+    """Per field and row group, the CRC-32 of its decoded values; see
+    `parquet.arrow_columns.checksum`.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

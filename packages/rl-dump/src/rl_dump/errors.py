@@ -13,7 +13,10 @@ __all__ = ["DumpError", "RaggedError", "UnsupportedContractError", "WriteError"]
 
 
 class DumpError(ValueError):
-    """A dump that cannot be read, written or used as asked; the message says what, where and what to do."""
+    """A dump that cannot be read, written or used as asked.
+
+    The message says what, where and what to do.
+    """
 
 
 class RaggedError(DumpError):

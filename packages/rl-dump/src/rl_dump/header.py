@@ -209,7 +209,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def content_problem(header: Mapping[str, Any]) -> str | None:
-    """Return the first key whose content has a wrong type, such as `dropped[0].reason`; None if none has.
+    """Return the first key whose content has a wrong type, such as `dropped[0].reason`, or None.
 
     A checksum tells damage, not sense: a header that another program wrote can be sealed well and
     still hold a word for a number.
@@ -253,7 +253,10 @@ def _number(value: object) -> bool:
 
 
 def _numbers(value: object) -> bool:
-    """Take None, a flat array of whole numbers, or a list or tuple of them; None stands for what is not known."""
+    """Take None, a flat array of whole numbers, or a list or tuple of them.
+
+    None stands for what is not known.
+    """
     if isinstance(value, np.ndarray):
         return value.ndim == 1 and value.dtype.kind in "iu"
     return value is None or (isinstance(value, (list, tuple)) and all(map(_whole_or_none, value)))

@@ -1,5 +1,4 @@
-"""Decide what a dump looks like to whoever opens it: lazy columns, single samples, and what was
-noted beside them.
+"""What a dump looks like to whoever opens it: lazy columns, single samples, and notes.
 
 `open_dump` picks the container by the file's suffix; `Dump` looks the same for all of them.
 
@@ -120,7 +119,10 @@ class Dump(AbstractContextManager["Dump"]):
         return {name: self._source.column(name, stored=False) for name in self.fields}
 
     def verify(self) -> list[Problem]:
-        """Read the whole file and list what is wrong with it; an empty list means that nothing is."""
+        """Read the whole file and list what is wrong with it.
+
+        An empty list means that nothing is.
+        """
         return self._source.verify()
 
     def close(self) -> None:
@@ -177,7 +179,7 @@ def open_dump(path: str | os.PathLike[str], *, check_sums: bool = True) -> Dump:
 
 
 def _check_kind(path: Path) -> None:
-    """Refuse what is no regular file before it is opened: a pipe would wait for a writer, a device may never end."""
+    """Refuse what is no regular file: a pipe would wait for a writer, a device may never end."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:
@@ -193,7 +195,7 @@ def _check_kind(path: Path) -> None:
 
 
 def _folder_message(folder: Path) -> str:
-    """Name the dumps that a folder holds, or those of the folders in it: a run keeps them in one of its own."""
+    """Name the dumps that a folder holds, or those in its folders, where a run keeps them."""
     for pattern in ("*", "*/*"):
         found = sorted(path for suffix in _SUFFIXES for path in folder.glob(pattern + suffix))
         if found:

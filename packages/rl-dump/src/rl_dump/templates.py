@@ -1,5 +1,4 @@
-"""Decide which file a batch is written to, and refuse templates under which one batch would
-overwrite another.
+"""Which file a batch is written to; templates that would overwrite a batch are refused.
 
 A template is a path with `{batch_id}`; `{rollout_id}` means the same.
 """

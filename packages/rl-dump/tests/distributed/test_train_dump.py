@@ -38,7 +38,7 @@ CP_FIELDS = ("log_probs", "rollout_log_probs", "advantages", "entropy")
 def trainer_shard(
     columns: Columns, shard: dict[str, Any], cp_rank: int = 0, cp_size: int = 1
 ) -> dict[str, Any]:
-    """What rank `cp_rank` of a data-parallel rank holds: its samples, floats cut along the context axis."""
+    """What a context rank of a data-parallel rank holds: its samples, floats cut along the axis."""
     part = taken(columns, shard["partition"])
     data = {}
     for name, column in part.items():

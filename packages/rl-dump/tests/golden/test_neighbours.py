@@ -1,4 +1,4 @@
-"""The schedule plan of rl-schedule, as vendored here: what a join takes of it, and what it refuses."""
+"""The schedule plan of rl-schedule, as vendored here: what a join takes of it, and refuses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ CAP = "the 10 tokens that a micro-batch may hold"
 
 @pytest.fixture
 def plan() -> dict[str, Any]:
-    """A plan of 11 samples with a cap of 5 tokens on each of 2 ranks; 3 is too long, 10 fills no step."""
+    """A plan of 11 samples with a cap of 5 tokens on each of 2 ranks.
+
+    3 is too long, 10 fills no step.
+    """
     document: dict[str, Any] = json.loads((FOLDER / "plain.json").read_text())
     return document
 

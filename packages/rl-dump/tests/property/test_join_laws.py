@@ -1,4 +1,4 @@
-"""Joining survives reordering, drops, fan-out, missing ids and removed samples, and never guesses."""
+"""Joining survives reordering, drops, fan-out, missing ids, removals, and never guesses."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from stubs.dump_batches import Columns, ragged
 from rl_dump import join, open_dump, write_dump
 
 Scenario = tuple[list[list[int]], list[int | None], list[list[int]], bool, bool]
-"""Tokens and index of each sample; rows of either dump; whether they have positions; whether they have indices."""
+"""Tokens and index of each sample; rows of either dump; whether they have positions; whether they
+have indices.
+"""
 
 
 @st.composite
 def scenarios(draw: st.DrawFn) -> Scenario:
-    """Samples with some equal tokens, and for either dump which rows it keeps, in which order, and which ids it lacks."""
+    """Samples with some equal tokens; for either dump its rows, their order, the ids it lacks."""
     count = draw(st.integers(1, 8))
     tokens = draw(
         st.lists(

@@ -1,4 +1,4 @@
-"""The pickle machine agrees with Python's own unpickler on plain data, and never with a hostile file."""
+"""The pickle machine agrees with Python's unpickler on plain data, never with a hostile file."""
 
 from __future__ import annotations
 

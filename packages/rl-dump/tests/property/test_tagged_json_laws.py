@@ -92,9 +92,21 @@ def test_other_types_are_refused_by_name(value: object) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[" * 100_000, '{"$array": "O", "shape": [1], "values": [1]}', '{"$array": "int64", "shape": [3], "values": [1]}', '{"$bytes": "?"}',
-     '{"$float": "1.0"}', '{"$float": "x"}', '{"$scalar": "float32", "data": ""}', '{"$map": [1]}', '{"$tuple": 3}', '{"$array": "int8", "shape": [99999999999], "data": ""}'],
-)  # fmt: skip
+    [
+        "",
+        "{",
+        "[" * 100_000,
+        '{"$array": "O", "shape": [1], "values": [1]}',
+        '{"$array": "int64", "shape": [3], "values": [1]}',
+        '{"$bytes": "?"}',
+        '{"$float": "1.0"}',
+        '{"$float": "x"}',
+        '{"$scalar": "float32", "data": ""}',
+        '{"$map": [1]}',
+        '{"$tuple": 3}',
+        '{"$array": "int8", "shape": [99999999999], "data": ""}',
+    ],
+)
 def test_a_document_this_package_did_not_write_is_an_error(text: str) -> None:
     with pytest.raises(DumpError):
         tagged_json.loads(text)

@@ -1,5 +1,4 @@
-"""Damaged and hostile files give a `DumpError` or the right data: never a crash, a hang, other
-data, or code that runs.
+"""Damaged and hostile files give an error or the right data: no crash, hang or code that runs.
 
 Each case runs in a child process, so that a crash or a hang is seen and told with the seed that
 makes it. 300 cases by default; 10,000 with `-m fuzz`.
@@ -91,7 +90,7 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
 
 
 def repacked(data: bytes, rng: random.Random) -> bytes:
-    """Change the pickle of an archive and make every checksum right again: what an attacker can do."""
+    """Change the pickle of an archive and make every checksum right again, as an attacker would."""
     with zipfile.ZipFile(io.BytesIO(data)) as source:
         entries = {name: source.read(name) for name in source.namelist()}
     name = next(name for name in entries if name.endswith("data.pkl"))

@@ -1,4 +1,4 @@
-"""Make batches as a run would: prompt groups, fan-out, tool tokens, kept sets, a layout of ranks and micro-batches."""
+"""Batches as a run makes them: groups, fan-out, tool tokens, nuclei, ranks and micro-batches."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ def equal(found: object, expected: object) -> bool:
 
 
 def batch(num_samples: int = 24, *, seed: int = 0, longest: int = 40) -> Columns:
-    """Return the columns of a train batch; every third rollout has two samples, every fourth response a hole in its mask."""
+    """Return the columns of a train batch.
+
+    Every third rollout has two samples, every fourth response a hole in its mask.
+    """
     rng = np.random.default_rng(seed)
     rollout_ids = np.sort(rng.integers(0, max(1, num_samples * 2 // 3), num_samples))
     responses = rng.integers(0, longest + 1, num_samples)
@@ -111,7 +114,10 @@ def batch(num_samples: int = 24, *, seed: int = 0, longest: int = 40) -> Columns
 def placed(
     columns: Columns, dp_size: int = 2, per_micro_batch: int = 3
 ) -> tuple[Columns, list[dict[str, Any]]]:
-    """Spread a batch over ranks and micro-batches of one step; returns its columns with their places, and the shards."""
+    """Spread a batch over ranks and micro-batches of one step.
+
+    Returns its columns with their places, and the shards.
+    """
     count = len(columns["rollout_position"])
     rank = np.arange(count) % dp_size
     local = np.arange(count) // dp_size

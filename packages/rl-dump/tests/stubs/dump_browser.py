@@ -1,4 +1,7 @@
-"""Drive a headless Chromium through chromedriver's HTTP interface; nothing but the standard library."""
+"""Drive a headless Chromium through chromedriver's HTTP interface.
+
+Nothing but the standard library.
+"""
 
 from __future__ import annotations
 

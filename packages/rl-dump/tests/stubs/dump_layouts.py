@@ -1,4 +1,4 @@
-"""Context-parallel cuts for tests: the zigzag of the training system and contiguous parts of a packed stream, in a few lines, and their inverse."""
+"""Context-parallel cuts for tests, and their inverse: zigzag, and parts of a packed stream."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rl_dump.torch import GatherTensor
 
 
 def owned(total: int, response: int, rank: int, size: int) -> list[int]:
-    """Return the response indices whose logits rank `rank` of `size` holds: chunk r and its mirror image."""
+    """Return the response indices whose logits a rank holds: chunk r and its mirror image."""
     chunk = -(-total // (2 * size))
     first = response_start = total - response - 1
     positions = [
@@ -29,7 +29,7 @@ def cut(full: torch.Tensor, total: int, rank: int, size: int) -> torch.Tensor:
 def gatherer(
     rank: int, size: int, group: dist.ProcessGroup | None
 ) -> tuple[GatherTensor, list[int]]:
-    """Return a `gather_tensor` that joins several samples in one all-reduce, and the list of the bytes each call restored."""
+    """Return a `gather_tensor` of one all-reduce, and the list of the bytes each call restored."""
     restored = []
 
     def gather(
@@ -53,7 +53,7 @@ def gatherer(
 
 @dataclass(frozen=True)
 class Stream:
-    """Where one sample lies: at `offset` of a packed stream of `length` tokens, of which each rank holds one part."""
+    """Where one sample lies: at `offset` of a stream of `length` tokens, a part on each rank."""
 
     offset: int
     length: int
@@ -72,7 +72,7 @@ class Stream:
 def stream_gatherer(
     streams: list[Stream], rank: int, size: int, group: dist.ProcessGroup | None
 ) -> GatherTensor:
-    """Return a `gather_tensor` for the contiguous layout: it looks up where each sample lies by its number."""
+    """Return a `gather_tensor` for the contiguous layout: it looks samples up by their number."""
 
     def gather(
         pieces: Sequence[torch.Tensor],

@@ -27,8 +27,9 @@ def run_ranks(
     *args: Any,
     deadline_seconds: float = DEADLINE_SECONDS,
 ) -> list[Any]:
-    """Return `function(rank, *args)` of every rank; an exception of a rank is raised here with its
-    traceback.
+    """Return `function(rank, *args)` of every rank.
+
+    An exception of a rank is raised here with its traceback.
 
     Processes are forked after torch is loaded, so that each costs milliseconds and not the import.
     """

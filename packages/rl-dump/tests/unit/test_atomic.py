@@ -100,7 +100,8 @@ def test_a_killed_writer_leaves_the_old_dump_readable(tmp_path: Path, columns: C
 import os, sys
 from rl_dump import DumpWriter, open_dump
 dump = open_dump({str(target)!r})
-writer = DumpWriter({str(target)!r}, fields=list(dump.fields.values()), contract="train-dump.v2", batch_id=2, writer_rank=0)
+fields = list(dump.fields.values())
+writer = DumpWriter({str(target)!r}, fields=fields, contract="train-dump.v2", batch_id=2)
 writer.__enter__()
 writer.write(dump.columns())
 os.kill(os.getpid(), 9)

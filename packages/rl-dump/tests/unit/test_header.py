@@ -1,4 +1,4 @@
-"""Headers: sealed by a checksum, read by key, and refused where a key is not what the contract says."""
+"""Headers: sealed by a checksum, read by key, refused where a key is not of the contract."""
 
 from __future__ import annotations
 

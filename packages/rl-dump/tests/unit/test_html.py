@@ -213,7 +213,7 @@ def document_of(file: Path) -> dict[str, Any]:
 
 
 def awkward(count: int = 40) -> Columns:
-    """Samples with NaN, infinity, numbers that float32, int32 or JavaScript's numbers cannot hold, and names the page uses itself."""
+    """Samples with NaN, infinity, numbers that are too large, and names the page uses itself."""
     columns = batch(count, seed=5)
     lengths = columns["response_lengths"]
     wrong = np.arange(count) % 4 == 1

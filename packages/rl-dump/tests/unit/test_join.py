@@ -40,7 +40,7 @@ def test_a_permuted_train_dump_is_joined_by_position(tmp_path: Path, columns: Co
 def test_the_permutation_that_moved_rewards_to_other_samples_is_joined_right(
     tmp_path: Path,
 ) -> None:
-    """Four samples, permuted [2, 0, 3, 1]: a join by row would give every reward to another sample."""
+    """Four samples, permuted [2, 0, 3, 1]: a join by row would move every reward."""
     columns = batch(4)
     order = np.array([2, 0, 3, 1])
     result = joined(tmp_path, rollout_columns(columns), taken(columns, order))

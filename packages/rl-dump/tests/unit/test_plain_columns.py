@@ -1,4 +1,4 @@
-"""Plain columns past arrow: whatever wrote or damaged the file, the values are arrow's, or there are none."""
+"""Plain columns past arrow: whatever damaged the file, the values are arrow's, or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors of an archive, without torch: what each global of a pickle stands for, and what it refuses."""
+"""Tensors of an archive, without torch: what a pickle's globals stand for, and refuse."""
 
 from __future__ import annotations
 

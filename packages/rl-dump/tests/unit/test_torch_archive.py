@@ -1,4 +1,4 @@
-"""Archives that torch writes are read without it: every layout of a tensor, slime's dumps, and ours."""
+"""Archives of torch are read without it: every layout of a tensor, slime's dumps, ours."""
 
 from __future__ import annotations
 
@@ -17,7 +17,16 @@ import torch
 from stubs.dump_batches import Columns, batch, equal, items_of, numbers_of, rollout_columns
 from typer.testing import CliRunner
 
-from rl_dump import DumpError, RaggedArray, UnsupportedContractError, WriteError, convert, doctor, open_dump, write_dump
+from rl_dump import (
+    DumpError,
+    RaggedArray,
+    UnsupportedContractError,
+    WriteError,
+    convert,
+    doctor,
+    open_dump,
+    write_dump,
+)
 from rl_dump.archive.pickle_machine import run_pickle
 from rl_dump.archive.tensors import archive_globals, storage_of
 from rl_dump.atomic import atomic_path
@@ -63,10 +72,26 @@ BASE = torch.arange(24, dtype=torch.float32).reshape(4, 6)
         torch.empty(0, 3),
         BASE.clone().requires_grad_(),
         torch.nn.Parameter(BASE.clone()),
-        *(torch.tensor([0, 1, 1]).to(dtype) for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool, torch.uint16, torch.uint32, torch.uint64)),
-        *(torch.tensor([0.5, -3.25, float("inf")]).to(dtype) for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)),
+        *(
+            torch.tensor([0, 1, 1]).to(dtype)
+            for dtype in (
+                torch.uint8,
+                torch.int8,
+                torch.int16,
+                torch.int32,
+                torch.int64,
+                torch.bool,
+                torch.uint16,
+                torch.uint32,
+                torch.uint64,
+            )
+        ),
+        *(
+            torch.tensor([0.5, -3.25, float("inf")]).to(dtype)
+            for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+        ),
     ],
-)  # fmt: skip
+)
 def test_every_layout_and_dtype_reads_as_torch_reads_it(
     tmp_path: Path, tensor: torch.Tensor
 ) -> None:
@@ -185,10 +210,25 @@ def test_a_slime_train_dump_reads_under_the_contracts_names(tmp_path: Path) -> N
 
 def slime_sample(**change: Any) -> dict[str, Any]:
     sample = {
-        "group_index": 0, "index": 4, "rollout_id": 1, "prompt": [{"role": "user", "content": "1+1?"}], "tokens": [1, 2, 3], "response": "2.", "response_length": 2,
-        "label": "2", "reward": 1, "loss_mask": [1, 0], "weight_versions": ["7"], "rollout_log_probs": [-0.5, 0.0], "rollout_top_p_token_ids": None,
-        "remove_sample": False, "status": "truncated", "metadata": {"k": [1, {"z": None}]}, "spec_info": {"accept_token_num": 0}, "trace": {"t": 1.5},
-    }  # fmt: skip
+        "group_index": 0,
+        "index": 4,
+        "rollout_id": 1,
+        "prompt": [{"role": "user", "content": "1+1?"}],
+        "tokens": [1, 2, 3],
+        "response": "2.",
+        "response_length": 2,
+        "label": "2",
+        "reward": 1,
+        "loss_mask": [1, 0],
+        "weight_versions": ["7"],
+        "rollout_log_probs": [-0.5, 0.0],
+        "rollout_top_p_token_ids": None,
+        "remove_sample": False,
+        "status": "truncated",
+        "metadata": {"k": [1, {"z": None}]},
+        "spec_info": {"accept_token_num": 0},
+        "trace": {"t": 1.5},
+    }
     return {**sample, **change}
 
 
@@ -319,21 +359,50 @@ def test_bfloat16_stays_bfloat16_through_both_containers(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (lambda path: torch.save({"rollout_id": 0, "samples": []}, path, _use_new_zipfile_serialization=False), "legacy format"),
+        (
+            lambda path: torch.save(
+                {"rollout_id": 0, "samples": []}, path, _use_new_zipfile_serialization=False
+            ),
+            "legacy format",
+        ),
         (lambda path: path.write_bytes(b""), "empty file"),
         (lambda path: path.write_bytes(b"hello world"), "not a torch archive"),
         (lambda path: torch.save([1, 2], path), "a torch archive, but not a dump: it holds list"),
-        (lambda path: torch.save({"weights": torch.ones(1)}, path), r"a torch archive, but not a dump: it holds \['weights'\]"),
+        (
+            lambda path: torch.save({"weights": torch.ones(1)}, path),
+            r"a torch archive, but not a dump: it holds \['weights'\]",
+        ),
         (lambda path: torch.save({"samples": [3], "rollout_id": 0}, path), "sample 0 is a int"),
         (lambda path: torch.save({"samples": [{"a": 1}]}, path), "rollout_id None"),
-        (lambda path: torch.save({"samples": [], "format_version": 1, "rollout_id": 0}, path), "format_version 1"),
-        (lambda path: torch.save({"samples": [], "contract": "train-dump.v9", "rollout_id": 0}, path), "train-dump.v9"),
-        (lambda path: torch.save({"samples": [{"x": torch.ones(2).to_sparse()}], "rollout_id": 0}, path), "torch._utils._rebuild_sparse_tensor"),
-        (lambda path: torch.save({"samples": [{"x": torch.float32}], "rollout_id": 0}, path), "where data should be"),
-        (lambda path: torch.save({"samples": [{"x": torch.nn.Linear(1, 1)}], "rollout_id": 0}, path), "torch.nn.modules.linear.Linear"),
+        (
+            lambda path: torch.save({"samples": [], "format_version": 1, "rollout_id": 0}, path),
+            "format_version 1",
+        ),
+        (
+            lambda path: torch.save(
+                {"samples": [], "contract": "train-dump.v9", "rollout_id": 0}, path
+            ),
+            "train-dump.v9",
+        ),
+        (
+            lambda path: torch.save(
+                {"samples": [{"x": torch.ones(2).to_sparse()}], "rollout_id": 0}, path
+            ),
+            "torch._utils._rebuild_sparse_tensor",
+        ),
+        (
+            lambda path: torch.save({"samples": [{"x": torch.float32}], "rollout_id": 0}, path),
+            "where data should be",
+        ),
+        (
+            lambda path: torch.save(
+                {"samples": [{"x": torch.nn.Linear(1, 1)}], "rollout_id": 0}, path
+            ),
+            "torch.nn.modules.linear.Linear",
+        ),
         (lambda path: torch.jit.save(torch.jit.script(torch.nn.Identity()), path), "TorchScript"),
     ],
-)  # fmt: skip
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_files_that_are_no_dumps_are_refused_in_one_line(
     tmp_path: Path, write: Callable[[Path], object], message: str

@@ -1,4 +1,4 @@
-"""Train dumps of one process: what becomes a sample's field, what describes the shard, and what is copied."""
+"""Train dumps of one process: what is a sample's field, what the shard's, what is copied."""
 
 from __future__ import annotations
 

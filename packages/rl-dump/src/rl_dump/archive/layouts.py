@@ -1,5 +1,4 @@
-"""Decide which layout a torch archive has - ours, or slime's without our header - and bring it
-under the contract's names.
+"""Which layout a torch archive has, ours or slime's, and what it is under the contract's names.
 
 A `.pt` file without our header is read as slime's: train dumps (`format_version` 2) and rollout
 dumps (`samples` of `Sample.to_dict()`).
@@ -46,7 +45,7 @@ _FINISH_REASONS = {"completed": "stop", "truncated": "length", "aborted": "abort
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveContent:
-    """Hold an archive's samples under the contract's names, and its header."""
+    """An archive's samples under the contract's names, and its header."""
 
     header: DumpHeader
     """The header; its `fields` are those our own writer noted, else empty."""
@@ -190,7 +189,10 @@ def _foreign_header(
 
 
 def _renamed(sample: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Use the contract's names; a field that already has the contract's name keeps it, and its namesake stays as it is."""
+    """Use the contract's names.
+
+    A field that already has the contract's name keeps it, and its namesake stays as it is.
+    """
     return {
         (names[name] if name in names and names[name] not in sample else name): value
         for name, value in sample.items()

@@ -1,4 +1,4 @@
-"""Decide what a pickle may do here: build plain values, call nothing, and stay within its own size.
+"""What a pickle may do here: build plain values, call nothing, and stay within its own size.
 
 Python's own unpickler is not used: it reserves memory for whatever index a file names, and
 hashing a deeply nested tuple key ends the process. This machine knows the opcodes that plain data
@@ -65,7 +65,7 @@ _RUNS = {
 
 
 class Rebuild:
-    """Mark the global that rebuilds a tensor, so that a whole tensor can be read at once.
+    """The global that rebuilds a tensor, marked so that a whole tensor can be read at once.
 
     Args:
         function: called with storage, offset, shape, strides and more, as torch's
@@ -135,11 +135,11 @@ def run_pickle(
 
 
 class _Elided(Exception):  # noqa: N818 - a change of plan, not an error
-    """Tell that the pickle uses a value inside of a tensor again, which reading by pattern does not keep."""
+    """A value inside of a tensor that is used again; reading by pattern does not keep it."""
 
 
 class _Machine(PickleStack):
-    """Run one pickle; runs of numbers and whole tensors are read at once."""
+    """One run of one pickle; runs of numbers and whole tensors are read at once."""
 
     def __init__(
         self,
@@ -258,7 +258,7 @@ class _Machine(PickleStack):
         return True
 
     def _storage_class(self, known: bytes) -> KnownGlobal | None:
-        """Return the storage class that the start of a tensor names, if it is a storage and its hooks an OrderedDict's global."""
+        """Return the storage class that a tensor names, None if it is not written as torch does."""
         numbers = [
             int.from_bytes(token, "little")
             for pair in _GETS.findall(known)

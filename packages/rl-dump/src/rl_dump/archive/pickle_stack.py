@@ -1,4 +1,4 @@
-"""Decide what each opcode of a pickle does, for the few opcodes that plain data needs.
+"""What each opcode of a pickle does, for the few opcodes that plain data needs.
 
 Nothing is imported and no class is made: a global is a name until `Globals` says what it
 stands for, and a call is refused unless `Globals` gives it something to call.
@@ -28,11 +28,11 @@ _U4, _U8, _I4 = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<i")
 
 
 class Stop(Exception):  # noqa: N818 - the machine's regular end, not an error
-    """End the loop of the machine."""
+    """The end of the machine's loop."""
 
 
 class KnownGlobal:
-    """Stand for a global on the stack, so that it can be called but not be mistaken for data."""
+    """A global on the stack, which can be called but not be mistaken for data."""
 
     __slots__ = ("name", "target")
 
@@ -42,7 +42,7 @@ class KnownGlobal:
 
 
 class PickleStack:
-    """Hold the stack, the marks and the memo of one pickle, and what each opcode does to them.
+    """The stack, the marks and the memo of one pickle, and what each opcode does to them.
 
     Args:
         data: the pickle.

@@ -1,5 +1,4 @@
-"""Decide how a torch archive is read as a dump: without torch, tensors on demand, every byte
-checked.
+"""How a torch archive is read as a dump: no torch, tensors on demand, every byte checked.
 
 Invariants, each matched by a test in `tests/unit/test_torch_archive.py`:
 
@@ -52,7 +51,7 @@ _EXPANSION_BYTES = 1 << 28
 
 
 class ArchiveSource:
-    """Read one torch archive.
+    """One torch archive, open for reading.
 
     Args:
         path: the file.
@@ -126,7 +125,10 @@ class ArchiveSource:
         )
 
     def verify(self) -> list[Problem]:
-        """Compare every checksum; list damaged entries, else what is inconsistent in the samples."""
+        """Compare every checksum.
+
+        List damaged entries, else what is inconsistent in the samples.
+        """
         problems = []
         for entry in self._zip.entries.values():
             try:
@@ -253,7 +255,7 @@ class ArchiveSource:
         return np.frombuffer(self._zip.read(entry, check=self._check_sums), np.uint8)
 
     def _resolved(self, value: Any, *, nested: bool) -> Any:
-        """Replace tensors by arrays (nested: by records that keep their dtype), inside dicts, lists and tuples too."""
+        """Replace tensors, also in containers, by arrays; nested ones by records with a dtype."""
         if isinstance(value, TensorRef):
             array = np.array(self._array(value))
             return Tensor(array, value.dtype) if nested else array
@@ -291,7 +293,7 @@ class ArchiveSource:
 
 
 class _LazyFields(Mapping[str, Field]):
-    """Look at a column only when its field is asked for: lists of numbers must be walked to know their dtype."""
+    """The fields, each known when it is asked for: lists of numbers are walked for their dtype."""
 
     def __init__(self, source: ArchiveSource) -> None:
         self._source = source
@@ -320,7 +322,7 @@ def _holds_more(value: list[Any] | tuple[Any, ...]) -> bool:
 
 
 def _one_run(items: list[TensorRef | None], trailing: tuple[int, ...]) -> TensorRef | None:
-    """Return one tensor for all, if they lie end to end in one storage: what our own writer makes."""
+    """Return one tensor for all, if they lie end to end in one storage, as our writer lays them."""
     present = [item for item in items if item is not None and item.shape[0]]
     if not present:
         return None

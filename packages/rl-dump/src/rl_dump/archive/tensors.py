@@ -1,5 +1,4 @@
-"""Decide how a pickled tensor becomes a numpy array: a view of the mapped file, bounds checked,
-nothing of torch needed.
+"""How a pickled tensor becomes a numpy array without torch: a view of the mapped file.
 
 Torch writes a tensor as a storage (bytes of one zip entry) with offset, shape and strides; several
 tensors may share one.
@@ -66,7 +65,7 @@ _MAX_EXPANDED = 1 << 27
 
 @dataclass(frozen=True, slots=True)
 class StorageRef:
-    """Name a storage of the archive."""
+    """A storage of the archive."""
 
     key: str
     """Name of its entry below `data/`."""
@@ -78,7 +77,7 @@ class StorageRef:
 
 @dataclass(frozen=True, slots=True)
 class TensorRef:
-    """Describe a tensor that has not been read."""
+    """A tensor that has not been read."""
 
     storage: StorageRef
     """Where its elements lie."""
@@ -101,7 +100,7 @@ class TensorRef:
 
     @property
     def extent(self) -> int:
-        """Count the elements there were if no dimension were empty: what its shape costs a reader, whatever it holds."""
+        """Count the elements if no dimension were empty: what the shape costs a reader."""
         count = 1
         for size in self.shape:
             count *= max(size, 1)
@@ -110,7 +109,7 @@ class TensorRef:
 
 @dataclass(slots=True)
 class NumpyArray:
-    """Take a numpy array out of a pickle: made empty, then given its state."""
+    """A numpy array of a pickle: made empty, then given its state."""
 
     array: NDArray[Any] = field(default_factory=lambda: np.zeros(0))
     """The array, once the state is set."""
@@ -128,7 +127,7 @@ class NumpyArray:
 
 
 class _NumpyDtype:
-    """Take a numpy dtype out of a pickle."""
+    """A numpy dtype of a pickle."""
 
     def __init__(self, name: str) -> None:
         self.dtype = np.dtype(name)

@@ -1,4 +1,4 @@
-"""Decide whether what a pickle built is data of a sane size: plain types, no cycles, no doubling.
+"""Whether what a pickle built is data of a sane size: plain types, no cycles, no doubling.
 
 Forty lists, each holding the one before twice, take 200 bytes in a file and a terabyte as text.
 Every later step may walk the whole tree once this check has passed.
@@ -21,7 +21,9 @@ from rl_dump.errors import DumpError
 __all__ = ["MAX_NODES", "check_tree"]
 
 MAX_NODES = 200_000_000
-"""Nodes counted with repetition; a batch of 4,096 samples with Python lists of 8,192 floats in five fields has 170 million."""
+"""Nodes counted with repetition; a batch of 4,096 samples with Python lists of 8,192 floats in five
+fields has 170 million.
+"""
 
 _CONTAINERS = (dict, list, tuple)
 _LEAVES = (str, bytes, int, float, bool, type(None), np.generic, NumpyArray, TensorRef)

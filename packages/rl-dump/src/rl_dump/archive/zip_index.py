@@ -1,5 +1,4 @@
-"""Decide where the entries of a torch archive lie in the file, trusting nothing that a checksum
-does not cover.
+"""Where the entries of a torch archive lie; nothing is trusted that no checksum covers.
 
 A torch archive is a zip file whose entries are stored uncompressed, so an entry is a range of
 the memory-mapped file. Python's `zipfile` takes half a second for the 60,000 entries of one batch;
@@ -35,7 +34,7 @@ _ENCRYPTED: Final = 0x1
 
 
 class Entry(NamedTuple):
-    """Name one entry of the archive; a tuple, because there are tens of thousands."""
+    """One entry of the archive; a tuple, because there are tens of thousands."""
 
     name: str
     """Its name in the directory."""
@@ -50,7 +49,7 @@ class Entry(NamedTuple):
 
 
 class ZipIndex:
-    """List the entries of a mapped zip file and hand out their bytes.
+    """The entries of a mapped zip file, and their bytes.
 
     Args:
         data: the whole file.
@@ -168,7 +167,7 @@ class ZipIndex:
 
 
 def _wide(extra: bytes, size: int, packed: int, header: int) -> tuple[int, int, int]:
-    """Replace 32-bit values that are full by the 64-bit ones of the zip64 field, which holds only those, in this order."""
+    """Replace full 32-bit values by those of the zip64 field, which holds only these, in order."""
     at = 0
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<2H", extra, at)

@@ -1,4 +1,4 @@
-"""Decide whether the columns of one dump fit together: the same samples, and lengths that agree."""
+"""Whether the columns of one dump fit together: the same samples, and lengths that agree."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def count_problems(columns: Mapping[str, Column]) -> list[str]:
 
 
 def alignment_problems(columns: Mapping[str, Column]) -> list[str]:
-    """List every field whose lengths contradict `total_lengths`, `response_lengths` or its own kept-set offsets, one sentence each."""
+    """List every field whose lengths contradict other columns, one sentence each.
+
+    Those are `total_lengths`, `response_lengths` and, for nucleus ids, the nucleus offsets.
+    """
     problems: list[str] = []
     expected = {}
     for name in ("total_lengths", "response_lengths"):
@@ -67,10 +70,9 @@ def _misaligned(column: Column, lengths: NDArray[np.int64], name: str) -> list[s
     if not at.size:
         return []
     row = int(at[0])
-    return [
-        f"{column.field.name}: sample {row} has {int(column.values.lengths[row])} values, {name}"
-        f" says {int(lengths[row])} ({at.size} samples differ)"
-    ]
+    length, said = int(column.values.lengths[row]), int(lengths[row])
+    differ = f"{name} says {said} ({at.size} samples differ)"
+    return [f"{column.field.name}: sample {row} has {length} values, {differ}"]
 
 
 def _kept_set_problems(columns: Mapping[str, Column]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Decide what kind of column each field of a dump is, from the values a producer hands over.
+"""What kind of column each field of a dump is, from the values a producer hands over.
 
 Invariants, each matched by a test in `tests/unit/test_column_types.py`:
 
@@ -175,7 +175,7 @@ def _empty_column(name: str, items: list[Any], valid: NDArray[np.bool_] | None) 
 
 
 def _numbers(items: list[Any]) -> NDArray[Any] | None:
-    """Return a list of numbers as an array, None if something else is among them or would lose digits."""
+    """Return a list of numbers as an array, None if it holds anything else or would lose digits."""
     types = set(map(type, items))
     if types == {bool}:
         return np.array(items, np.bool_)
@@ -247,8 +247,9 @@ def scalar_column(
 def ragged_column(
     name: str, values: RaggedArray, form: Form, *, valid: NDArray[np.bool_] | None = None
 ) -> Column:
-    """Make a column of one array per sample; the arguments are those of `scalar_column`, `values`
-    with N items.
+    """Make a column of one array per sample.
+
+    The arguments are those of `scalar_column`, `values` with N items.
 
     Raises:
         DumpError: the dtype cannot be stored.

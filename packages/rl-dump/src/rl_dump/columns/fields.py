@@ -1,4 +1,4 @@
-"""Decide what describes a column, and the one form its values are held in.
+"""What describes a column, and the one form its values are held in.
 
 A `Column` is a field and its values in canonical form; the containers only ever see columns.
 
@@ -25,7 +25,7 @@ ColumnInput: TypeAlias = "np.ndarray[Any, Any] | RaggedArray | Sequence[Any]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """Describe one column; the keys of `contract.FieldDocument`, with the name.
+    """What one column is; the keys of `contract.FieldDocument`, with the name.
 
     Example: `Field(name="tokens", kind="ragged", dtype="int64", stored="int32")`.
     """
@@ -67,14 +67,18 @@ class Field:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Column:
-    """Hold one field's values for a run of samples."""
+    """One field's values for a run of samples."""
 
     field: Field
     """What the column is."""
     values: NDArray[Any] | RaggedArray | list[Any]
-    """scalar: array [N]; ragged: RaggedArray of N items; text and object: list of N values, None where there is none."""
+    """scalar: array [N]; ragged: RaggedArray of N items; text and object: list of N values, None
+    where there is none.
+    """
     valid: NDArray[np.bool_] | None = None
-    """bool [N], False where a scalar or ragged value is missing (0 or empty there); None if none is missing."""
+    """bool [N], False where a scalar or ragged value is missing (0 or empty there); None if none is
+    missing.
+    """
 
     def __len__(self) -> int:
         """Count the samples."""
@@ -91,22 +95,21 @@ class Column:
         return replace(self, values=values, valid=None if self.valid is None else self.valid[rows])
 
     def item(self, row: int) -> Any:
-        """Return one sample's value: numpy scalar as a Python number, ragged item as an array, None where missing."""
+        """Return one sample's value: a Python number, an array, text or object; or None."""
         if self.valid is not None and not self.valid[row]:
             return None
         value = self.values[row]
         return value.item() if self.field.kind == "scalar" else value
 
     def plain(self) -> NDArray[Any] | RaggedArray | list[Any]:
-        """Return the values as a caller hands them over: array or ragged array, or a list with None where something is missing."""
+        """Return the values as a caller hands them over; a list where some are missing (None)."""
         if self.valid is None or bool(self.valid.all()):
             return self.values
         return [self.item(row) for row in range(len(self))]
 
 
 def stored_dtype(dtype: str) -> str:
-    """Return the dtype a field of this logical dtype has in a Parquet file, before integers are
-    narrowed.
+    """Return the dtype that a logical dtype has in a Parquet file, before integers are narrowed.
 
     Few readers of Parquet know half floats; float32 holds every value of both half formats:
     `stored_dtype("bfloat16")` is `"float32"`.

@@ -1,4 +1,4 @@
-"""Decide how variable-length columns are held: one flat array and its offsets.
+"""How variable-length columns are held: one flat array and its offsets.
 
 Invariants, each matched by a test in `tests/unit/test_ragged.py` and
 `tests/property/test_ragged_laws.py`:
@@ -25,7 +25,7 @@ __all__ = ["RaggedArray"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RaggedArray:
-    """Hold one array per sample, end to end.
+    """One array per sample, end to end.
 
     Three samples with 2, 0 and 1 tokens: `RaggedArray(np.array([7, 8, 9]), np.array([0, 2, 2,
     3]))`.

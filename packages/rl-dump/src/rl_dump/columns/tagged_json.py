@@ -1,12 +1,11 @@
-"""Decide how Python values without a column of their own are written as JSON and read back the
-same.
+"""How Python values without a column of their own go through JSON and come back the same.
 
 JSON alone loses tuples, bytes, arrays, non-finite floats and keys that are not strings; each gets a
 one-key object whose key starts with `$`. A plain dict with such a key is written as `$map`, so
 every value has exactly one reading.
 
-Invariant, matched by `tests/property/test_tagged_json_laws.py`: `loads(dumps(value))` equals `value`
-in type and bits.
+Invariant, matched by `tests/property/test_tagged_json_laws.py`: `loads(dumps(value))` equals
+`value` in type and bits.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ MAX_DEPTH = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensor:
-    """Hold a torch tensor that stands inside an object, without torch.
+    """A torch tensor that stands inside an object, without torch.
 
     A tensor that is a sample's whole value is a column of numbers; only those nested in dicts and
     lists come as this record.

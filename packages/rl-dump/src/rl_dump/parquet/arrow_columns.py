@@ -1,4 +1,4 @@
-"""Decide how columns lie in a Parquet file: arrow types, encodings, checksums.
+"""How columns lie in a Parquet file: arrow types, encodings, checksums.
 
 One row per sample; ragged fields are list columns.
 
@@ -43,8 +43,7 @@ _INTEGERS = ("uint8", "int8", "uint16", "int16", "int32", "uint32", "int64", "ui
 
 
 def smallest_stored(dtype: str, low: int, high: int) -> str:
-    """Return the smallest integer dtype that holds `low` to `high`, or `dtype` if it is not wider
-    than 32 bits.
+    """Return the smallest integer dtype that holds `low` to `high`, instead of a 64-bit `dtype`.
 
     Token ids below 151,936 held as int64: `smallest_stored("int64", 0, 151_935)` is `"int32"`.
     """

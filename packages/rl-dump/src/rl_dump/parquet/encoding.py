@@ -1,4 +1,4 @@
-"""How the values of a column are packed in a Parquet file: by trying; what does not pay is not done.
+"""How the values of a column are packed in a Parquet file: by trying what pays.
 
 Log-probs of a trained policy, advantages that are constant over a response, and noise all ask for
 something else; the first row group tells them apart. Decompressing is what a reader waits for, so
@@ -19,7 +19,9 @@ from rl_dump.columns.fields import Field
 __all__ = ["Encoding", "choose_encodings", "writer_options"]
 
 WORTH = 0.8
-"""Packed values must be smaller than this part of plain ones: plain floats are read four times as fast, straight from the file."""
+"""Packed values must be smaller than this part of plain ones: plain floats are read four times as
+fast, straight from the file.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +42,9 @@ SMALL = 16 << 10
 PLAIN = Encoding()
 DICTIONARY = Encoding(dictionary=True, compression="zstd")
 SPLIT = Encoding(named="BYTE_STREAM_SPLIT", compression="zstd")
-"""For floats: mantissas are noise, exponents are not; split by byte, the exponents compress alone."""
+"""For floats: mantissas are noise, exponents are not; split by byte, these compress alone."""
 DELTA = Encoding(named="DELTA_BINARY_PACKED")
-"""For integers: as many bits as their differences need, which for random token ids is half of 32."""
+"""For integers: as many bits as their differences need, half of 32 for random token ids."""
 
 
 def choose_encodings(fields: Sequence[Field], first: Mapping[str, pa.Array]) -> dict[str, Encoding]:

@@ -1,5 +1,4 @@
-"""Decide how plain columns are read: straight from the mapped file, without rebuilding what is
-known already.
+"""How plain columns are read: straight from the mapped file, nothing rebuilt that is known.
 
 Most floats of a dump are noise and lie in the file as they are. Arrow decodes two levels per value
 to find out how long each response is; the dump has said so in `response_lengths`. So the bytes at
@@ -65,7 +64,7 @@ def read_plain(
 
 
 def _chunk_end(data: memoryview, chunk: pq.ColumnChunkMetaData, size: int) -> memoryview | None:
-    """Return the last `size` bytes of an unpacked chunk: its values, if it is one page, because a page ends with them."""
+    """Return the last `size` bytes of an unpacked chunk: its values, if it is a single page."""
     if chunk.compression != "UNCOMPRESSED" or not set(chunk.encodings) <= {"PLAIN", "RLE"}:
         return None
     start, end = chunk.data_page_offset, chunk.data_page_offset + chunk.total_compressed_size

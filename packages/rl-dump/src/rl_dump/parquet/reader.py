@@ -1,4 +1,4 @@
-"""Decide how a Parquet dump is read: lazily, by column or by row group, every value checked against its checksum."""
+"""How a Parquet dump is read: by column or row group, every value checked by its checksum."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ARROW_ERRORS = (
 
 
 class ParquetSource:
-    """Read one Parquet dump.
+    """One Parquet dump, open for reading.
 
     Args:
         path: the file.
@@ -124,7 +124,10 @@ class ParquetSource:
             raise DumpError(f"{self._path}: field {error}") from error
 
     def _plain_column(self, field: Field, *, stored: bool) -> Column | None:
-        """Read a response-aligned column past arrow, if it lies in the file as it is; None if not."""
+        """Read a response-aligned column past arrow, if it lies in the file as it is.
+
+        None if not.
+        """
         if not field.response_aligned or field.kind != "ragged" or field.trailing or field.nullable:
             return None
         lengths = self._response_lengths
@@ -148,7 +151,10 @@ class ParquetSource:
 
     @cached_property
     def _response_lengths(self) -> NDArray[np.int64] | None:
-        """The length that response-aligned fields should have: int64 [N]; None if the dump does not say."""
+        """The length that response-aligned fields should have: int64 [N].
+
+        None if the dump does not say.
+        """
         if "response_lengths" not in self.fields:
             return None
         try:
@@ -218,7 +224,7 @@ class ParquetSource:
 
 
 def _open(path: Path) -> tuple[pq.ParquetFile, memoryview]:
-    """Map a file once, for arrow and for `read_plain`: both see the same file, whatever takes its name."""
+    """Map a file once: arrow and `read_plain` see the same one, whatever takes its name."""
     try:
         if not path.stat().st_size:
             raise DumpError(f"{path}: empty file")

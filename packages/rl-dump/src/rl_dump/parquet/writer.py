@@ -54,7 +54,9 @@ __all__ = [
 ]
 
 ROW_GROUP_BYTES = 2 << 20
-"""Values per row group, before compression: a reader of one sample decodes this much, a streaming writer holds this much."""
+"""Values per row group, before compression: a reader of one sample decodes this much, a streaming
+writer holds this much.
+"""
 
 
 def write_dump(
@@ -114,7 +116,7 @@ def write_columns(
 
 
 class DumpWriter:
-    """Write a dump row group by row group; use as a context manager.
+    """A Parquet dump that is written row group by row group; a context manager.
 
     The file appears under its name when the block ends without an exception; otherwise nothing is
     left behind.
@@ -151,7 +153,7 @@ class DumpWriter:
 
     @classmethod
     def with_header(cls, path: str | os.PathLike[str], header: DumpHeader) -> Self:
-        """Return a writer for a header that exists already, such as that of a dump that is converted."""
+        """Return a writer for a header that exists, such as that of a dump that is converted."""
         fields = [
             field_of(name, document, where=str(path)) for name, document in header["fields"].items()
         ]
@@ -160,7 +162,10 @@ class DumpWriter:
         return writer
 
     def __enter__(self) -> Self:
-        """Take a temporary path; the file is made with the first row group, which tells how to pack it."""
+        """Take a temporary path.
+
+        The file is made with the first row group, which tells how to pack it.
+        """
         self._temporary = self._stack.enter_context(atomic_path(self._path))
         return self
 
@@ -188,7 +193,10 @@ class DumpWriter:
         )
 
     def write_arrays(self, arrays: Mapping[str, pa.Array]) -> None:
-        """Append one row group of arrow arrays, already in the types of `parquet.arrow_schema`; otherwise as `write`."""
+        """Append one row group of arrow arrays, already in the types of `parquet.arrow_schema`.
+
+        Otherwise as `write`.
+        """
         if self._temporary is None:
             raise DumpError(
                 f"{self._path}: nothing can be written outside of the writer's `with` block"
@@ -252,7 +260,10 @@ class DumpWriter:
 
 
 def store_smallest(column: Column) -> Column:
-    """Return the column with the smallest stored dtype for its integers; other columns as they are."""
+    """Return the column with the smallest stored dtype for its integers.
+
+    Other columns as they are.
+    """
     span = integer_range(column)
     if span is None:
         return column
@@ -262,7 +273,10 @@ def store_smallest(column: Column) -> Column:
 
 
 def integer_range(column: Column) -> tuple[int, int] | None:
-    """Return the lowest and highest value of a ragged integer column, (0, 0) if it is empty, None for any other column."""
+    """Return the lowest and highest value of a ragged integer column, None for any other column.
+
+    An empty one has (0, 0).
+    """
     if not isinstance(column.values, RaggedArray) or column.values.dtype.kind not in "iu":
         return None
     flat = column.values.values

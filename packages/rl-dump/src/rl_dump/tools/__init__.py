@@ -1,1 +1,1 @@
-"""What one does with dumps: match, compare, summarise, look for trouble, convert, show as a page."""
+"""What one does with dumps: match, compare, summarise, check, convert, show as a page."""

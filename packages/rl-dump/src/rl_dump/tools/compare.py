@@ -29,17 +29,25 @@ class Difference:
     """Where two dumps first differ, and by how much each field does."""
 
     rollout_position: int | None
-    """Position of the first sample that differs; None if the dumps hold different samples or fields."""
+    """Position of the first sample that differs; None if the dumps hold different samples or
+    fields.
+    """
     token: int | None
-    """First value of that sample that differs, 0-based; None where the field has one value per sample, or only lengths differ."""
+    """First value of that sample that differs, 0-based; None where the field has one value per
+    sample, or only lengths differ.
+    """
     field: str
-    """First field, by name, that differs there; `rollout_position` if the samples are not the same ones."""
+    """First field, by name, that differs there; `rollout_position` if the samples are not the same
+    ones.
+    """
     first: Any
     """What the first dump holds there."""
     second: Any
     """What the second dump holds there."""
     largest: Mapping[str, float]
-    """Per field that differs, the largest absolute difference; inf where lengths, types or non-numbers differ."""
+    """Per field that differs, the largest absolute difference; inf where lengths, types or non-
+    numbers differ.
+    """
     message: str
     """The same in one sentence."""
 
@@ -106,7 +114,10 @@ def compare(
 
 
 def _common_rows(first: Dump, second: Dump) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the rows of the samples in both, by position; positions that stand several times pair up only if they do so on both sides."""
+    """Return the rows of the samples in both, by position.
+
+    Positions that stand several times pair up only if they do so on both sides.
+    """
     left, right = first.positions(), second.positions()
     orders = np.argsort(left, kind="stable"), np.argsort(right, kind="stable")
     if np.array_equal(left[orders[0]], right[orders[1]]):
@@ -262,7 +273,10 @@ def _compare_ragged(
 def _unequal(
     left: NDArray[Any], right: NDArray[Any], *, atol: float, rtol: float
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Return where two arrays of one shape differ beyond the tolerances, and by how much; NaN against a number is inf."""
+    """Return where two arrays of one shape differ beyond the tolerances, and by how much.
+
+    NaN against a number is inf.
+    """
     exact = _equal(left, right)
     if bool(exact.all()):
         return ~exact, np.zeros(left.shape)
@@ -284,8 +298,7 @@ def _unequal(
 
 
 def _equal(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.bool_]:
-    """Say where two arrays hold the same number, or NaN: as numbers, not as what one type makes of
-    the other's.
+    """Say where two arrays hold the same number, or NaN, whatever their types.
 
     Int64 2**53 + 1 and float64 2.0**53 differ, though a cast to float64 makes them one.
     """
@@ -332,10 +345,9 @@ def _same_object(left: Any, right: Any) -> bool:
         return len(left) == len(right) and all(
             _same_object(a, b) for a, b in zip(left, right, strict=True)
         )
-    both_nan = (
-        isinstance(left, float) and isinstance(right, float) and left != left and right != right
-    )
-    return bool(both_nan or (type(left) is type(right) and left == right))
+    if isinstance(left, float) and isinstance(right, float) and math.isnan(left):
+        return math.isnan(right)
+    return bool(type(left) is type(right) and left == right)
 
 
 def _short(value: Any) -> Any:

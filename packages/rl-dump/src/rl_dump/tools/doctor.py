@@ -1,4 +1,4 @@
-"""Decide which signs of trouble in a dump are worth an alarm.
+"""Which signs of trouble in a dump are worth an alarm.
 
 Each check is one function from a dump to at most one alarm; `THRESHOLDS` says from where on.
 """
@@ -29,7 +29,7 @@ __all__ = ["THRESHOLDS", "Alarm", "Thresholds", "doctor"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """Report one sign of trouble."""
+    """One sign of trouble."""
 
     code: str
     """Stable name of the check."""
@@ -41,7 +41,7 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """Say from where on a check raises an alarm."""
+    """From where on each check raises an alarm."""
 
     mean_log_prob_gap: float = 0.05
     """Mean |trainer - engine| log-prob over trained tokens, nats.
@@ -292,4 +292,4 @@ _CHECKS: tuple[Callable[[Dump, Thresholds], Alarm | None], ...] = (
 )
 
 _OF_WHOLE_BATCHES = frozenset({_zero_std, _truncated, _untrained, _no_signal})
-"""Checks of parts of a batch, of groups and of rollouts: a micro-batch may hold any part of these."""
+"""Checks of parts of a batch, of groups, of rollouts: a micro-batch may hold any part of these."""

@@ -203,7 +203,7 @@ def _numbers(facts: Mapping[str, list[Any]]) -> list[str]:
 
 
 def _strips(dump: Dump) -> dict[str, RaggedArray]:
-    """Return what can colour a token: every field with one number per response token, and what follows from several."""
+    """Return what can colour a token: fields with one number per response token, and statistics."""
     strips: dict[str, RaggedArray] = {}
     derived = {"log_prob_gap": log_prob_gap(dump), "kept_set_size": kept_set_sizes(dump)}
     lengths = dump.column("response_lengths") if "response_lengths" in dump.fields else None
@@ -225,8 +225,7 @@ def _strips(dump: Dump) -> dict[str, RaggedArray]:
 
 
 def _packed(values: NDArray[Any]) -> NDArray[Any]:
-    """Use the smallest dtype that a browser has and that holds every value: uint8, int32, float32,
-    else float64.
+    """Use the smallest dtype of a browser that holds every value: uint8, int32, float32, float64.
 
     Whole numbers beyond 2**53 are rounded by float64; the page marks every number of that size.
     """
@@ -264,7 +263,10 @@ def _range(strip: RaggedArray, dump: Dump) -> dict[str, float]:
 
 
 def _priority(dump: Dump, facts: Mapping[str, list[Any]]) -> list[int]:
-    """Order the rows by their largest gap; one that is not a number comes first: it is what one looks for."""
+    """Order the rows by their largest gap.
+
+    One that is not a number comes first: it is what one looks for.
+    """
     gaps = facts.get("max_log_prob_gap")
     if gaps is None:
         return list(range(dump.num_samples))
@@ -277,7 +279,10 @@ def _priority(dump: Dump, facts: Mapping[str, list[Any]]) -> list[int]:
 def _token_blobs(
     dump: Dump, strips: Mapping[str, RaggedArray], order: list[int], limit: int
 ) -> tuple[str, list[list[int] | None]]:
-    """Pack each sample's ids and strips; returns all of it as one text, and per row where in it: start, length, L, R."""
+    """Pack each sample's ids and strips.
+
+    Returns all of it as one text, and per row where in it: start, length, L, R.
+    """
     tokens = ragged_field(dump, "tokens")
     spans: list[list[int] | None] = [None] * dump.num_samples
     if tokens is None:

@@ -104,7 +104,9 @@ def _check(rollout_dump: Dump, train_dump: Dump) -> None:
 
 
 _CROWD = 10_000
-"""Most comparisons among samples of one key: a larger crowd cannot be told apart, and comparing it takes minutes."""
+"""Most comparisons among samples of one key: a larger crowd cannot be told apart, and comparing it
+takes minutes.
+"""
 
 
 class _Side:

@@ -1,4 +1,4 @@
-"""Decide what of a dump is needed to run one micro-batch again, alone.
+"""What of a dump is needed to run one micro-batch again, alone.
 
 The result is a train dump of its own: whatever reads dumps reads it.
 """

@@ -1,5 +1,4 @@
-"""Decide which numbers describe a dump: per field count, range, mean and what is not finite; and
-those over batches.
+"""Which numbers describe a dump, or several: per field count, range, mean, what is not finite.
 
 Invariant, matched by a test in `tests/unit/test_summary.py`: response-aligned fields are counted
 over trained tokens only, once.
@@ -25,7 +24,7 @@ __all__ = ["BatchSummary", "FieldSummary", "summary", "trend"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldSummary:
-    """Describe the values of one field.
+    """The values of one field in numbers.
 
     Example: log-probs [-1, -3, nan] give count 3, minimum -3, maximum -1, mean -2, num_non_finite
     1.
@@ -49,7 +48,7 @@ class FieldSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSummary:
-    """Describe one batch."""
+    """One batch in numbers."""
 
     batch_id: int | str
     """The batch counter, or a word."""

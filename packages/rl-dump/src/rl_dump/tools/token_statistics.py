@@ -1,5 +1,4 @@
-"""Decide what a dump implies beyond its columns: the gap between two log-probs, the size of each
-kept set, which tokens were trained.
+"""What a dump implies per token: the log-prob gap, the size of its nucleus, whether it was trained.
 
 Summary, doctor and page all take these from here, so that they agree.
 """
@@ -25,7 +24,10 @@ __all__ = [
 
 
 def mean_of(values: NDArray[Any]) -> float:
-    """Return the mean of one or more numbers, summed in float64; finite where all of them are, though their sum may not be: [1e308] * 4."""
+    """Return the mean of one or more numbers, summed in float64.
+
+    Finite where all of them are, though their sum may not be: [1e308] * 4.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         mean = float(values.mean(dtype=np.float64))
         if np.isinf(mean) and bool(np.isfinite(values).all()):
@@ -34,26 +36,33 @@ def mean_of(values: NDArray[Any]) -> float:
 
 
 def ragged_field(dump: Dump, name: str) -> RaggedArray | None:
-    """Return a field with an array for every sample, None if the dump has no such field or not for every sample."""
+    """Return a field with an array for every sample, None if the dump has no such field."""
     column = dump.column(name) if name in dump.fields else None
     return column if isinstance(column, RaggedArray) else None
 
 
 def scalar_field(dump: Dump, name: str) -> NDArray[Any] | None:
-    """Return a field with a number for every sample: array [N]; None if the dump has no such field or not for every sample."""
+    """Return a field with a number for every sample: array [N].
+
+    None if the dump has no such field or not for every sample.
+    """
     column = dump.column(name) if name in dump.fields else None
     return column if isinstance(column, np.ndarray) else None
 
 
 def trained_tokens(dump: Dump) -> NDArray[np.bool_] | None:
-    """Return, for the response tokens of all samples end to end, which were trained on: bool [total]; None without a loss mask."""
+    """Return which response tokens were trained on: bool [T], all samples end to end.
+
+    None without a loss mask.
+    """
     masks = ragged_field(dump, "loss_masks")
     return None if masks is None else masks.values != 0
 
 
 def log_prob_gap(dump: Dump) -> RaggedArray | None:
-    """Return |trainer's log-prob - engine's log-prob| of every response token: float32 [R] per
-    sample (float64 if one of them is), None without a number per token of both.
+    """Return |trainer's log-prob - engine's log-prob| of every response token: [R] per sample.
+
+    float32, or float64 if one of them is; None without a number per token of both.
 
     Zero where a token was not trained on: the engine gave it no log-prob.
     """
@@ -75,8 +84,7 @@ def log_prob_gap(dump: Dump) -> RaggedArray | None:
 
 
 def kept_set_sizes(dump: Dump) -> RaggedArray | None:
-    """Return how many ids each response token's kept set holds: int64 [R] per sample, None without
-    kept sets.
+    """Return how many ids each token's nucleus holds: int64 [R] per sample, None without nuclei.
 
     Offsets [0, 3, 4] of one sample mean sizes [3, 1].
     """

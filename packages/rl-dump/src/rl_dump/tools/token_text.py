@@ -1,4 +1,4 @@
-"""Decide which text a token id stands for, from a `tokenizer.json` alone.
+"""Which text a token id stands for, from a `tokenizer.json` alone.
 
 Enough of the format to show tokens to people: byte-level BPE, SentencePiece-like vocabularies
 with and without byte fallback, WordPiece and word-level. Encoding text is not needed here.
@@ -20,8 +20,9 @@ _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 
 
 def token_bytes(path: str | os.PathLike[str]) -> dict[int, bytes]:
-    """Return the bytes of every token id; a token may hold part of a character, so bytes and not
-    text.
+    """Return the bytes of every token id.
+
+    A token may hold part of a character, so bytes and not text.
 
     Args:
         path: a `tokenizer.json`, or a folder that holds one.
@@ -88,7 +89,10 @@ def _from_metaspace(token: str) -> bytes:
 
 
 def _byte_characters() -> dict[str, int]:
-    """Return the printable character that byte-level BPE writes for each byte: printable ones for themselves, the rest from U+0100 on."""
+    """Return the byte of each character of byte-level BPE.
+
+    Printable bytes stand for themselves, the others are written from U+0100 on.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(byte): byte for byte in printable}
     rest = [byte for byte in range(256) if byte not in set(printable)]

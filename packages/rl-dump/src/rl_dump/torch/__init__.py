@@ -1,4 +1,4 @@
-"""Write train dumps from torch: restoring over the context group, streaming over data-parallel ranks, keeping log-probs."""
+"""Train dumps from torch: whole responses again, one file of all ranks, log-probs kept."""
 
 from rl_dump.torch.archive import write_torch_archive
 from rl_dump.torch.capture import LogProbCapture

@@ -1,5 +1,4 @@
-"""Decide how a dump becomes a torch archive (`.pt`): the layout that other tools read with
-`torch.load`.
+"""How a dump becomes a torch archive (`.pt`), the layout that others read with `torch.load`.
 
 Each field is one storage, and each sample's tensor a view of it: a hundred times fewer zip entries
 than one storage per tensor, and the same samples for whoever loads the file.
@@ -42,8 +41,9 @@ def write_torch_archive(
     response_fields: Iterable[str] = RESPONSE_FIELDS,
     **header: Unpack[HeaderKeywords],
 ) -> Path:
-    """Write one batch to a torch archive, atomically; arguments and errors are those of
-    `rl_dump.write_dump`.
+    """Write one batch to a torch archive, atomically.
+
+    Arguments and errors are those of `rl_dump.write_dump`.
 
     The whole batch is in memory while it is written; the Parquet writer needs one row group.
     """
@@ -166,7 +166,7 @@ def _torch_value(value: Any) -> Any:
 
 
 class _TellingFile:
-    """Keep the cause of a failed write: torch reports only that one failed."""
+    """A file that keeps the cause of a failed write: torch reports only that one failed."""
 
     def __init__(self, file: io.FileIO) -> None:
         self._file = file
@@ -190,7 +190,7 @@ class _TellingFile:
 
 @contextmanager
 def _storage_errors(file: io.FileIO) -> Iterator[_TellingFile]:
-    """Turn what torch raises for a full disk into the error of every other failed write, with the system's reason."""
+    """Turn what torch raises for a full disk into the error of any failed write."""
     telling = _TellingFile(file)
     try:
         yield telling

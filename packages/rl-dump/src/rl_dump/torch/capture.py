@@ -1,4 +1,4 @@
-"""Decide how the log-probs of the training forward are kept for the dump when no separate forward computes them."""
+"""How a dump gets the training forward's log-probs when no other forward computes them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ __all__ = ["LogProbCapture"]
 
 
 class LogProbCapture:
-    """Keep each sample's log-probs from the first forward of a batch; use as a context manager
-    around the steps.
+    """Each sample's log-probs from the first forward of a batch.
+
+    A context manager around the steps.
 
     The first write wins: a later one comes from an updated policy. Recording detaches and copies,
     so it changes neither the graph nor any number; with `enabled=False` it does nothing.

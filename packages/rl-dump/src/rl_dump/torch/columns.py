@@ -1,4 +1,4 @@
-"""Decide how tensors become a dump's columns: detached, on the CPU, laid end to end.
+"""How tensors become a dump's columns: detached, on the CPU, laid end to end.
 
 Every function copies: training may change its tensors as soon as a column is made.
 """
@@ -29,12 +29,14 @@ __all__ = [
 ]
 
 CHUNK_BYTES = 64 << 20
-"""Bytes joined on the device at a time: large enough that a copy's start-up cost does not show, small beside a model."""
+"""Bytes joined on the device at a time: large enough that a copy's start-up cost does not show,
+small beside a model.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuColumns:
-    """Hold columns as numpy, and the logical dtype of those that numpy has no name for."""
+    """Columns as numpy, and the logical dtype of those that numpy has no name for."""
 
     values: Mapping[str, ColumnInput]
     """Per field what `write_dump` takes."""
@@ -43,8 +45,9 @@ class CpuColumns:
 
 
 def new_cpu_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return a CPU tensor without values, in memory from numpy: that asks for huge pages, so
-    filling it costs a third.
+    """Return a CPU tensor without values.
+
+    Its memory is numpy's, which asks for huge pages: filling it costs a third.
 
     Raises:
         DumpError: a dtype that neither numpy nor a dump has.
@@ -61,7 +64,10 @@ def new_cpu_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def copy_into(target: torch.Tensor, parts: list[torch.Tensor]) -> None:
-    """Copy tensors end to end into CPU memory; on a device nothing is allocated if they lie end to end already, as after a gather."""
+    """Copy tensors end to end into CPU memory.
+
+    On a device nothing is allocated if they lie end to end already, as after a gather.
+    """
     if parts[0].device.type == "cpu":
         torch.cat(parts, out=target)
         return
@@ -70,7 +76,7 @@ def copy_into(target: torch.Tensor, parts: list[torch.Tensor]) -> None:
 
 
 def end_to_end(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Return one view of parts that are consecutive in one storage, None if they are not or hold nothing."""
+    """Return one view of parts that lie end to end in one storage, None if they do not."""
     filled = [part for part in parts if part.numel()]
     if not filled:
         return None
@@ -89,7 +95,7 @@ def end_to_end(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 
 def is_sample_list(value: object) -> bool:
-    """Say whether a value is certainly one item per sample: a `RaggedArray`, or a list of tensors or arrays."""
+    """Say whether a value has an item per sample: a ragged array, a list of tensors or arrays."""
     if isinstance(value, RaggedArray):
         return True
     return (
@@ -120,7 +126,10 @@ def to_cpu_columns(columns: Mapping[str, Any]) -> CpuColumns:
 
 
 def to_ragged(values: torch.Tensor, lengths: Sequence[int]) -> tuple[RaggedArray, str | None]:
-    """Wrap a flat CPU tensor [total, ...] as items of the given lengths; second: its logical dtype if numpy has none."""
+    """Wrap a flat CPU tensor [total, ...] as items of the given lengths.
+
+    Second: its logical dtype if numpy has none.
+    """
     array, dtype = _to_numpy(values)
     return (
         RaggedArray(

@@ -1,4 +1,4 @@
-"""Decide how fields cut along the context-parallel axis come back together on the CPU of one rank.
+"""How fields cut along the context-parallel axis come back together on the CPU of one rank.
 
 The geometry is the caller's: it passes the function that gathers, and is told which samples it is
 asked for.
@@ -29,7 +29,7 @@ __all__ = ["GatherTensor", "restore_context_parallel_fields_to_cpu"]
 
 
 class GatherTensor(Protocol):
-    """Restore full responses from context-parallel pieces, in one collective over the context group."""
+    """A function that joins context-parallel pieces to whole responses, in one collective."""
 
     def __call__(
         self,

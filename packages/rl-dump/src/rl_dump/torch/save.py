@@ -1,4 +1,4 @@
-"""Decide what of the trainer's batch goes into the train dump, and which rank does what."""
+"""What of the trainer's batch goes into the train dump, and which rank does what."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def _derived(document: Mapping[str, Any], topology: DumpTopology, count: int) ->
 
 
 def _plain(value: Any) -> Any:
-    """Turn tensors and arrays of a shard's entry into lists: the entry is for people and holds few numbers."""
+    """Turn tensors and arrays of a shard's entry into lists: it holds few numbers, for people."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, (list, tuple)):

@@ -1,5 +1,4 @@
-"""Decide how the shards of all data-parallel ranks become one file in rollout order, with one row
-group in memory at a time.
+"""How all ranks' shards become one file in rollout order, one row group in memory at a time.
 
 Every shard sender tells the writer what it holds; the writer cuts the whole batch into row groups
 and asks each sender for its part of one row group after the other.
@@ -45,7 +44,7 @@ _log = logging.getLogger("rl_dump")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """Hold one data-parallel rank's part of a batch, restored and on the CPU."""
+    """One data-parallel rank's part of a batch, restored and on the CPU."""
 
     columns: Mapping[str, Column]
     """All columns, N local samples each."""
@@ -55,7 +54,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
-    """Hold the row groups of a whole batch: for each, which local rows of which rank, in file order."""
+    """The row groups of a whole batch: for each, which local rows of which rank, in file order."""
 
     fields: list[Field]
     rank: NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""Decide which ranks take part in a train dump, and in which role.
+"""Which ranks take part in a train dump, and in which role.
 
 Every context-parallel rank of the last pipeline stage's first tensor rank helps to restore; its
 context rank 0 sends the shard of its data-parallel rank; the first data-parallel rank of those
@@ -22,7 +22,7 @@ __all__ = ["DumpTopology"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpTopology:
-    """Say where a process stands in the parallel layout.
+    """Where a process stands in the parallel layout.
 
     Example, one process: `DumpTopology(global_rank=0)`.
 
@@ -49,7 +49,9 @@ class DumpTopology:
     pp_size: int = 1
     """Size of the pipeline axis."""
     shard_group: ProcessGroup | None = None
-    """Gloo group over the shard senders, in data-parallel order, for dumps only; None if `dp_size` is 1 or this rank sends no shard."""
+    """Gloo group over the shard senders, in data-parallel order, for dumps only; None if `dp_size`
+    is 1 or this rank sends no shard.
+    """
     deadline_seconds: float = 600.0
     """Longest wait for one message of another shard sender."""
 
@@ -70,7 +72,7 @@ class DumpTopology:
 
     @property
     def is_shard_sender(self) -> bool:
-        """Whether this rank holds the restored shard of its data-parallel rank: takes part, context rank 0."""
+        """Whether this rank holds its data-parallel rank's shard: takes part, context rank 0."""
         return self.takes_part and self.cp_rank == 0
 
     @property

@@ -1,4 +1,4 @@
-"""Decide how bytes travel between shard senders: length first, then the bytes, every wait with a deadline."""
+"""How bytes travel between shard senders: length first, every wait with a deadline."""
 
 from __future__ import annotations
 
