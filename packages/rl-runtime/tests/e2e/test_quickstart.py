@@ -54,7 +54,7 @@ def per_sample(dump: Dump, name: str) -> npt.NDArray[Any]:
 
 
 def test_it_learns(quick_start: Path) -> None:
-    """Held-out scores rise by less than 0.03 when nothing is learned: at a learning rate of 1e-12."""
+    """Held-out scores rise by less than 0.03 when nothing is learned, at a rate of 1e-12."""
     evaluations = [line for line in read_metrics(quick_start) if "eval/exact_match" in line]
     first, last = evaluations[0], evaluations[-1]
     assert last["eval/reward_mean"] - first["eval/reward_mean"] > 0.1
@@ -256,7 +256,7 @@ def test_two_train_only_runs_from_one_dump_are_the_same_bits(
 
 @pytest.fixture(scope="session")
 def one_rank_run(launch: Launcher, quick_start: Path) -> Path:
-    """The default layout (two data-parallel ranks) from the same warm start and the same rollout dump."""
+    """The default layout, two data-parallel ranks, from the same warm start and rollout dump."""
     run = launch("default", *_replay(quick_start))
     assert run.wait(240) == 0, run.text()[-3000:]
     return run.folder

@@ -21,8 +21,9 @@ DIED = """The actor died unexpectedly before finishing this task.
 \tpid: 4711
 \tnamespace: 5a1f
 \tip: 127.0.0.1
-The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a \
-connection error code 2. End of file. There are some potential root causes. (1) The process is killed by SIGKILL by OOM killer."""
+The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit \
+detail: Worker unexpectedly exits with a connection error code 2. End of file. There are some \
+potential root causes. (1) The process is killed by SIGKILL by OOM killer."""
 
 
 def test_the_end_of_a_process_is_condensed_to_one_line() -> None:

@@ -1,4 +1,4 @@
-"""What native code writes to standard error goes to a file for a while, and to the terminal again afterwards."""
+"""Standard error goes to a file for a while, native code's too, and then to the terminal again."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Replaying a micro-batch: every file and folder that does not fit is refused by one line, before a model is built."""
+"""Replaying a micro-batch: what does not fit is refused by one line, before a model is built."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rl_dump import REPLAY_KEY, RaggedArray, write_dump
 from rl_runtime.cli import app as cli
 from rl_runtime.config import Recipe
 from rl_runtime.errors import ReplayError
+from rl_runtime.setup.tiny_model import write_tiny_model
 from rl_runtime.stages.replay import MicroBatchFile, compare_log_probs, read_micro_batch
 from rl_runtime.training.log_prob_provenance import LogProbProvenance
-from rl_runtime.setup.tiny_model import write_tiny_model
 
 NOTE = LogProbProvenance(temperature=0.7, nucleus=True, weights="batch")
 PLACE = {"step": 0, "data_parallel_rank": 1, "micro_batch": 2}

@@ -1,4 +1,4 @@
-"""Whoever is killed, the command or its child: nothing of a run is left, and the exit code says how it ended."""
+"""Whoever is killed, the command or its child: nothing is left, and the exit code says why."""
 
 import os
 import signal
@@ -17,7 +17,10 @@ RUN = """
 import os, subprocess, sys, time
 from rl_runtime.process.supervisor import go_on_supervised
 go_on_supervised(failed=1)
-lost = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+lost = subprocess.Popen(
+    [sys.executable, "-S", "-c", "import time; time.sleep(60)"],
+    start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+)
 print(os.getpid(), lost.pid, flush=True)
 try:
     {work}

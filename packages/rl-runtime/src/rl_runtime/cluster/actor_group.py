@@ -7,7 +7,7 @@ deadline; whatever dies is noticed at the next poll.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,29 +112,27 @@ class ActorGroup:
         """Call a method of every rank's `Trainer` with the same arguments and wait for all."""
         return self._wait([trainer.call.remote(method, *args) for trainer in self.trainers], what)
 
-    def train_sft(
-        self, batches: Sequence[Sequence[Ref]], lrs: Sequence[float]
+    def train(
+        self, method: str, shares: Sequence[Any], lr: object, *, what: str
     ) -> list[dict[str, float]]:
-        """Take one supervised step per batch, given as one reference per data-parallel rank.
+        """Call a method of every trainer's actor with its share of a batch, and wait for all.
 
-        Returns:
-            One report per step.
-        """
-        return self._train(
-            "train_sft", lambda rank: [batch[rank] for batch in batches], lrs, "supervised steps"
-        )
-
-    def train_batch(
-        self, rank_batches: Sequence[Ref], lr: float, *, batch_id: int
-    ) -> list[dict[str, float]]:
-        """Train on one batch, given as one reference per data-parallel rank.
+        Args:
+            method: such as "train_batch".
+            shares: by data-parallel rank, what ranks with that rank are given: references.
+            lr: learning rate, or one per step.
+            what: for the error message.
 
         Returns:
             One report per optimizer step.
         """
-        return self._train(
-            "train_batch", rank_batches.__getitem__, lr, f"training on batch {batch_id}"
-        )
+        refs = [
+            getattr(trainer, method).remote(shares[rank], lr)
+            for trainer, rank in zip(self.trainers, self._data_parallel_ranks, strict=True)
+        ]
+        # Equal on every rank, but for what a clock measures.
+        reports: list[dict[str, float]] = self._wait(refs, what)[self._exporter]
+        return reports
 
     def sync_weights(self, version: int) -> None:
         """Send the trainers' weights to every engine and have their version checked."""
@@ -154,18 +152,6 @@ class ActorGroup:
         for actor in [*self.trainers, self.rollout, *self.engines]:
             with contextlib.suppress(RayError):
                 ray.kill(actor)
-
-    def _train(
-        self, method: str, share: Callable[[int], Any], lr: object, what: str
-    ) -> list[dict[str, float]]:
-        """Call a method on every trainer with the share of its data-parallel rank."""
-        refs = [
-            getattr(trainer, method).remote(share(rank), lr)
-            for trainer, rank in zip(self.trainers, self._data_parallel_ranks, strict=True)
-        ]
-        # Equal on every rank, but for what a clock measures.
-        reports: list[dict[str, float]] = self._wait(refs, what)[self._exporter]
-        return reports
 
     def _wait(self, refs: Sequence[Ref], what: str) -> list[Any]:
         """Wait for calls that each have `cluster.actor_timeout_seconds`."""

@@ -64,8 +64,8 @@ def ray_session(recipe: Recipe) -> Iterator[list[psutil.Process]]:
 
 
 def _init(recipe: Recipe) -> None:
-    environment = {"OMP_NUM_THREADS": str(recipe.cluster.threads_per_trainer)}
     address = recipe.cluster.address
+    arguments = _joining(recipe) if address else _starting(recipe)
     attempts = 1 if address else _START_ATTEMPTS
     before = set(psutil.Process().children())
     for attempt in range(1, attempts + 1):
@@ -73,7 +73,8 @@ def _init(recipe: Recipe) -> None:
             # While it starts, Ray's native code answers signals with a stack trace, and connection
             # errors with a line a second.
             with keeping_signal_handlers(), errors_to_file(recipe.run.dir / "logs" / "driver.log"):
-                _join(address, environment) if address else _start(recipe, environment)
+                ray.init(log_to_driver=False, logging_level=logging.ERROR, **arguments)
+                return
         except SystemExit:
             # What Ray's own handler of SIGTERM raises while Ray starts.
             raise KeyboardInterrupt from None
@@ -96,32 +97,31 @@ def _init(recipe: Recipe) -> None:
             for process in set(psutil.Process().children()) - before:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
-        else:
-            return
 
 
-def _join(address: str, environment: dict[str, str]) -> None:
-    ray.init(
-        address=address,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        runtime_env={"env_vars": environment},
-    )
+def _environment(recipe: Recipe) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(recipe.cluster.threads_per_trainer)}
 
 
-def _start(recipe: Recipe, environment: dict[str, str]) -> None:
-    os.environ.update(environment | {"RAY_worker_niceness": _WORKER_NICENESS})
-    ray.init(
+def _joining(recipe: Recipe) -> dict[str, Any]:
+    return {
+        "address": recipe.cluster.address,
+        "runtime_env": {"env_vars": _environment(recipe)},
+    }
+
+
+def _starting(recipe: Recipe) -> dict[str, Any]:
+    # Ray's daemons hand the environment of this process down to every worker.
+    os.environ.update(_environment(recipe) | {"RAY_worker_niceness": _WORKER_NICENESS})
+    return {
         # Without an address Ray would join any cluster that it finds on this machine, another run's
         # for instance.
-        address="local",
-        num_cpus=max(os.cpu_count() or 1, math.ceil(required_cpus(recipe))),
-        object_store_memory=recipe.cluster.object_store_bytes,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        configure_logging=False,
-    )
+        "address": "local",
+        "num_cpus": max(os.cpu_count() or 1, math.ceil(required_cpus(recipe))),
+        "object_store_memory": recipe.cluster.object_store_bytes,
+        "include_dashboard": False,
+        "configure_logging": False,
+    }
 
 
 def _keep_off_the_terminal() -> None:

@@ -86,10 +86,16 @@ class RolloutActor(Actor):
         """Put the next `count` supervised batches into the object store.
 
         Returns:
-            Per batch, one reference per data-parallel rank.
+            Per data-parallel rank, one reference per batch.
         """
-        batches = (sft_batch(self._source, self._tokenizer, self._recipe) for _ in range(count))
-        return [[ray.put(examples) for examples in batch] for batch in batches]
+        batches = [
+            [
+                ray.put(examples)
+                for examples in sft_batch(self._source, self._tokenizer, self._recipe)
+            ]
+            for _ in range(count)
+        ]
+        return [[batch[rank] for batch in batches] for rank in range(self._recipe.parallel.data)]
 
     async def generate_batch(
         self, batch_id: int, weight_version: int

@@ -58,7 +58,8 @@ class TrainerActor(Actor):
             rendezvous=rendezvous,
             model_folder=model_folder,
         )
-        return self._trainer.data_parallel_rank, self._trainer.is_writer
+        topology = self._trainer.topology
+        return topology.dp_rank, topology.is_writer
 
     def train_sft(self, examples: list[Ref], lrs: list[float]) -> list[dict[str, float]]:
         """Take one supervised step per batch of examples; see `Trainer.train_sft_step`."""

@@ -98,8 +98,7 @@ class ModelShape:
                 f" {', '.join(SUPPORTED_MODEL_TYPES)}"
             )
         problems = _unsupported(config, model_type)
-        missing = [key for key in _REQUIRED if config.get(key) is None]
-        problems += [f"{key} is missing" for key in missing]
+        problems += [f"{key} is missing" for key in _REQUIRED if config.get(key) is None]
         if problems:
             raise RuntimeSetupError(f"config.json ({model_type}): {'; '.join(problems)}")
         heads = int(config["num_attention_heads"])
@@ -190,7 +189,7 @@ def read_model_config(folder: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RuntimeSetupError(
-            f"{path}: {error}; `model.path` names a folder in Hugging Face layout"
+            f"{path} cannot be read: {error}; give a folder in Hugging Face layout"
         ) from error
     if not isinstance(config, dict):
         raise RuntimeSetupError(f"{path}: holds {type(config).__name__}, not an object")

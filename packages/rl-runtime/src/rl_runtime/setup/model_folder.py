@@ -10,6 +10,9 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from rl_runtime.errors import RuntimeSetupError
+from rl_runtime.megatron.shape import read_model_config
+
 __all__ = ["folder_problems"]
 
 _LENGTH_BYTES = 8
@@ -31,9 +34,9 @@ def folder_problems(key: str, folder: Path) -> Iterator[str]:
         )
         return
     try:
-        json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        yield f"{key} = {folder}: config.json cannot be read: {error}"
+        read_model_config(folder)
+    except RuntimeSetupError as error:
+        yield f"{key} = {folder}: {error}"
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         yield f"{key} = {folder}: has no *.safetensors file"

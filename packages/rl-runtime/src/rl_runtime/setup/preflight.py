@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -29,7 +29,9 @@ from rl_runtime.setup.tiny_model import tiny_model_config
 __all__ = ["check_before_start"]
 
 _URL_SECONDS = 10.0
+"""For a server of SGLang that others run: it answers between two forward passes."""
 _CONNECT_SECONDS = 10.0
+"""For the head of a Ray cluster. Ray itself would try for many minutes."""
 _DEVICES = Path("/dev")
 _TASK_REWARD = "rl_runtime.rollout.reward:verifier_reward"
 
@@ -52,9 +54,18 @@ def check_before_start(recipe: Recipe) -> None:
         _loaded_dumps,
         _passed_through,
     )
-    problems = [" ".join(problem.split()) for check in checks for problem in check(recipe)]
+    problems = [problem for check in checks for problem in _problems_of(check, recipe)]
     if problems:
         raise ConfigError("\n".join(problems))
+
+
+def _problems_of(check: Callable[[Recipe], Iterator[str]], recipe: Recipe) -> Iterator[str]:
+    """Bring each problem to one line; what a check raises is its last."""
+    try:
+        for problem in check(recipe):
+            yield " ".join(problem.split())
+    except (ConfigError, DumpError) as error:
+        yield " ".join(str(error).split())
 
 
 def _run_dir(recipe: Recipe) -> Iterator[str]:
@@ -78,7 +89,6 @@ def _cannot_be_created(key: str, folder: Path) -> Iterator[str]:
 
 
 def _cluster(recipe: Recipe) -> Iterator[str]:
-    """Ray itself tries for many minutes to reach an address where nothing listens."""
     address = recipe.cluster.address
     if not address or address == "auto":
         return
@@ -194,25 +204,18 @@ def _hooks(recipe: Recipe) -> Iterator[str]:
 def _data(recipe: Recipe) -> Iterator[str]:
     if recipe.debug.load_rollout_dump:
         return
-    try:
-        check_data(recipe.data, rng=recipe.run.rng)
-    except ConfigError as error:
-        yield str(error)
     if recipe.data.kind == "jsonl" and recipe.reward.function == _TASK_REWARD:
         yield (
             f"reward.function = {_TASK_REWARD}: scores reasoning-gym tasks only; for data.kind ="
             " 'jsonl' set rl_runtime.rollout.reward:label_reward or a function of your own"
         )
+    check_data(recipe.data, rng=recipe.run.rng)
 
 
 def _dumps(recipe: Recipe) -> Iterator[str]:
     given = {"dump.rollout": recipe.dump.rollout, "dump.train": recipe.dump.train}
     templates = [in_run_folder(template, recipe.run.dir) or None for template in given.values()]
-    try:
-        check_templates(rollout=templates[0], train=templates[1])
-    except DumpError as error:
-        yield str(error)
-        return
+    check_templates(rollout=templates[0], train=templates[1])
     for key, template in given.items():
         if template and not template.startswith("{run_dir}"):
             yield from _cannot_be_created(key, dump_path(template, recipe, 0).parent)

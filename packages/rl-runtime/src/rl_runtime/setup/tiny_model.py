@@ -18,10 +18,10 @@ import numpy.typing as npt
 
 from rl_runtime.config.training import ModelSection
 
-__all__ = ["EOS_TOKEN", "PAD_TOKEN", "tiny_model_config", "write_tiny_model"]
+__all__ = ["tiny_model_config", "write_tiny_model"]
 
-PAD_TOKEN = "<pad>"
-EOS_TOKEN = "<eos>"
+_PAD = "<pad>"
+_EOS = "<eos>"
 _CHARACTERS = (
     "\n abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-*/=().,:;>?'\"[]<_!"
 )
@@ -56,7 +56,7 @@ def write_tiny_model(folder: Path, section: ModelSection, *, rng: int) -> None:
     _write_json(folder / "config.json", tiny_model_config(section))
     _write_json(
         folder / "generation_config.json",
-        {"eos_token_id": vocab[EOS_TOKEN], "pad_token_id": vocab[PAD_TOKEN]},
+        {"eos_token_id": vocab[_EOS], "pad_token_id": vocab[_PAD]},
     )
     save_file(
         _weights(section, vocab_size=len(vocab), rng=rng),
@@ -70,7 +70,7 @@ def _write_json(path: Path, value: object) -> None:
 
 
 def _vocabulary() -> dict[str, int]:
-    tokens = [PAD_TOKEN, EOS_TOKEN, "<unk>", *_CHARACTERS]
+    tokens = [_PAD, _EOS, "<unk>", *_CHARACTERS]
     tokens += ["<reserved>"] * (len(tokens) % 2)
     return {token: index for index, token in enumerate(tokens)}
 
@@ -87,8 +87,8 @@ def _write_tokenizer(folder: Path, vocab: dict[str, int], *, max_length: int) ->
         folder / "tokenizer_config.json",
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "pad_token": PAD_TOKEN,
-            "eos_token": EOS_TOKEN,
+            "pad_token": _PAD,
+            "eos_token": _EOS,
             "unk_token": "<unk>",
             "model_max_length": max_length,
             "clean_up_tokenization_spaces": False,

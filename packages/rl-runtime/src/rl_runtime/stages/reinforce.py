@@ -91,7 +91,9 @@ def _one_batch(run: Run, batch_id: int) -> None:
             with _timed(seconds, "train"):
                 run.display.update("batches", phase="train")
                 lr = reinforcement_lr(run.recipe, batch_id)
-                reports = run.actors.train_batch(rank_batches, lr, batch_id=batch_id)
+                reports = run.actors.train(
+                    "train_batch", rank_batches, lr, what=f"training on batch {batch_id}"
+                )
             with _timed(seconds, "sync"):
                 run.display.update("batches", phase="weights to engines")
                 if run.samples:

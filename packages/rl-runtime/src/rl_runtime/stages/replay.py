@@ -14,7 +14,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +28,7 @@ from rl_runtime.training.log_prob_provenance import LogProbProvenance
 __all__ = ["MicroBatchFile", "Replayed", "compare_log_probs", "read_micro_batch", "replay"]
 
 _NEEDED = ("tokens", "loss_masks", "response_lengths", "rollout_position", "log_probs")
-_KEPT_SETS = ("nucleus_ids", "nucleus_offsets", "nucleus_status")
+_NUCLEUS = ("nucleus_ids", "nucleus_offsets", "nucleus_status")
 _TIMEOUT_SECONDS = 60.0
 
 
@@ -57,21 +56,21 @@ class MicroBatchFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """What came out: `largest` is over all tokens, and the fields after it say where that is."""
+    """The largest difference over all tokens, and where it is."""
 
     num_samples: int
     """Samples compared."""
     num_tokens: int
     """Response tokens compared."""
     largest: float
-    """Largest |replayed - dumped| log-prob, nats; infinite where one is no number; 0 without tokens."""
-    rollout_position: int | None
+    """Largest |replayed - dumped| log-prob, nats; infinite where one is no number."""
+    rollout_position: int | None = None
     """Sample of the largest difference; None without tokens."""
-    token: int | None
+    token: int | None = None
     """Index of the token in its response."""
-    dumped: float | None
+    dumped: float | None = None
     """Its dumped log-prob."""
-    replayed: float | None
+    replayed: float | None = None
     """Its replayed log-prob."""
 
 
@@ -106,7 +105,7 @@ def read_micro_batch(path: Path, *, vocab_size: int) -> MicroBatchFile:
         if missing:
             raise ReplayError(f"{path}: lacks the fields {', '.join(missing)}")
         columns = {
-            name: _numbers(dump, name) for name in (*_NEEDED, *_KEPT_SETS) if name in dump.fields
+            name: _numbers(dump, name) for name in (*_NEEDED, *_NUCLEUS) if name in dump.fields
         }
     _check_ids(path, columns, vocab_size)
     log_probs = columns.pop("log_probs")
@@ -184,26 +183,22 @@ def compare_log_probs(given: MicroBatchFile, scored: npt.NDArray[np.float32]) ->
         scored: float32 [tokens], log-probs of its response tokens, sample by sample.
     """
     dumped, offsets = given.log_probs.values, given.log_probs.offsets
-    found: dict[str, Any] = {
-        "largest": 0.0,
-        "rollout_position": None,
-        "token": None,
-        "dumped": None,
-        "replayed": None,
-    }
-    if dumped.size:
-        gaps = np.abs(scored.astype(np.float64) - dumped)
-        gaps[~np.isfinite(gaps)] = math.inf
-        at = int(np.argmax(gaps))
-        row = int(np.searchsorted(offsets, at, side="right")) - 1
-        found = {
-            "largest": float(gaps[at]),
-            "rollout_position": int(given.rollout_positions[row]),
-            "token": at - int(offsets[row]),
-            "dumped": float(dumped[at]),
-            "replayed": float(scored[at]),
-        }
-    return Replayed(num_samples=len(given.log_probs), num_tokens=dumped.size, **found)
+    if not dumped.size:
+        return Replayed(num_samples=len(given.log_probs), num_tokens=0, largest=0.0)
+    gaps = np.abs(scored.astype(np.float64) - dumped)
+    gaps[~np.isfinite(gaps)] = math.inf
+    at = int(np.argmax(gaps))
+    # The last sample that begins at or before that token; one without tokens begins there too.
+    row = int(np.searchsorted(offsets, at, side="right")) - 1
+    return Replayed(
+        num_samples=len(given.log_probs),
+        num_tokens=dumped.size,
+        largest=float(gaps[at]),
+        rollout_position=int(given.rollout_positions[row]),
+        token=at - int(offsets[row]),
+        dumped=float(dumped[at]),
+        replayed=float(scored[at]),
+    )
 
 
 def _place(dump: Dump) -> dict[str, int]:

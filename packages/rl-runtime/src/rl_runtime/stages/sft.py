@@ -44,13 +44,13 @@ def warm_up(run: Run, engines_answer: Callable[[], None]) -> None:
 
 
 def _take_steps(run: Run, done: int, count: int) -> None:
-    batches = run.waiter.one(
+    shares = run.waiter.one(
         run.actors.rollout.sft_batches.remote(count),
         "preparing supervised batches",
         timeout_seconds=_EXAMPLES_SECONDS,
     )
     lrs = [warm_start_lr(run.recipe.warm_start, step) for step in range(done, done + count)]
-    reports = run.actors.train_sft(batches, lrs)
+    reports = run.actors.train("train_sft", shares, lrs, what="supervised steps")
     phase = f"loss {reports[-1]['warm_start/loss']:.3f}" if reports else ""
     run.display.update("warm-up", advance=count, phase=phase)
 

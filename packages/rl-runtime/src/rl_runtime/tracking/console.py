@@ -1,10 +1,9 @@
-"""What a person sees while a run goes on: one progress display, a line per step, and the curve at the end."""
+"""What a person sees of a run: its progress, a line per step, and the curve at the end."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
@@ -23,9 +22,21 @@ __all__ = ["Display"]
 
 _log = logging.getLogger(__name__)
 
+_STEP_LINE = {
+    "rollout/reward_mean": "reward",
+    "train/loss": "loss",
+    "train/grad_norm": "grad",
+    "train/clip_fraction": "clip",
+    "train/entropy": "entropy",
+    "train/log_prob_gap": "gap",
+    "rollout/response_tokens_mean": "tokens",
+    "rollout/kept_set_mean": "kept",
+}
+"""Metrics of a step's line, and their short names there."""
+
 
 class Display:
-    """One rich progress display with a row for the warm-up and one for the batches; lines are printed above it."""
+    """One progress display: a row for the stage that is under way, lines printed above it."""
 
     def __init__(self, console: Console | None = None) -> None:
         """Write to standard output unless a console is given."""
@@ -49,12 +60,7 @@ class Display:
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Stop drawing."""
         self._progress.stop()
 
@@ -84,41 +90,25 @@ class Display:
         num_steps: int,
         metrics: Mapping[str, float | None],
     ) -> None:
-        """Print the line of one optimizer step: step `step` of `num_steps` of its batch, both of which count from 0."""
-        names = {
-            "rollout/reward_mean": "reward",
-            "train/loss": "loss",
-            "train/grad_norm": "grad",
-            "train/clip_fraction": "clip",
-            "train/entropy": "entropy",
-            "train/log_prob_gap": "gap",
-            "rollout/response_tokens_mean": "tokens",
-            "rollout/kept_set_mean": "kept",
-        }
-        parts = [
+        """Print the line of one optimizer step; batches and steps of a batch count from 0."""
+        values = [
             f"{label} {metrics[name]:.3g}"
-            for name, label in names.items()
+            for name, label in _STEP_LINE.items()
             if metrics.get(name) is not None
         ]
         place = f"batch {batch + 1:>3}/{num_batches}" + (
             f" step {step + 1}/{num_steps}" if num_steps > 1 else ""
         )
-        self.print(f"{place}  " + "  ".join(parts))
+        self.print(f"{place}  " + "  ".join(values))
 
     def curve(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Draw reward and exact match over batches in the terminal; evaluations as points."""
         import plotext
 
-        reward = [
-            (line["batch"], line["rollout/reward_mean"])
-            for line in lines
-            if "rollout/reward_mean" in line
-        ]
-        exact = [
-            (line["batch"], line["eval/exact_match"])
-            for line in lines
-            if "eval/exact_match" in line
-        ]
+        reward, exact = (
+            [(line["batch"], line[name]) for line in lines if name in line]
+            for name in ("rollout/reward_mean", "eval/exact_match")
+        )
         if not reward:
             return
         plotext.clear_figure()

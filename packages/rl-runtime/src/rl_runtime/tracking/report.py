@@ -122,25 +122,25 @@ def write_report(run_dir: Path) -> Path:
 
 
 def _headline(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
-    cards: list[tuple[str, str, str]] = []
-    for name, label in (
-        ("eval/exact_match", "held-out exact match"),
-        ("eval/reward_mean", "held-out reward"),
-    ):
-        values = [line[name] for line in lines if line.get(name) is not None]
-        if values:
-            cards.append(
-                (label, f"{values[0]:.2f} → {values[-1]:.2f}", f"{values[-1] - values[0]:+.2f}")
-            )
-    gaps = [
-        line["train/log_prob_gap"] for line in lines if line.get("train/log_prob_gap") is not None
+    """List the cards at the top: what it is, its value, a remark."""
+    cards = [
+        (label, f"{values[0]:.2f} → {values[-1]:.2f}", f"{values[-1] - values[0]:+.2f}")
+        for name, label in (
+            ("eval/exact_match", "held-out exact match"),
+            ("eval/reward_mean", "held-out reward"),
+        )
+        if (values := _values(name, lines))
     ]
+    gaps = _values("train/log_prob_gap", lines)
     if gaps:
         cards.append(("first log-prob gap", f"{gaps[0]:.1e}", "nats"))
-    batches = {line["batch"] for line in lines if "train/loss" in line}
-    steps = sum("train/loss" in line for line in lines)
-    cards.append(("trained", f"{len(batches)} batches", f"{steps} steps"))
+    steps = [line["batch"] for line in lines if "train/loss" in line]
+    cards.append(("trained", f"{len(set(steps))} batches", f"{len(steps)} steps"))
     return cards
+
+
+def _values(name: str, lines: Sequence[Mapping[str, Any]]) -> list[float]:
+    return [line[name] for line in lines if line.get(name) is not None]
 
 
 def _chart(
@@ -185,7 +185,7 @@ def _span(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Round numbers, 1, 2 or 5 times a power of ten apart, from at most `low` to at least `high`."""
+    """List round numbers, 1, 2 or 5 times a power of ten apart, that enclose `low` to `high`."""
     rough = (high - low) / _NUM_TICKS
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
@@ -207,7 +207,7 @@ def _over_batches(name: str, lines: Sequence[Mapping[str, Any]]) -> list[tuple[f
 
 
 def _files(run_dir: Path, folder: str) -> list[tuple[str, str, int]]:
-    """List (name, relative link, bytes) of a folder's files, in the order of the numbers in their names."""
+    """List (name, relative link, bytes) of a folder's files, by the numbers in their names."""
     paths = sorted(
         (run_dir / folder).glob("*"),
         key=lambda path: (path.stem.rstrip("0123456789"), len(path.stem), path.stem),
@@ -221,6 +221,8 @@ def _files(run_dir: Path, folder: str) -> list[tuple[str, str, int]]:
 
 def _step_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     names = (
+        "batch",
+        "step",
         "rollout/reward_mean",
         "train/loss",
         "train/grad_norm",
@@ -229,15 +231,11 @@ def _step_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         "train/log_prob_gap",
         "time/batch_seconds",
     )
-    rows = [["batch", "step", *names]]
-    for line in lines:
-        if "train/loss" in line:
-            values = [line.get(name) for name in names]
-            rows.append(
-                [
-                    str(line["batch"]),
-                    str(line["step"]),
-                    *("" if value is None else f"{value:.4g}" for value in values),
-                ]
-            )
-    return rows
+    rows = [[_cell(line.get(name)) for name in names] for line in lines if "train/loss" in line]
+    return [list(names), *rows]
+
+
+def _cell(value: float | None) -> str:
+    if value is None:
+        return ""
+    return str(value) if isinstance(value, int) else f"{value:.4g}"

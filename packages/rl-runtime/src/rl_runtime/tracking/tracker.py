@@ -11,9 +11,9 @@ import json
 import logging
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rl_runtime.tracking.event_files import EventFile
 
@@ -22,12 +22,11 @@ __all__ = ["Tracker", "read_metrics"]
 _log = logging.getLogger(__name__)
 
 
-class Tracker:
-    """Writes metrics to `metrics.jsonl` and, if asked, to TensorBoard files; keeps all lines for the report."""
+class Tracker(AbstractContextManager["Tracker"]):
+    """The writer of `metrics.jsonl` and, if asked, of TensorBoard files."""
 
     def __init__(self, run_dir: Path, *, tensorboard: bool) -> None:
         """Open the files in the run's folder."""
-        self.lines: list[dict[str, Any]] = []
         self._file = (run_dir / "metrics.jsonl").open("a", encoding="utf-8")
         self._events = EventFile(run_dir / "tensorboard") if tensorboard else None
 
@@ -49,22 +48,12 @@ class Tracker:
                 sorted(values.keys() - finite.keys()),
             )
         line = {"batch": batch, "step": step, **{name: finite.get(name) for name in values}}
-        self.lines.append(line)
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
         if self._events is not None:
             self._events.add_scalars(step, finite)
 
-    def __enter__(self) -> Self:
-        """Give the tracker itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Close the files."""
         self._file.close()
         if self._events is not None:
@@ -72,7 +61,7 @@ class Tracker:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Read all complete lines of a run's `metrics.jsonl`; a last line that a crash cut short is left out."""
+    """Read the lines of a run's `metrics.jsonl`, without a last one that a crash cut short."""
     lines = []
     for text in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         try:

@@ -1,4 +1,7 @@
-"""Every stand-in in `tests/stubs` has the signature of what it stands for, read from the real library's source where that is installed."""
+"""Every stand-in in `tests/stubs` has the signature of what it stands for.
+
+That is read from the real library's source, where it is installed.
+"""
 
 import ast
 import importlib.machinery
@@ -46,7 +49,7 @@ DEFINED_IN: dict[str, dict[str, str | None]] = {
         "destroy_model_parallel": None,
     },
 }
-"""Per file of the stand-ins: each name, and the file that defines the real one where that is another."""
+"""Per file of the stand-ins: each name, and the real one's file where that is another."""
 CASES = [
     (stub, name, real or stub) for stub, names in DEFINED_IN.items() for name, real in names.items()
 ]
