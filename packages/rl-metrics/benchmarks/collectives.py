@@ -24,7 +24,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rl_metrics import Metric, wire
+from rl_metrics import Metric
+from rl_metrics.metric import wire
 from rl_metrics.selftest.processes import run_gloo_ranks
 from rl_metrics.torch import all_reduce_metrics
 

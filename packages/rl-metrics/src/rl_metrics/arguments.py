@@ -15,7 +15,22 @@ import numpy.typing as npt
 
 from rl_metrics.errors import MetricsError
 
-__all__ = ["as_array", "count", "finite_number", "flag", "listed", "number", "number_array"]
+__all__ = [
+    "BoolArray",
+    "FloatArray",
+    "IntArray",
+    "as_array",
+    "count",
+    "finite_number",
+    "flag",
+    "listed",
+    "number",
+    "number_array",
+]
+
+BoolArray = npt.NDArray[np.bool_]
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
 
 _LARGEST_COUNT = 2**53
 """Counts beyond it are no longer exact as float64, and far beyond any number of ranks or tokens."""

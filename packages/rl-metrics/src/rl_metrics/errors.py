@@ -7,20 +7,16 @@ and what to do.
 
 from __future__ import annotations
 
-__all__ = ["GeometryError", "KeyAgreementError", "MetricsError", "UnsupportedContractError"]
+__all__ = ["GeometryError", "KeyAgreementError", "MetricsError"]
 
 
 class MetricsError(ValueError):
-    """Something about a loss or a metric is wrong: shapes that disagree, a mask that is none, an unknown aggregation, a record that cannot be merged."""
+    """A wrong loss or metric: shapes that disagree, weights in a mask, records that do not merge."""
 
 
 class GeometryError(MetricsError):
-    """A sequence or a stream cannot be cut over the context-parallel ranks as asked: lengths, places or paddings that do not fit, samples that overlap."""
+    """Lengths, places or paddings that do not fit, or samples that overlap in a stream."""
 
 
 class KeyAgreementError(MetricsError):
-    """Ranks or micro-batches of one step report different metrics, ranks pass different settings, or another rank failed before its collective."""
-
-
-class UnsupportedContractError(MetricsError):
-    """A document carries another contract id than the one this package reads, or is no JSON object."""
+    """Different metrics or settings on the ranks of a group, or a rank that failed before."""

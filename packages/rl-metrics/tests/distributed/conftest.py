@@ -1,4 +1,7 @@
-"""A counter of collectives, for tests that pin how many a call makes, and a process group of this process alone."""
+"""A counter of collectives, and a process group of this process alone.
+
+The counter is for tests that pin how many collectives a call makes.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from rl_metrics import ContextParallel, GeometryError, MetricsError, response_owner
+from rl_metrics.selftest.processes import run_gloo_ranks
 from rl_metrics.torch import gather, gather_responses, slice_response
 from rl_metrics.torch.bits import PieceHeader, check_dtype, from_bits, to_bits
-from rl_metrics.torch.processes import run_gloo_ranks
 
 pytestmark = pytest.mark.distributed
 
@@ -327,14 +327,9 @@ def test_overlapping_samples_are_refused() -> None:
 def test_bits_and_gradient_pass_through_the_collective_in_this_process(world_of_one: None) -> None:
     # One rank is its own whole: value and gradient pass through the real collective unchanged.
     x = torch.tensor([1.0, 2.0], requires_grad=True)
-    plan = gather._Plan(
-        places=torch.tensor([1, 0]),
-        num_tokens=2,
-        header=PieceHeader(dtype=torch.float32, layout=7, requires_grad=True),
-        cp=ContextParallel(),
-        group=None,
-    )
-    total = gather._Gather.apply(x, plan)  # type: ignore[no-untyped-call]
+    header = PieceHeader(dtype=torch.float32, layout=7, requires_grad=True)
+    places = torch.tensor([1, 0])
+    total = gather._Gather.apply(x, places, 2, header, ContextParallel(), None)  # type: ignore[no-untyped-call]
     torch.autograd.backward((total * torch.tensor([5.0, 3.0])).sum())
     assert total.tolist() == [2.0, 1.0]
     assert x.grad is not None

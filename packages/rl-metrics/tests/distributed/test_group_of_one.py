@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from rl_metrics import KeyAgreementError, Metric, MetricsError, merge_metrics, report
-from rl_metrics.agreement import RankReport
+from rl_metrics.metric.agreement import RankReport
 from rl_metrics.torch import (
     all_reduce_metrics,
     collectives,

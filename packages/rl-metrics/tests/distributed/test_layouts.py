@@ -1,4 +1,7 @@
-"""One step on every (dp, cp) of up to 4 gloo processes and both layouts: reports, rollout log and gradients do not change."""
+"""One step on every (dp, cp) of up to 4 gloo processes and both layouts.
+
+Reports, rollout log and gradients do not change.
+"""
 
 import math
 from collections.abc import Callable
@@ -8,8 +11,9 @@ from typing import Any
 import pytest
 
 from rl_metrics import AGGREGATIONS, Aggregation, MetricsError, megatron_loss_scale
-from rl_metrics.scenario import make_scenario
-from rl_metrics.torch import loss_reducer, selftest
+from rl_metrics.selftest import layout_checks
+from rl_metrics.selftest.scenario import make_scenario
+from rl_metrics.torch import loss_reducer
 from rl_metrics.torch.reducers import LossReducer
 
 pytestmark = pytest.mark.distributed
@@ -17,7 +21,7 @@ pytestmark = pytest.mark.distributed
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_values_and_gradients_are_those_of_the_closed_form(seed: int) -> None:
-    checks = selftest.check_layouts(max_processes=4, seed=seed)
+    checks = layout_checks.check_layouts(max_processes=4, seed=seed)
     covered = {
         (check.dp_size, check.cp_size, check.layout, check.dtype, check.aggregation)
         for check in checks
@@ -57,13 +61,13 @@ def test_a_wrong_factor_is_found_on_every_mesh_with_context_parallelism(
     monkeypatch: pytest.MonkeyPatch, name: str, wrong: Callable[[float, int], float]
 ) -> None:
     monkeypatch.setattr(
-        selftest,
+        layout_checks,
         "megatron_loss_scale",
         lambda aggregation, **sizes: wrong(
             megatron_loss_scale(aggregation, **sizes), sizes["cp_size"]
         ),
     )
-    checks = selftest.check_layouts(max_processes=2)
+    checks = layout_checks.check_layouts(max_processes=2)
     assert {check.cp_size for check in checks if not check.passes} == {2}, name
     assert all(not check.passes for check in checks if check.cp_size == 2), name
 
@@ -79,22 +83,24 @@ def test_denominators_of_a_micro_batch_instead_of_the_step_are_found(
         )
         return loss_reducer(own, *arguments, **(settings | {"denominators": None}))
 
-    monkeypatch.setattr(selftest, "loss_reducer", of_micro_batch)
+    monkeypatch.setattr(layout_checks, "loss_reducer", of_micro_batch)
     failed = {
-        check.aggregation for check in selftest.check_layouts(max_processes=2) if not check.passes
+        check.aggregation
+        for check in layout_checks.check_layouts(max_processes=2)
+        if not check.passes
     }
     assert failed == {"rollout_mean", "prompt_mean"}
 
 
 def test_a_mesh_of_one_rank_in_this_process(world_of_one: None) -> None:
-    checks = selftest._check_mesh(make_scenario(3), 1, 1, 0, 1)
+    checks = layout_checks._check_mesh(make_scenario(3), 1, 1, 0, 1)
     assert len(checks) == 20
     assert all(check.passes for check in checks)
 
 
 def test_a_report_without_data_and_a_wrong_restoration_do_not_pass() -> None:
-    assert selftest._relative(None, 1.0) == math.inf
-    check, *_ = selftest.check_layouts(max_processes=1)
+    assert layout_checks._relative(None, 1.0) == math.inf
+    check, *_ = layout_checks.check_layouts(max_processes=1)
     assert check.passes
     assert not replace(check, gather_is_exact=False).passes
     assert not replace(check, value_difference=math.nan).passes
@@ -112,12 +118,12 @@ def test_a_report_without_data_and_a_wrong_restoration_do_not_pass() -> None:
 def test_settings_that_run_nothing_are_refused(settings: dict[str, Any]) -> None:
     (name,) = settings
     with pytest.raises(MetricsError, match=name):
-        selftest.check_layouts(**settings)
+        layout_checks.check_layouts(**settings)
 
 
 def test_each_mesh_is_announced_before_it_runs() -> None:
     lines: list[str] = []
-    selftest.check_layouts(max_processes=2, announce=lines.append)
+    layout_checks.check_layouts(max_processes=2, announce=lines.append)
     assert [line.split(",")[0] for line in lines] == [
         "mesh 1 of 3: dp 1 x cp 1",
         "mesh 2 of 3: dp 1 x cp 2",

@@ -1,4 +1,4 @@
-"""The launcher of gloo ranks: results in order, failures with their rank, no process left behind."""
+"""The launcher of gloo ranks: results in order, failures with their rank, no process left."""
 
 import math
 import multiprocessing
@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from rl_metrics import MetricsError
-from rl_metrics.torch import processes
-from rl_metrics.torch.processes import RanksFailedError, run_gloo_ranks
+from rl_metrics.selftest import processes
+from rl_metrics.selftest.processes import RanksFailedError, run_gloo_ranks
 
 pytestmark = pytest.mark.distributed
 

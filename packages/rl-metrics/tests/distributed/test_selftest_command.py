@@ -1,4 +1,4 @@
-"""The self-test as a user runs it: a table, exit 0; a difference, exit 1; no way to run it, exit 2."""
+"""The self-test as a user runs it: exit 0 with a table, 1 for a difference, 2 for no way to run."""
 
 import json
 import os
@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from rl_metrics import cli, megatron_loss_scale
-from rl_metrics import selftest as selftest_module
 from rl_metrics.cli import app
-from rl_metrics.torch import selftest
+from rl_metrics.selftest import __main__ as selftest_module
+from rl_metrics.selftest import layout_checks
 
 pytestmark = pytest.mark.distributed
 
@@ -61,7 +61,7 @@ def test_json_gives_seed_verdict_and_every_check() -> None:
 
 def test_a_difference_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        selftest,
+        layout_checks,
         "megatron_loss_scale",
         lambda aggregation, **sizes: 2 * megatron_loss_scale(aggregation, **sizes),
     )
@@ -78,8 +78,8 @@ def test_ranks_that_fail_exit_with_2(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> NoReturn:
         raise ArithmeticError("no")
 
-    monkeypatch.setattr(selftest, "make_scenario", lambda seed: None)
-    monkeypatch.setattr(selftest, "_check_mesh", broken)
+    monkeypatch.setattr(layout_checks, "make_scenario", lambda seed: None)
+    monkeypatch.setattr(layout_checks, "_check_mesh", broken)
     result = CliRunner().invoke(app, ["selftest", "--processes", "1"])
     assert result.exit_code == 2
     assert "the self-test could not run: rank 0 of 1: Traceback" in result.stderr
@@ -98,7 +98,7 @@ def test_an_argument_out_of_range_is_a_usage_error(arguments: tuple[str, str]) -
 
 
 def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "rl_metrics.torch.selftest", None)
+    monkeypatch.setitem(sys.modules, "rl_metrics.selftest.layout_checks", None)
     monkeypatch.setattr(sys, "argv", ["rl-metrics", "selftest"])
     result = CliRunner().invoke(app, ["selftest", "--processes", "1"])
     assert result.exit_code == 2

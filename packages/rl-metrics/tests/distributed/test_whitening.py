@@ -8,12 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from rl_metrics import MetricsError
+from rl_metrics import MetricsError, Moments
+from rl_metrics.selftest.processes import run_gloo_ranks
 from rl_metrics.torch import masked_whiten, whitening
-from rl_metrics.torch.processes import run_gloo_ranks
-from rl_metrics.torch.whitening import masked_moments
 
 pytestmark = pytest.mark.distributed
+
+
+def masked_moments(values: torch.Tensor, masks: torch.Tensor) -> Moments:
+    """Count, mean and m2 of the trained entries over all ranks, as whitening takes them."""
+    moments, scale, _ = whitening._moments_over_ranks(values, masks, None, {})
+    return Moments(count=moments.count, mean=moments.mean * scale, m2=moments.m2 * scale**2)
 
 
 def test_worked_numbers() -> None:
@@ -219,9 +224,30 @@ def test_ranks_of_different_magnitudes_are_brought_to_one_scale() -> None:
     )
 
 
+def test_scales_of_ranks_a_few_powers_of_two_apart_keep_every_deviation() -> None:
+    # Scales 2, 16 and 1/4: the deviations of each rank weigh in the variance of all.
+    parts = [[1.0, 3.0], [17.0, 24.0, 19.0], [0.25, -0.375]]
+
+    def work(rank: int, _: int) -> tuple[Moments, list[float]]:
+        values = torch.tensor(parts[rank], dtype=torch.float64)
+        ones = torch.ones_like(values)
+        return masked_moments(values, ones), masked_whiten(values, ones, epsilon=0.0).tolist()
+
+    everything = np.array([value for part in parts for value in part])
+    expected = (everything - everything.mean()) / everything.std(ddof=1)
+    results = run_gloo_ranks(work, 3)
+    assert {moments.count for moments, _ in results} == {7}
+    for moments, _ in results:
+        assert moments.mean == pytest.approx(everything.mean(), rel=1e-14)
+        assert moments.m2 == pytest.approx(everything.var() * 7, rel=1e-14)
+    assert [value for _, part in results for value in part] == pytest.approx(
+        expected.tolist(), rel=1e-13
+    )
+
+
 def test_the_moments_of_ranks_with_zeros_and_tiny_values_are_theirs() -> None:
     values = torch.tensor([0.0, 3e-3, -1e-3, 5.0])
-    moments = whitening.masked_moments(values, torch.ones(4))
+    moments = masked_moments(values, torch.ones(4))
     assert moments.mean == pytest.approx(values.double().mean().item(), rel=1e-14)
     assert moments.m2 == pytest.approx(values.double().var(correction=0).item() * 4, rel=1e-14)
 

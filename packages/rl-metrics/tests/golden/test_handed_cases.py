@@ -1,4 +1,4 @@
-"""The handed cases: values that must come out the same for every split and layout, by the float64 reference."""
+"""The handed cases by the float64 reference: values equal for every split and layout."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rl_metrics import Metric, merge_metrics, response_owner
-from rl_metrics.loss_reduction import aggregate
+from rl_metrics.aggregation.loss_reduction import aggregate
 
 if TYPE_CHECKING:
     from conftest import HandedStep

@@ -1,4 +1,7 @@
-"""The handed cases by the tensor code: one micro-batch per sample, on one to four context-parallel ranks."""
+"""The handed cases by the tensor code.
+
+One micro-batch per sample, on one to four context-parallel ranks.
+"""
 
 from __future__ import annotations
 

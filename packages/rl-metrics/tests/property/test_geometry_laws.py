@@ -1,4 +1,7 @@
-"""Laws of context-parallel geometry, checked exhaustively for up to 300 tokens and 8 ranks against arithmetic that shares no code with it."""
+"""Laws of context-parallel geometry, exhaustively for up to 300 tokens and 8 ranks.
+
+Checked against arithmetic that shares no code with it.
+"""
 
 import numpy as np
 import numpy.typing as npt

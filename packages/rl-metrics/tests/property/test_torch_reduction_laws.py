@@ -1,4 +1,7 @@
-"""Laws of the reducers on random micro-batches, against the float64 reference and against the value of one rank."""
+"""Laws of the reducers on random micro-batches.
+
+Checked against the float64 reference and against the value of one rank.
+"""
 
 from typing import Any
 
@@ -18,8 +21,8 @@ from rl_metrics import (
     loss_denominators,
     packed_responses,
 )
-from rl_metrics import loss_reduction as reference
-from rl_metrics.scenario import CONSTANT, make_scenario
+from rl_metrics.aggregation import loss_reduction as reference
+from rl_metrics.selftest.scenario import CONSTANT, make_scenario
 from rl_metrics.torch import loss_reducer, slice_response, slice_tokens
 
 LAYOUTS: tuple[Layout, Layout] = ("zigzag", "contiguous")

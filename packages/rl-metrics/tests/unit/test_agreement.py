@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl_metrics.agreement import RankReport, difference, disagreement
+from rl_metrics.metric.agreement import RankReport, difference, disagreement
 
 
 def _report(*metrics: str, failure: str | None = None, **settings: str) -> RankReport:

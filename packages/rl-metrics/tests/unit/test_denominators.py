@@ -16,9 +16,9 @@ from rl_metrics import (
     prompt_denominators,
     rollout_denominators,
 )
-from rl_metrics.denominators import mask_sums
-from rl_metrics.loss_reduction import aggregate
-from rl_metrics.loss_reduction import loss_reducer as reference_reducer
+from rl_metrics.aggregation.denominators import mask_sums
+from rl_metrics.aggregation.loss_reduction import aggregate
+from rl_metrics.aggregation.loss_reduction import loss_reducer as reference_reducer
 
 MASKS = [[1, 1, 1], [0, 1], [1, 1, 0], [0]]
 ROLLOUTS = [7, 3, 7, 5]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rl_metrics import ContextParallel, MetricsError
-from rl_metrics.loss_reduction import aggregate, get_sum_of_sample_mean, loss_reducer
+from rl_metrics.aggregation.loss_reduction import aggregate, get_sum_of_sample_mean, loss_reducer
 
 
 def test_sample_means_are_summed() -> None:

@@ -1,4 +1,4 @@
-"""The loss scale: worked numbers, and the cancellation it is derived from, symbolically over exact fractions."""
+"""The loss scale: worked numbers, and the cancellation behind it over exact fractions."""
 
 from fractions import Fraction
 from itertools import product

@@ -1,7 +1,6 @@
 """Metric records on worked numbers: kinds, merging, no data, reports."""
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, cast
@@ -17,9 +16,8 @@ from rl_metrics import (
     merge_metrics,
     merge_moments,
     report,
-    to_document,
 )
-from rl_metrics.contract import Kind
+from rl_metrics.metric.kinds import Kind
 
 NAN = math.nan
 
@@ -219,7 +217,6 @@ WRONG: Any = "x"
         (lambda: Moments().merge(cast("Any", 3)), "cannot merge moments with int"),
         (lambda: merge_moments(cast("Any", [3])), "cannot merge moments with int"),
         (lambda: merge_moments(cast("Any", 3)), "moments to merge: got int; give a list"),
-        (lambda: to_document(cast("Any", 3)), "metrics: got int; give a list"),
         (lambda: Moments.of([1.0]).variance(ddof=cast("Any", 0.5)), "ddof is 0.5"),
         (lambda: Metric.empty("a", cast("Any", np.ones(2))), "metric 'a': kind is array"),
         (
@@ -326,7 +323,6 @@ def test_a_mapping_reports_under_its_keys() -> None:
     assert report(merged) == report(merged.values()) == {"a": 3, "b": 5}
     assert report({"c": Metric.of_sum("a", 1)}) == {"c": 1}
     assert merge_metrics(merged) == merged
-    assert to_document(merged) == to_document(merged.values())
 
 
 def test_errors_inside_a_callers_generator_are_the_callers() -> None:
@@ -334,15 +330,6 @@ def test_errors_inside_a_callers_generator_are_the_callers() -> None:
         yield Metric.of_sum("a", 1)
         raise TypeError("mine")
 
-    for call in (merge_metrics, report, to_document):
+    for call in (merge_metrics, report):
         with pytest.raises(TypeError, match=r"^mine$"):
             call(broken())
-
-
-def test_a_document_of_many_metrics_is_written_in_linear_time() -> None:
-    records = [Metric.of_sum(f"m{i}", i) for i in range(30_000)]
-    started = time.process_time()
-    assert len(to_document(records)["records"]) == 30_000
-    assert time.process_time() - started < 5, (
-        "a quadratic search for repeated names takes more than ten seconds"
-    )

@@ -13,7 +13,7 @@ from rl_metrics import (
     merge_metrics,
     rollout_log_metric_contribution,
 )
-from rl_metrics.step_report import finish_step_report, step_contributions, step_settings
+from rl_metrics.metric.step_report import finish_step_report, step_contributions, step_settings
 
 
 def _report(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rl_metrics import AGGREGATIONS, Aggregation, ContextParallel, MetricsError, response_slice
-from rl_metrics.scenario import make_scenario
+from rl_metrics.selftest.scenario import make_scenario
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -16,7 +16,7 @@ from rl_metrics import (
     MetricsError,
     loss_denominators,
 )
-from rl_metrics import loss_reduction as reference
+from rl_metrics.aggregation import loss_reduction as reference
 from rl_metrics.torch import (
     get_sum_of_sample_mean,
     loss_reducer,

@@ -1,7 +1,6 @@
-"""What travels when pieces of responses are gathered: numbers as the bits they are, and a header by
-which ranks find out that they disagree.
+"""What travels when pieces of responses are gathered: bits, and a header for each rank.
 
-Every number takes 8 bytes on the wire whatever its dtype, so that ranks of different dtypes still
+By the headers ranks find out that they disagree. Every number takes 8 bytes on the wire whatever its dtype, so that ranks of different dtypes still
 send buffers of one size and can tell one another. Invariants, tested: `from_bits(to_bits(x),
 x.dtype)` is `x` bit for bit; all ranks build the same message from the same headers.
 """
@@ -15,8 +14,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from rl_metrics.context_parallel import ContextParallel, int_array
 from rl_metrics.errors import MetricsError
+from rl_metrics.geometry.context_parallel import ContextParallel, int_array
 
 __all__ = ["PieceHeader", "agreed_dtype", "check_dtype", "from_bits", "layout_digest", "to_bits"]
 
@@ -54,11 +53,8 @@ class PieceHeader:
 
     def packed(self) -> list[int]:
         """Return the header as integers."""
-        return [
-            0 if self.dtype is None else 1 + _DTYPES.index(self.dtype),
-            self.layout,
-            int(self.requires_grad),
-        ]
+        code = 0 if self.dtype is None else 1 + _DTYPES.index(self.dtype)
+        return [code, self.layout, int(self.requires_grad)]
 
     @classmethod
     def unpacked(cls, numbers: Sequence[int]) -> list[PieceHeader]:

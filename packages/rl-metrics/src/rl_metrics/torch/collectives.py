@@ -13,16 +13,15 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from rl_metrics import wire
-from rl_metrics.agreement import RankReport, disagreement
-from rl_metrics.arguments import count
+from rl_metrics.arguments import FloatArray, count
 from rl_metrics.errors import KeyAgreementError, MetricsError
-from rl_metrics.metric import Metric
-from rl_metrics.reporting import listed_metrics, merge_metrics
+from rl_metrics.metric import wire
+from rl_metrics.metric.agreement import RankReport, disagreement
+from rl_metrics.metric.metric import Metric
+from rl_metrics.metric.reporting import listed_metrics, merge_metrics
 from rl_metrics.torch.groups import collective_device, group_members, group_size, is_alone
 
 __all__ = ["all_reduce_metrics", "reduce_prepared_metrics"]
@@ -70,8 +69,7 @@ def reduce_prepared_metrics(
     *,
     dst: int | None = None,
 ) -> dict[str, Metric]:
-    """As `all_reduce_metrics`, with records made by a callable whose failure reaches all ranks
-    instead of hanging them.
+    """As `all_reduce_metrics`, with records made by a callable whose failure reaches all ranks.
 
     Args:
         prepare: returns the rank's records, and settings that must be equal on all ranks: name ->
@@ -109,7 +107,7 @@ def reduce_prepared_metrics(
     agreed = _agree(key, payload, group)
     if agreed is None:
         _raise_disagreement(local, settings, failure, group)
-    summed = _sum(wire.sums(local, agreed), group, dst)
+    summed = _reduce(wire.sums(local, agreed), dist.ReduceOp.SUM, group, dst)
     if dst is not None and dist.get_rank() != dst:
         return {}
     return {metric.name: metric for metric in wire.unpack(local, agreed, summed)}
@@ -124,9 +122,7 @@ def _check_dst(dst: int | None, group: dist.ProcessGroup | None) -> None:
         )
 
 
-def _agree(
-    key: float, payload: npt.NDArray[np.float64], group: dist.ProcessGroup | None
-) -> npt.NDArray[np.float64] | None:
+def _agree(key: float, payload: FloatArray, group: dist.ProcessGroup | None) -> FloatArray | None:
     """Return the greatest extrema of all ranks; None when their keys differ or one has failed.
 
     Args:
@@ -134,17 +130,16 @@ def _agree(
         payload: this rank's extrema, of a length that the digest covers.
         group: ranks to agree.
     """
-    first = payload[: wire.HEAD_SIZE - 2]
+    first, rest = np.split(payload, [wire.HEAD_SIZE - 2])
     head = np.full(wire.HEAD_SIZE, -np.inf)
     head[:2] = key, -key
     head[2 : 2 + first.size] = first
     head = _reduce(head, dist.ReduceOp.MAX, group)
+    # The greatest key is the negative of the greatest negative exactly where all keys are equal.
     if head[0] != -head[1] or head[0] == _FAILED:
         return None
-    rest = payload[first.size :]
-    return np.concatenate(
-        [head[2 : 2 + first.size], _reduce(rest, dist.ReduceOp.MAX, group) if rest.size else rest]
-    )
+    agreed = head[2 : 2 + first.size]
+    return np.concatenate([agreed, _reduce(rest, dist.ReduceOp.MAX, group)])
 
 
 def _raise_disagreement(
@@ -157,36 +152,29 @@ def _raise_disagreement(
 
     Runs on the failing path only, where one more collective costs nothing.
     """
-    told = None if failure is None else str(failure) or type(failure).__name__
     mine = RankReport(
-        failure=told, settings=settings, metrics=tuple(metric.describe() for metric in local)
+        failure=None if failure is None else str(failure) or type(failure).__name__,
+        settings=settings,
+        metrics=tuple(metric.describe() for metric in local),
     )
     reports: list[Any] = [None] * group_size(group)
     dist.all_gather_object(reports, mine, group=group)
-    if failure is not None:
-        raise failure
-    raise KeyAgreementError(disagreement(reports))
+    raise failure or KeyAgreementError(disagreement(reports))
 
 
 def _reduce(
-    values: npt.NDArray[np.float64], op: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None
-) -> npt.NDArray[np.float64]:
-    """All-reduce a host vector."""
-    tensor = torch.from_numpy(values).to(collective_device(group))
-    dist.all_reduce(tensor, op=op, group=group)
-    result: npt.NDArray[np.float64] = tensor.cpu().numpy()
-    return result
-
-
-def _sum(
-    values: npt.NDArray[np.float64], group: dist.ProcessGroup | None, dst: int | None
-) -> npt.NDArray[np.float64]:
-    """Sum a host vector over the group, for everybody or for `dst`."""
+    values: FloatArray,
+    op: dist.ReduceOp.RedOpType,
+    group: dist.ProcessGroup | None,
+    dst: int | None = None,
+) -> FloatArray:
+    """Reduce a host vector over the group, for everybody or for `dst`; an empty one stays at home."""
     if not values.size:
         return values
-    if dst is None:
-        return _reduce(values, dist.ReduceOp.SUM, group)
     tensor = torch.from_numpy(values).to(collective_device(group))
-    dist.reduce(tensor, dst=dst, op=dist.ReduceOp.SUM, group=group)
-    result: npt.NDArray[np.float64] = tensor.cpu().numpy()
+    if dst is None:
+        dist.all_reduce(tensor, op=op, group=group)
+    else:
+        dist.reduce(tensor, dst=dst, op=op, group=group)
+    result: FloatArray = tensor.cpu().numpy()
     return result

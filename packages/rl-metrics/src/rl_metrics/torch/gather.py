@@ -9,17 +9,16 @@ not fit together all raise the same error.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from rl_metrics.arguments import listed
-from rl_metrics.context_parallel import ContextParallel, IntArray, check_place, int_array
+from rl_metrics.arguments import IntArray, listed
 from rl_metrics.errors import MetricsError
-from rl_metrics.packing import packed_responses
+from rl_metrics.geometry.context_parallel import ContextParallel, check_place, int_array
+from rl_metrics.geometry.packing import packed_responses
 from rl_metrics.torch.bits import (
     PieceHeader,
     agreed_dtype,
@@ -33,50 +32,43 @@ from rl_metrics.torch.groups import group_rank, group_size
 __all__ = ["gather_responses"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
-    """Where this rank's tokens go in the whole, and what it tells the others of them."""
-
-    places: torch.Tensor
-    """int64 [n]: place of each local token among all response tokens."""
-
-    num_tokens: int
-    """All response tokens."""
-
-    header: PieceHeader
-    """What must fit together over ranks."""
-
-    cp: ContextParallel
-    group: dist.ProcessGroup | None
-
-
 class _Gather(torch.autograd.Function):
-    """Bits travel forward; gradients add up backward, since the loss of a step is the sum of the ranks' losses."""
+    """One all-reduce of bits forward, one of gradients backward.
+
+    Gradients add up, since the loss of a step is the sum of the ranks' losses. Axes: T local
+    response tokens, A those of all ranks, W numbers per token.
+    """
 
     @staticmethod
-    def forward(ctx: Any, local: torch.Tensor, plan: _Plan) -> torch.Tensor:
-        ctx.plan, ctx.dtype = plan, local.dtype
+    def forward(
+        ctx: Any,
+        local: torch.Tensor,
+        places: torch.Tensor,
+        num_tokens: int,
+        header: PieceHeader,
+        cp: ContextParallel,
+        group: dist.ProcessGroup | None,
+    ) -> torch.Tensor:
+        ctx.places, ctx.group, ctx.dtype = places, group, local.dtype
+        width = local.shape[1:].numel()
         # One buffer: a header of every rank, then the bits of every token. Each place is filled by
         # one rank and 0 on the others, so the sum of integers is the integer that was sent.
-        width = local.shape[1:].numel()
-        start = plan.cp.size * PieceHeader.SIZE
-        wire = torch.zeros(start + plan.num_tokens * width, dtype=torch.int64, device=local.device)
-        wire[plan.cp.rank * PieceHeader.SIZE :][: PieceHeader.SIZE] = torch.tensor(
-            plan.header.packed(), device=local.device
-        )
-        wire[start:].view(plan.num_tokens, width)[plan.places] = to_bits(local).reshape(
-            local.shape[0], width
-        )
-        dist.all_reduce(wire, group=plan.group)
-        dtype = agreed_dtype(PieceHeader.unpacked(wire[:start].tolist()), default=local.dtype)
-        return from_bits(wire[start:], dtype).reshape(plan.num_tokens, *local.shape[1:])
+        headers = torch.zeros(cp.size, PieceHeader.SIZE, dtype=torch.int64, device=local.device)
+        headers[cp.rank] = torch.tensor(header.packed(), device=local.device)
+        bits_AW = headers.new_zeros(num_tokens, width)
+        bits_AW[places] = to_bits(local).reshape(local.shape[0], width)
+        wire = torch.cat([headers.reshape(-1), bits_AW.reshape(-1)])
+        dist.all_reduce(wire, group=group)
+        told, bits = torch.split(wire, [headers.numel(), bits_AW.numel()])
+        dtype = agreed_dtype(PieceHeader.unpacked(told.tolist()), default=local.dtype)
+        return from_bits(bits, dtype).reshape(num_tokens, *local.shape[1:])
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grad = grads[0].contiguous().clone()
-        dist.all_reduce(grad, group=ctx.plan.group)
-        return grad.index_select(0, ctx.plan.places).to(ctx.dtype), None
+        dist.all_reduce(grad, group=ctx.group)
+        return grad.index_select(0, ctx.places).to(ctx.dtype), None, None, None, None, None
 
 
 def gather_responses(
@@ -90,8 +82,7 @@ def gather_responses(
     stream_offsets: Sequence[int] | IntArray | None = None,
     stream_length: int | None = None,
 ) -> list[torch.Tensor]:
-    """Return the full response-aligned tensor of every sample, on every rank, from this rank's
-    pieces.
+    """Return the full response-aligned tensor of every sample, on every rank, from its pieces.
 
     Differentiable once: a second derivative raises. The loss of a step is the sum of the losses of
     all ranks, so the gradient of a piece is the sum of what every rank sends back for it: one
@@ -144,33 +135,27 @@ def gather_responses(
     if cp.size == 1:
         return list(torch.split(local, lengths))
     check_dtype(local.dtype)
-    layout = layout_digest(
-        total_lengths,
-        response_lengths,
-        cp,
-        pad_multiple=pad_multiple,
-        offsets=stream_offsets,
-        stream_length=stream_length,
-    )
-    plan = _Plan(
-        places=torch.from_numpy(owned.flat_indices).to(local.device),
-        num_tokens=sum(lengths),
-        header=PieceHeader(
-            dtype=local.dtype if local.shape[0] else None,
-            layout=layout,
-            requires_grad=torch.is_grad_enabled() and local.requires_grad,
+    header = PieceHeader(
+        dtype=local.dtype if local.shape[0] else None,
+        layout=layout_digest(
+            total_lengths,
+            response_lengths,
+            cp,
+            pad_multiple=pad_multiple,
+            offsets=stream_offsets,
+            stream_length=stream_length,
         ),
-        cp=cp,
-        group=group,
+        requires_grad=torch.is_grad_enabled() and local.requires_grad,
     )
-    full: torch.Tensor = _Gather.apply(local, plan)  # type: ignore[no-untyped-call]
+    places = torch.from_numpy(owned.flat_indices).to(local.device)
+    full: torch.Tensor = _Gather.apply(local, places, sum(lengths), header, cp, group)  # type: ignore[no-untyped-call]
     return list(torch.split(full, lengths))
 
 
 def _checked_pieces(
     pieces: Any, counts: list[int], lengths: list[int], cp: ContextParallel
 ) -> list[torch.Tensor]:
-    """Return the pieces as a list, after checking that they are what this rank owns of each sample, and alike."""
+    """Return the pieces as a list, after checking that they are alike and what this rank owns."""
     given: list[torch.Tensor] = listed(pieces, "pieces, one per sample")
     if len(given) != len(lengths):
         raise MetricsError(

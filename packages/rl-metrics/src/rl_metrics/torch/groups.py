@@ -11,7 +11,19 @@ import torch.distributed as dist
 
 from rl_metrics.errors import MetricsError
 
-__all__ = ["collective_device", "group_members", "group_rank", "group_size", "is_alone"]
+__all__ = [
+    "collective_device",
+    "group_members",
+    "group_rank",
+    "group_size",
+    "has_no_group",
+    "is_alone",
+]
+
+
+def has_no_group(group: dist.ProcessGroup | None) -> bool:
+    """Say whether this process stands for itself: no group was given and none was initialised."""
+    return group is None and not (dist.is_available() and dist.is_initialized())
 
 
 def is_alone(group: dist.ProcessGroup | None) -> bool:
@@ -26,7 +38,7 @@ def group_size(group: dist.ProcessGroup | None) -> int:
         MetricsError: when `group` is no process group, or this process does not belong to it, so
             that its collectives would do nothing.
     """
-    if group is None and not (dist.is_available() and dist.is_initialized()):
+    if has_no_group(group):
         return 1
     given: object = group
     if not (
@@ -49,20 +61,16 @@ def group_size(group: dist.ProcessGroup | None) -> int:
 
 def group_rank(group: dist.ProcessGroup | None) -> int:
     """Return this process's rank inside the group, counted from 0; 0 without any process group."""
-    if group is None and not (dist.is_available() and dist.is_initialized()):
-        return 0
-    return dist.get_rank(group)
+    return 0 if has_no_group(group) else dist.get_rank(group)
 
 
 def collective_device(group: dist.ProcessGroup | None) -> torch.device:
-    """Return where a host value must lie to be reduced over the group: the current GPU for NCCL alone, else the CPU."""
+    """Return where a value must lie to be reduced: the current GPU for NCCL alone, else the CPU."""
     if dist.get_backend(group) == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
 
 def group_members(group: dist.ProcessGroup | None) -> list[int]:
-    """Return the GLOBAL ranks of the group, in the order of their ranks inside it; `[0]` without any process group."""
-    if group is None and not (dist.is_available() and dist.is_initialized()):
-        return [0]
-    return dist.get_process_group_ranks(group)
+    """Return the GLOBAL ranks of the group in its order; `[0]` without any process group."""
+    return [0] if has_no_group(group) else dist.get_process_group_ranks(group)

@@ -1,4 +1,4 @@
-"""Loss masks of a micro-batch, wherever they lie, brought to the rule of `rl_metrics.masks`.
+"""Loss masks of a micro-batch, wherever they lie, brought to the rule of `rl_metrics.aggregation.masks`.
 
 Checking a mask means looking at it, so masks on a device are copied to the host: one transfer per
 call whatever the number of samples, which waits for the device. Masks that are on the host already,
@@ -15,9 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rl_metrics.arguments import as_array
+from rl_metrics.aggregation.masks import (
+    check_mask_lengths,
+    concatenated_masks,
+    listed_masks,
+    trained_tokens,
+)
+from rl_metrics.arguments import BoolArray, IntArray, as_array
 from rl_metrics.errors import MetricsError
-from rl_metrics.masks import check_mask_lengths, concatenated_masks, listed_masks, trained_tokens
 
 __all__ = ["Masks", "as_masks", "device_of", "host_masks"]
 
@@ -27,15 +32,17 @@ Masks = (
     | Sequence[Sequence[int]]
     | Sequence[npt.NDArray[np.integer[Any]]]
 )
-"""Loss masks of a micro-batch: one [R_i] per sample, or all of them already concatenated in one tensor; of booleans or of 0 and 1."""
+"""Loss masks of a micro-batch, of booleans or of 0 and 1.
+
+One [R_i] per sample, or all of them already concatenated in one tensor.
+"""
 
 
 def as_masks(loss_masks: Masks) -> torch.Tensor | list[Any]:
-    """Return masks as a tensor or a list that can be gone through more than once; the two functions
-    below take nothing else.
+    """Return masks as what the functions below take: a tensor, or a list.
 
     Raises:
-        MetricsError: as in `rl_metrics.masks.listed_masks`.
+        MetricsError: as in `rl_metrics.aggregation.masks.listed_masks`.
     """
     return loss_masks if isinstance(loss_masks, torch.Tensor) else listed_masks(loss_masks)
 
@@ -47,8 +54,8 @@ def device_of(loss_masks: torch.Tensor | list[Any]) -> torch.device:
 
 
 def host_masks(
-    loss_masks: torch.Tensor | list[Any], response_lengths: npt.NDArray[np.int64] | None
-) -> npt.NDArray[np.bool_]:
+    loss_masks: torch.Tensor | list[Any], response_lengths: IntArray | None
+) -> BoolArray:
     """Return which response tokens of a micro-batch are trained, on the host.
 
     Args:
@@ -63,12 +70,9 @@ def host_masks(
             than booleans or 0 and 1; it names sample and token.
     """
     if isinstance(loss_masks, torch.Tensor):
-        lengths = (
-            np.array([loss_masks.numel()], np.int64)
-            if response_lengths is None
-            else response_lengths
-        )
-        if loss_masks.dim() != 1 or loss_masks.numel() != lengths.sum():
+        whole = np.array([loss_masks.numel()], np.int64)
+        lengths = whole if response_lengths is None else response_lengths
+        if loss_masks.dim() != 1 or whole[0] != lengths.sum():
             raise MetricsError(
                 f"the concatenated loss mask has shape {tuple(loss_masks.shape)}, the responses"
                 f" {lengths.sum()} tokens; give one flat tensor of all of them"
@@ -84,7 +88,7 @@ def host_masks(
     return trained
 
 
-def _concatenated(masks: list[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+def _concatenated(masks: list[Any]) -> tuple[npt.NDArray[Any], IntArray]:
     """Return masks that are tensors in one host array, with one transfer, and their lengths."""
     for i, mask in enumerate(masks):
         if not isinstance(mask, torch.Tensor):
@@ -102,6 +106,6 @@ def _concatenated(masks: list[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.in
                 f"sample {i}: loss mask lies on {mask.device}, that of sample 0 on"
                 f" {masks[0].device}; give all on one device"
             )
-    return as_array(torch.cat(masks), "the loss masks"), np.array(
-        [mask.numel() for mask in masks], np.int64
-    )
+    lengths = np.array([mask.numel() for mask in masks], np.int64)
+    # Joined where they lie: one transfer, whatever the number of samples.
+    return as_array(torch.cat(masks), "the loss masks"), lengths

@@ -1,8 +1,8 @@
 """Masked, divided sums of per-token values: a constant number of kernels for any number of samples.
 
-A reducer is made on the host, once per micro-batch: masks are
-checked and counted there, and what each token is divided by is laid out. Calling it is tensor code
-that never waits for a device.
+A reducer is made on the host, once per micro-batch: masks are checked and counted there, and what
+each token is divided by is laid out. Calling it is tensor code that never waits for a device. Axes:
+N samples of the micro-batch, T response tokens that this rank owns.
 
 Invariants, tested: the sum over CP ranks is the value of one rank that holds everything; masked
 positions are chosen away, not multiplied away, so NaN and infinity there reach neither value nor
@@ -19,21 +19,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rl_metrics.aggregation import Aggregation
-from rl_metrics.arguments import flag
-from rl_metrics.context_parallel import (
-    ContextParallel,
-    IntArray,
-    check_lengths,
-    check_place,
-    int_array,
-)
-from rl_metrics.denominators import checked_denominators
+from rl_metrics.aggregation.aggregation import Aggregation
+from rl_metrics.aggregation.denominators import checked_denominators
+from rl_metrics.aggregation.loss_reduction import reducer_denominators
+from rl_metrics.aggregation.loss_scale import calculates_per_token_loss
+from rl_metrics.aggregation.masks import sums_of_pieces
+from rl_metrics.arguments import BoolArray, FloatArray, IntArray, flag
 from rl_metrics.errors import MetricsError
-from rl_metrics.loss_reduction import reducer_denominators
-from rl_metrics.loss_scale import calculates_per_token_loss
-from rl_metrics.masks import sums_of_pieces
-from rl_metrics.packing import packed_responses
+from rl_metrics.geometry.context_parallel import ContextParallel, check_place, int_array
+from rl_metrics.geometry.packing import packed_responses
+from rl_metrics.geometry.responses import check_lengths
 from rl_metrics.torch.masks import Masks, as_masks, device_of, host_masks
 
 __all__ = ["LossReducer", "Masks", "get_sum_of_sample_mean", "loss_reducer", "megatron_num_tokens"]
@@ -42,25 +37,27 @@ __all__ = ["LossReducer", "Masks", "get_sum_of_sample_mean", "loss_reducer", "me
 class LossReducer:
     """The closure `x -> scalar` that `get_sum_of_sample_mean` returns.
 
-    Call it on this rank's local response values.
-
-    It may be made and called under `torch.inference_mode` and still be used for training
+    Call it on this rank's local response values. It may be made and called under `torch.inference_mode` and still be used for training
     afterwards.
     """
 
-    def __init__(self, trained: torch.Tensor, divisors: torch.Tensor | None) -> None:
-        """Keep which local values are trained (bool [n]) and what each is divided by (float64 [n], or None for 1)."""
-        self._trained = trained
-        self._divisors = divisors
+    def __init__(
+        self, trained: BoolArray, divisors: FloatArray | None, device: torch.device
+    ) -> None:
+        """Keep which local values are trained [T] and what each is divided by [T], None for 1."""
+        # Tensors made in inference mode could not be saved for a backward pass later.
+        with torch.inference_mode(False):
+            # A copy: the caller may go on to change the memory of a boolean mask.
+            self._trained = torch.from_numpy(np.array(trained)).to(device)
+            self._divisors = None if divisors is None else torch.from_numpy(divisors).to(device)
 
     @property
     def num_values(self) -> int:
-        """How many local values a call expects: the response tokens this rank owns, trained or not."""
+        """How many values a call expects: the response tokens this rank owns, trained or not."""
         return self._trained.numel()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return `sum_i (sum over local t of m_it x_it) / D_i` as a 0-dim tensor: float64 for
-        float64, else float32.
+        """Return `sum_i (sum_t m_it x_it) / D_i`, 0-dim: float64 for float64, else float32.
 
         A result of 16 bits would round away what ranks add up, and float16 overflows at 65,504
         tokens of 1. The gradient has the dtype of `x`. What reaches `x` is chosen, so a masked NaN
@@ -69,7 +66,7 @@ class LossReducer:
         an operation.
 
         Args:
-            x: float [n], this rank's response values, sample after sample in the order of
+            x: float [T], this rank's response values, sample after sample in the order of
                 `response_indices`, on any device.
 
         Raises:
@@ -94,6 +91,7 @@ class LossReducer:
             with torch.inference_mode(False):
                 self._trained = self._trained.to(x.device)
                 self._divisors = None if self._divisors is None else self._divisors.to(x.device)
+        # Chosen, not multiplied: 0 times NaN is NaN.
         chosen = torch.where(self._trained, x, 0.0)
         divided = chosen if self._divisors is None else chosen / self._divisors
         return divided.sum(dtype=torch.float64).to(
@@ -153,35 +151,24 @@ def get_sum_of_sample_mean(
     check_lengths(totals, lengths)
     given_masks = as_masks(loss_masks)
     masks = host_masks(given_masks, lengths)
-    trained, counts = masks, lengths
+    trained_T, counts_N = masks, lengths
     place = ContextParallel() if cp is None else cp
     check_place(place)
-    if place.size > 1 or not (
-        stream_offsets is None and stream_length is None and pad_multiple is None
-    ):
-        owned = packed_responses(
-            totals,
-            lengths,
-            place,
-            pad_multiple=pad_multiple,
-            stream_length=stream_length,
-            stream_offsets=stream_offsets,
-        )
-        trained, counts = masks[owned.flat_indices], owned.counts
-    divisors = None
+    stream: dict[str, Any] = {
+        "pad_multiple": pad_multiple,
+        "stream_length": stream_length,
+        "stream_offsets": stream_offsets,
+    }
+    # One rank without a stream holds all response tokens in their order.
+    if place.size > 1 or any(value is not None for value in stream.values()):
+        owned = packed_responses(totals, lengths, place, **stream)
+        trained_T, counts_N = masks[owned.flat_indices], owned.counts
+    divisors_T = None
     if not flag(calculate_per_token_loss, "calculate_per_token_loss"):
-        per_sample = checked_denominators(
-            sums_of_pieces(masks, lengths) if sample_denoms is None else sample_denoms, lengths.size
-        )
-        divisors = np.repeat(per_sample, counts)
-    device = device_of(given_masks)
-    # Tensors made in inference mode could not be saved for a backward pass later.
-    with torch.inference_mode(False):
-        # A copy: the caller may go on to change the memory of a boolean mask.
-        kept = torch.from_numpy(np.array(trained)).to(device)
-        return LossReducer(
-            kept, None if divisors is None else torch.from_numpy(divisors).to(device)
-        )
+        own = sums_of_pieces(masks, lengths)
+        divisors_N = checked_denominators(own if sample_denoms is None else sample_denoms, own.size)
+        divisors_T = np.repeat(divisors_N, counts_N)
+    return LossReducer(trained_T, divisors_T, device_of(given_masks))
 
 
 def loss_reducer(
@@ -256,10 +243,7 @@ def megatron_num_tokens(aggregation: Aggregation, loss_masks: Masks) -> torch.Te
     """
     per_token, masks = calculates_per_token_loss(aggregation), as_masks(loss_masks)
     if isinstance(masks, torch.Tensor) and masks.dtype == torch.bool and masks.dim() == 1:
-        return (
-            masks.sum(dtype=torch.int32)
-            if per_token
-            else torch.ones((), dtype=torch.int32, device=masks.device)
-        )
+        one = torch.ones((), dtype=torch.int32, device=masks.device)
+        return masks.sum(dtype=torch.int32) if per_token else one
     trained = int(np.count_nonzero(host_masks(masks, None)))
     return torch.tensor(trained if per_token else 1, dtype=torch.int32, device=device_of(masks))

@@ -8,19 +8,19 @@ from typing import Any, SupportsFloat
 import torch
 import torch.distributed as dist
 
-from rl_metrics.aggregation import Aggregation
+from rl_metrics.aggregation.aggregation import Aggregation
 from rl_metrics.arguments import listed, number
 from rl_metrics.errors import MetricsError
-from rl_metrics.metric import Metric
-from rl_metrics.reporting import report
-from rl_metrics.step_report import (
+from rl_metrics.metric.metric import Metric
+from rl_metrics.metric.reporting import report
+from rl_metrics.metric.step_report import (
     MicroBatchMetrics,
     finish_step_report,
     step_contributions,
     step_settings,
 )
 from rl_metrics.torch.collectives import all_reduce_metrics, reduce_prepared_metrics
-from rl_metrics.torch.groups import group_size
+from rl_metrics.torch.groups import group_size, has_no_group
 
 __all__ = ["gather_and_reduce_log_dict", "reduce_train_step_metrics"]
 
@@ -33,8 +33,7 @@ def reduce_train_step_metrics(
     cp_size: int,
     group: dist.ProcessGroup | None,
 ) -> dict[str, float | None]:
-    """Return the report of one optimizer step, equal on all ranks and for every layout and
-    micro-batch split.
+    """Return the report of one optimizer step, equal on all ranks, for every layout and split.
 
     Call it where the loss is computed (the last pipeline stage), on every rank of `group`. One
     transfer from the device, two all-reduces.
@@ -67,7 +66,13 @@ def reduce_train_step_metrics(
                 f"cp_size is {cp_size}, but the group has {group_size(group)} ranks; pass the group"
                 " over dp and cp together"
             )
-        batches.extend(_checked(micro_batch_metrics))
+        batches.extend(listed(micro_batch_metrics, "micro_batch_metrics"))
+        for k, batch in enumerate(batches):
+            if not isinstance(batch, MicroBatchMetrics):
+                raise MetricsError(
+                    f"micro-batch {k}: got {type(batch).__name__}; give MicroBatchMetrics(sums="
+                    "{name: reducer output}, num_tokens=...)"
+                )
         sums, tokens = _to_host(
             [batch.sums for batch in batches], [batch.num_tokens for batch in batches]
         )
@@ -101,46 +106,31 @@ def gather_and_reduce_log_dict(
         MetricsError: for a value without a kind, or a `dst` outside the group.
     """
     reduced = all_reduce_metrics(log_dict, group, dst=dst)
-    alone = not (dist.is_available() and dist.is_initialized())
-    return report(reduced.values()) if alone or dist.get_rank() == dst else None
-
-
-def _checked(micro_batch_metrics: Iterable[Any]) -> list[MicroBatchMetrics]:
-    """Return the records of the micro-batches, after checking that they are some."""
-    batches = listed(micro_batch_metrics, "micro_batch_metrics")
-    for k, batch in enumerate(batches):
-        if not isinstance(batch, MicroBatchMetrics):
-            raise MetricsError(
-                f"micro-batch {k}: got {type(batch).__name__}; give MicroBatchMetrics(sums={{name:"
-                " reducer output}, num_tokens=...)"
-            )
-    return batches
+    return report(reduced.values()) if has_no_group(None) or dist.get_rank() == dst else None
 
 
 def _to_host(
     sums: Sequence[Mapping[str, SupportsFloat]], tokens: Sequence[SupportsFloat]
 ) -> tuple[list[dict[str, float]], list[float]]:
     """Return all numbers as floats, with a single transfer for all that lie on one device."""
-    named = [
+    named: list[tuple[str, Any]] = [
         (f"micro-batch {k}: {name!r}", value)
         for k, values in enumerate(sums)
         for name, value in values.items()
     ]
     named += [(f"micro-batch {k}: num_tokens", value) for k, value in enumerate(tokens)]
-    numbers: list[float] = []
-    tensors: list[torch.Tensor] = []
-    places: list[int] = []
-    for what, value in named:
-        if isinstance(value, torch.Tensor) and value.dim() == 0 and not value.is_complex():
-            places.append(len(numbers))
-            tensors.append(value.detach().to(torch.float64))
-            numbers.append(0.0)
-        else:
-            numbers.append(number(value, what))
+    numbers = [0.0] * len(named)
     # Values of one device travel together; micro-batches may leave numbers on several.
-    for device in {tensor.device for tensor in tensors}:
-        mine = [i for i, tensor in enumerate(tensors) if tensor.device == device]
-        for i, value in zip(mine, torch.stack([tensors[i] for i in mine]).tolist(), strict=True):
-            numbers[places[i]] = value
+    waiting: dict[torch.device, list[int]] = {}
+    for i, (what, value) in enumerate(named):
+        if isinstance(value, torch.Tensor) and value.dim() == 0 and not value.is_complex():
+            waiting.setdefault(value.device, []).append(i)
+        else:
+            numbers[i] = number(value, what)
+    for places in waiting.values():
+        stacked = torch.stack([named[i][1].detach().to(torch.float64) for i in places])
+        for i, value in zip(places, stacked.tolist(), strict=True):
+            numbers[i] = value
+    # In the order in which they were named: all sums, then the token counts.
     stream = iter(numbers)
     return [{name: next(stream) for name in values} for values in sums], list(stream)

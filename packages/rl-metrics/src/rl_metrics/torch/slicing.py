@@ -1,4 +1,7 @@
-"""Cut tokens and response-aligned tensors down to what one context-parallel rank holds."""
+"""Tokens and response-aligned tensors, cut down to what one context-parallel rank holds.
+
+Axes: S rows of the local stream, R response tokens.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,10 @@ from typing import Any
 import torch
 
 from rl_metrics.arguments import listed, number
-from rl_metrics.context_parallel import ContextParallel, response_slice
 from rl_metrics.errors import MetricsError
-from rl_metrics.packing import packed_token_index
+from rl_metrics.geometry.context_parallel import ContextParallel
+from rl_metrics.geometry.packing import packed_token_index
+from rl_metrics.geometry.responses import response_slice
 
 __all__ = ["slice_response", "slice_tokens"]
 
@@ -65,15 +69,10 @@ def slice_tokens(
             raise MetricsError(
                 f"sequence {i}: got {_described(sequence)}; give a tensor [L] or [L, ...]"
             )
-        first = sequences[0]
-        if (sequence.dtype, sequence.device, sequence.shape[1:]) != (
-            first.dtype,
-            first.device,
-            first.shape[1:],
-        ):
+        if _likeness(sequence) != _likeness(sequences[0]):
             raise MetricsError(
-                f"sequence {i} is {_described(sequence)}, sequence 0 {_described(first)}; give one"
-                " dtype, device and width"
+                f"sequence {i} is {_described(sequence)}, sequence 0 {_described(sequences[0])};"
+                " give one dtype, device and width"
             )
     index = packed_token_index(
         [sequence.shape[0] for sequence in sequences],
@@ -82,11 +81,11 @@ def slice_tokens(
         stream_length=stream_length,
     )
     flat = sequences[0] if len(sequences) == 1 else torch.cat(sequences)
-    places = torch.from_numpy(index).to(flat.device)
+    index_S = torch.from_numpy(index).to(flat.device)
     padding = flat.new_full((1, *flat.shape[1:]), _checked_padding(pad_value, flat.dtype))
-    return torch.cat([flat, padding]).index_select(
-        0, torch.where(places < 0, flat.shape[0], places)
-    )
+    # Rows of padding take the one entry behind the last token.
+    rows_S = torch.where(index_S < 0, flat.shape[0], index_S)
+    return torch.cat([flat, padding]).index_select(0, rows_S)
 
 
 def slice_response(
@@ -99,8 +98,7 @@ def slice_response(
     stream_length: int | None = None,
     padded_length: int | None = None,
 ) -> torch.Tensor:
-    """Return the part of a full response-aligned tensor that this rank owns, in the order of
-    `response_indices`.
+    """Return this rank's part of a response-aligned tensor, in the order of `response_indices`.
 
     Args:
         response: tensor [R] or [R, ...], one entry per response token.
@@ -157,6 +155,11 @@ def _checked_padding(pad_value: float, dtype: torch.dtype) -> float:
             f"pad_value is {pad_value}, which {dtype} cannot hold; give an integer in {low}..{high}"
         )
     return int(pad_value)
+
+
+def _likeness(sequence: torch.Tensor) -> tuple[object, ...]:
+    """Return what must be equal for sequences to be joined."""
+    return sequence.dtype, sequence.device, sequence.shape[1:]
 
 
 def _described(value: object) -> str:

@@ -3,8 +3,8 @@
 Moments are taken in float64 in two passes on each rank, of values divided by a power of two near
 the greatest (so that no square leaves float64), and merged with Chan's formula, in rank order, from
 one all-gather of a few numbers; so all ranks compute the same statistics to the last bit. Whether
-masks hold anything but 0 and 1 and which settings a rank passes travel with them, at no further
-wait.
+masks hold anything but 0 and 1 and which settings a rank passes travel with them. Axis: T entries
+of this rank.
 
 Invariants, tested with real gloo: one collective per call; a rank whose input is wrong, or ranks
 that pass different settings, make every rank raise.
@@ -14,19 +14,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, overload
 
 import torch
 import torch.distributed as dist
 
+from rl_metrics.aggregation.masks import is_trained
 from rl_metrics.arguments import finite_number, flag, listed
 from rl_metrics.errors import MetricsError
-from rl_metrics.masks import is_trained
-from rl_metrics.moments import Moments, merge_moments
+from rl_metrics.metric.moments import Moments, merge_moments
 from rl_metrics.torch.groups import collective_device, group_rank, group_size, is_alone
 
-__all__ = ["masked_moments", "masked_whiten"]
+__all__ = ["masked_whiten"]
 
 _FAILED = 1.0
 """Mark of a rank whose input is wrong; 0 is that of the others."""
@@ -34,60 +34,25 @@ _FAILED = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """What one rank holds, flat."""
+    """What one rank holds, flat: nothing by default."""
 
-    values: torch.Tensor
-    """float [n]."""
+    values: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    """float [T]."""
 
-    trained: torch.Tensor
-    """bool [n]."""
+    trained: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
+    """bool [T]."""
 
-    wrong: torch.Tensor
+    wrong: torch.Tensor = field(default_factory=lambda: torch.tensor(False))
     """bool []: whether a mask entry is neither 0 nor 1.
 
     On the values' device, so that nobody waits for it.
     """
 
-    masks: list[Any]
+    masks: list[Any] = field(default_factory=list)
     """The masks as given, to name a wrong entry."""
 
-    shapes: list[torch.Size]
+    shapes: list[torch.Size] = field(default_factory=list)
     """Shape of each tensor of values."""
-
-    @classmethod
-    def empty(cls) -> _Part:
-        """Return the part of a rank that holds nothing."""
-        return cls(
-            values=torch.empty(0),
-            trained=torch.empty(0, dtype=torch.bool),
-            wrong=torch.tensor(False),
-            masks=[],
-            shapes=[],
-        )
-
-
-def masked_moments(
-    values: torch.Tensor | Sequence[torch.Tensor],
-    masks: torch.Tensor | Sequence[torch.Tensor],
-    group: dist.ProcessGroup | None = None,
-) -> Moments:
-    """Return count, mean and m2 of the trained entries over all ranks of a group, in float64.
-
-    Args:
-        values: this rank's disjoint part: a floating-point tensor, or one per sample; may be empty.
-        masks: the same shapes, of booleans or exactly 0 and 1.
-        group: every rank of it calls this, with or without data.
-
-    Returns:
-        The merged moments, equal on all ranks. Their m2 is a float64, so deviations beyond 1e154
-        make it infinite and some below 1e-162 zero.
-
-    Raises:
-        MetricsError: on every rank, when shapes differ or a mask holds something else on one of
-            them.
-    """
-    moments, scale, _ = _moments_over_ranks(values, masks, group, {})
-    return Moments(count=moments.count, mean=moments.mean * scale, m2=moments.m2 * scale * scale)
 
 
 @overload
@@ -120,8 +85,9 @@ def masked_whiten(
     shift_mean: bool = True,
     epsilon: float = 1e-8,
 ) -> torch.Tensor | list[torch.Tensor]:
-    """Return `(x - mean) / sqrt(var + epsilon)` with the mean and unbiased variance of all trained
-    entries of all ranks.
+    """Return `(x - mean) / sqrt(var + epsilon)`, by the trained entries of all ranks.
+
+    The variance is the unbiased one.
 
     Args:
         values: this rank's disjoint part (its CP slice of its DP share): a floating-point tensor,
@@ -176,9 +142,15 @@ def _moments_over_ranks(
     """Return the moments of all ranks' values divided by a scale, the scale, and this rank's part.
 
     On the way every rank learns whether all are well and want the same.
+
+    Args:
+        values: as in `masked_whiten`, like the rest.
+        masks: as there.
+        group: as there.
+        settings: what must be equal on all ranks: finite numbers of at least 0, or switches.
     """
     failure: Exception | None = None
-    part = _Part.empty()
+    part = _Part()
     wanted = [0.0] * len(settings)
     try:
         wanted = [finite_number(value, name, at_least=0.0) for name, value in settings.items()]
@@ -199,7 +171,9 @@ def _moments_over_ranks(
     if failure is not None:
         raise failure
     if rows[group_rank(group)][3]:
-        _name_wrong_entry(part.masks)
+        # Raises for the first wrong entry; to look at the masks costs nothing any more.
+        for i, mask in enumerate(part.masks):
+            is_trained(mask, f"sample {i}: the mask")
     failed = [rank for rank, row in enumerate(rows) if row[3]]
     if failed:
         raise MetricsError(
@@ -223,7 +197,10 @@ def _moments_over_ranks(
 
 
 def _packed(part: _Part, *, failed: bool, wanted: list[float]) -> torch.Tensor:
-    """Return what one rank tells the others, float64: count, mean, m2 (both of values divided by a scale), mark, scale, settings."""
+    """Return what one rank tells the others, float64: count, mean, m2, mark, scale, settings.
+
+    Mean and m2 are those of the values divided by the scale.
+    """
     chosen = part.values[part.trained].to(torch.float64)
     one = chosen.new_ones(())
     top = chosen.abs().max() if chosen.numel() else one * 0.0
@@ -247,16 +224,12 @@ def _packed(part: _Part, *, failed: bool, wanted: list[float]) -> torch.Tensor:
 
 
 def _part(values: Any, masks: Any) -> _Part:
-    """Return values and "is trained", flat, after checking what can be checked without looking at the numbers."""
-    xs = (
-        [values]
-        if isinstance(values, torch.Tensor)
-        else listed(values, "values, a tensor or one per sample")
-    )
-    ms = (
-        [masks]
-        if isinstance(masks, torch.Tensor)
-        else listed(masks, "masks, a tensor or one per sample")
+    """Return one rank's part, after the checks that need no look at the numbers."""
+    xs, ms = (
+        [given]
+        if isinstance(given, torch.Tensor)
+        else listed(given, f"{name}, a tensor or one per sample")
+        for name, given in (("values", values), ("masks", masks))
     )
     if len(xs) != len(ms):
         raise MetricsError(f"{len(xs)} value tensors but {len(ms)} masks; give one mask per tensor")
@@ -285,22 +258,10 @@ def _part(values: Any, masks: Any) -> _Part:
                 " all on the device and in the dtype of sample 0's values"
             )
     if not xs:
-        return _Part.empty()
+        return _Part()
+    # Is every entry 0 or 1? Only these equal their own truth value. Nobody waits for the answer.
     mask = torch.cat([m.reshape(-1) for m in ms])
     trained = mask.ne(0)
-    wrong = (
-        mask.ne(trained).any()
-        if mask.dtype != torch.bool
-        else torch.zeros((), dtype=torch.bool, device=mask.device)
-    )
+    wrong = mask.ne(trained).any()
     flat = torch.cat([x.detach().reshape(-1) for x in xs])
     return _Part(values=flat, trained=trained, wrong=wrong, masks=ms, shapes=[x.shape for x in xs])
-
-
-def _name_wrong_entry(masks: list[Any]) -> None:
-    """Raise for the first mask entry that is neither 0 nor 1.
-
-    Runs on the failing path only, where looking at the masks costs nothing.
-    """
-    for i, mask in enumerate(masks):
-        is_trained(mask, f"sample {i}: the mask")

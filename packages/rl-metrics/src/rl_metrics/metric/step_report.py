@@ -3,7 +3,7 @@
 A micro-batch's metric is a reducer output: a plain sum over its trained tokens, divided by
 denominators of the whole step. So the step's value is their sum over micro-batches and ranks
 divided by the step's units, whatever the split. Invariant, tested: the report is the same for every
-(dp, cp), both layouts and any micro-batch split, and equals `rl_metrics.loss_reduction.aggregate`.
+(dp, cp), both layouts and any micro-batch split, and equals `rl_metrics.aggregation.loss_reduction.aggregate`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import SupportsFloat
 
-from rl_metrics.aggregation import Aggregation, check_aggregation, check_step_units
-from rl_metrics.agreement import difference
+from rl_metrics.aggregation.aggregation import Aggregation, check_aggregation, check_step_units
 from rl_metrics.arguments import count, finite_number, number
 from rl_metrics.errors import KeyAgreementError, MetricsError
-from rl_metrics.metric import Metric
-from rl_metrics.reporting import listed_metrics, merge_metrics, report
+from rl_metrics.metric.agreement import difference
+from rl_metrics.metric.metric import Metric
+from rl_metrics.metric.reporting import listed_metrics, merge_metrics, report
 
 __all__ = ["MicroBatchMetrics", "finish_step_report", "step_contributions", "step_settings"]
 

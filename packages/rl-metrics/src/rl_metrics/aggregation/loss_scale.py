@@ -7,7 +7,7 @@ data-parallel, context-parallel, tensor and pipeline width and every split into 
 
 from __future__ import annotations
 
-from rl_metrics.aggregation import Aggregation, check_aggregation, check_step_units
+from rl_metrics.aggregation.aggregation import Aggregation, check_aggregation, check_step_units
 from rl_metrics.arguments import count
 
 __all__ = ["calculates_per_token_loss", "megatron_loss_scale"]
@@ -34,8 +34,7 @@ def megatron_loss_scale(
     dp_size: int,
     cp_size: int,
 ) -> float:
-    """Return the factor to multiply a micro-batch's reducer output with before it is handed to
-    Megatron.
+    """Return the factor by which to multiply a micro-batch's reducer output for Megatron.
 
     The loss function always returns Megatron's 3-tuple `(scale * reduced, num_tokens, metrics)`.
 
@@ -44,16 +43,14 @@ def megatron_loss_scale(
     ranks and micro-batches and their tokens are disjoint over CP ranks. The wanted gradient is
     `grad S / U`.
 
-    * All but `token_mean` (`calculate_per_token_loss = False`, `num_tokens = 1`): Megatron divides
-    each micro-batch's loss by
-      `max(num_tokens, 1) = 1` and by `num_microbatches`; its DDP averages gradients over `dp * cp`
-      ranks. With the factor `f` the result is `f / (num_microbatches * dp * cp) * grad S`, hence `f
-      = num_microbatches * dp * cp / U`.
-    * `token_mean` (`calculate_per_token_loss = True`, `num_tokens` = ones of the micro-batch's FULL
-    masks): no division per micro-batch,
-      DDP sums, and `finalize_model_grads` divides by the sum of `num_tokens` over all ranks. The CP
-      ranks of one sample each report its full count, so that sum is `cp` times the number `T` of
-      trained tokens: `f / (cp * T) * grad S`, hence `f = cp`.
+    - All but `token_mean` (`calculate_per_token_loss = False`, `num_tokens = 1`): Megatron divides
+      each micro-batch's loss by `max(num_tokens, 1) = 1` and by `num_microbatches`; its DDP
+      averages gradients over `dp * cp` ranks. With the factor `f` the result is
+      `f / (num_microbatches * dp * cp) * grad S`, hence `f = num_microbatches * dp * cp / U`.
+    - `token_mean` (`calculate_per_token_loss = True`, `num_tokens` = ones of the micro-batch's FULL
+      masks): no division per micro-batch, DDP sums, and `finalize_model_grads` divides by the sum
+      of `num_tokens` over all ranks. The CP ranks of one sample each report its full count, so that
+      sum is `cp` times the number `T` of trained tokens: `f / (cp * T) * grad S`, hence `f = cp`.
 
     Args:
         aggregation: one of the five.

@@ -19,9 +19,9 @@ from functools import reduce
 import numpy as np
 import numpy.typing as npt
 
+from rl_metrics.aggregation.masks import trained_values
 from rl_metrics.arguments import count, finite_number, listed, number, number_array
 from rl_metrics.errors import MetricsError
-from rl_metrics.masks import trained_values
 
 __all__ = ["Moments", "merge_moments"]
 

@@ -13,37 +13,41 @@ buckets for twelve decades at `a = 0.01`, not by the number of values.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+import sys
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from rl_metrics.arguments import as_array, finite_number, number, number_array
-from rl_metrics.context_parallel import IntArray
-from rl_metrics.contract import SMALLEST_RELATIVE_ERROR, largest_bucket
+from rl_metrics.aggregation.masks import trained_values
+from rl_metrics.arguments import (
+    FloatArray,
+    IntArray,
+    as_array,
+    finite_number,
+    number,
+    number_array,
+)
 from rl_metrics.errors import MetricsError
-from rl_metrics.masks import trained_values
 
-__all__ = ["DEFAULT_RELATIVE_ERROR", "QuantileSketch"]
+__all__ = ["DEFAULT_RELATIVE_ERROR", "SMALLEST_RELATIVE_ERROR", "QuantileSketch"]
 
 DEFAULT_RELATIVE_ERROR = 0.01
 """Default error bound: a reported percentile is within 1 % of a value that is the true percentile."""
 
+SMALLEST_RELATIVE_ERROR = 1e-12
+"""Bounds below it are finer than float64 can tell buckets apart."""
+
 _TINY = float(np.finfo(np.float64).tiny)
+"""Magnitudes below it have too few bits for the error bound and count as zero."""
+
 _COUNT_SLACK = 1e-9
-"""Shares of one value held by several ranks (1/3 + 1/3 + 1/3) may miss 1 by rounding; ranks are compared with this relative slack,"""
+"""Relative slack of ranks: shares of one value (1/3 + 1/3 + 1/3) may miss 1 by rounding."""
+
 _LARGEST_SLACK = 0.25
-"""but never with so much that it reaches the next value."""
+"""Most slack, so that it never reaches the next value."""
 
-FloatArray = npt.NDArray[np.float64]
-
-
-def _no_indices() -> IntArray:
-    return np.empty(0, np.int64)
-
-
-def _no_counts() -> FloatArray:
-    return np.empty(0, np.float64)
+_SIGNS = ("positive", "negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -67,20 +71,20 @@ class QuantileSketch:
     Where it is positive every quantile is NaN, since their order is unknown.
     """
 
-    positive_indices: IntArray = field(default_factory=_no_indices)
+    positive_indices: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     """int64 [p]: buckets of positive values, ascending."""
 
-    positive_counts: FloatArray = field(default_factory=_no_counts)
+    positive_counts: FloatArray = field(default_factory=lambda: np.empty(0, np.float64))
     """float64 [p]: weight in each."""
 
-    negative_indices: IntArray = field(default_factory=_no_indices)
+    negative_indices: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     """int64 [q]: buckets of the magnitudes of negative values, ascending."""
 
-    negative_counts: FloatArray = field(default_factory=_no_counts)
+    negative_counts: FloatArray = field(default_factory=lambda: np.empty(0, np.float64))
     """float64 [q]: weight in each."""
 
     def __post_init__(self) -> None:
-        """Refuse an error bound outside its range, weights that are none, and buckets that are no ascending indices with a count each."""
+        """Refuse a bound outside its range, weights that are none, and buckets that do not ascend."""
         bound = number(self.relative_error, "relative_error")
         if not SMALLEST_RELATIVE_ERROR <= bound < 1:
             raise MetricsError(
@@ -89,45 +93,32 @@ class QuantileSketch:
             )
         object.__setattr__(self, "relative_error", bound)
         for name in ("zero", "nonfinite"):
-            object.__setattr__(
-                self,
-                name,
-                finite_number(
-                    getattr(self, name), f"the weight {name!r} of a sketch", at_least=0.0
-                ),
-            )
-        for sign in ("positive", "negative"):
+            what = f"the weight {name!r} of a sketch"
+            weight = finite_number(getattr(self, name), what, at_least=0.0)
+            object.__setattr__(self, name, weight)
+        # No float64 falls into a bucket beyond: 35,488 for a bound of 0.01.
+        limit = math.ceil(math.log(sys.float_info.max) / self._log_base())
+        for sign in _SIGNS:
             indices, counts = _checked_buckets(
-                getattr(self, f"{sign}_indices"), getattr(self, f"{sign}_counts"), sign, bound
+                getattr(self, f"{sign}_indices"), getattr(self, f"{sign}_counts"), sign, limit
             )
             object.__setattr__(self, f"{sign}_indices", indices)
             object.__setattr__(self, f"{sign}_counts", counts)
 
     def __eq__(self, other: object) -> bool:
         """Say whether two sketches hold the same weights under the same bound."""
-        return (
-            self._fields() == other._fields()
-            if isinstance(other, QuantileSketch)
-            else NotImplemented
-        )
+        if not isinstance(other, QuantileSketch):
+            return NotImplemented
+        return self._key() == other._key()
 
     def __hash__(self) -> int:
         """Equal sketches have equal hashes."""
-        return hash(self._fields())
+        return hash(self._key())
 
-    def _fields(self) -> tuple[object, ...]:
+    def _key(self) -> tuple[object, ...]:
         """Return everything that makes sketches equal."""
-        buckets = (
-            self.positive_indices,
-            self.positive_counts,
-            self.negative_indices,
-            self.negative_counts,
-        )
-        return (
-            self.relative_error,
-            self.zero,
-            self.nonfinite,
-            *(tuple(array.tolist()) for array in buckets),
+        return tuple(
+            tuple(np.atleast_1d(getattr(self, each.name)).tolist()) for each in fields(self)
         )
 
     @classmethod
@@ -155,8 +146,8 @@ class QuantileSketch:
         empty = cls(relative_error=relative_error)
         positive_indices, positive_counts = empty._buckets(finite[finite >= _TINY])
         negative_indices, negative_counts = empty._buckets(-finite[finite <= -_TINY])
-        return cls(
-            relative_error=relative_error,
+        return replace(
+            empty,
             zero=float(np.count_nonzero(np.abs(finite) < _TINY)),
             nonfinite=float(array.size - finite.size),
             positive_indices=positive_indices,
@@ -194,27 +185,17 @@ class QuantileSketch:
                 f"cannot merge sketches of relative error {self.relative_error} and"
                 f" {other.relative_error}: use one bound"
             )
-        positive_indices, positive_counts = _add(
-            self.positive_indices,
-            self.positive_counts,
-            other.positive_indices,
-            other.positive_counts,
-        )
-        negative_indices, negative_counts = _add(
-            self.negative_indices,
-            self.negative_counts,
-            other.negative_indices,
-            other.negative_counts,
-        )
-        return QuantileSketch(
-            relative_error=self.relative_error,
-            zero=self.zero + other.zero,
-            nonfinite=self.nonfinite + other.nonfinite,
-            positive_indices=positive_indices,
-            positive_counts=positive_counts,
-            negative_indices=negative_indices,
-            negative_counts=negative_counts,
-        )
+        buckets: dict[str, npt.NDArray[np.generic]] = {}
+        for sign in _SIGNS:
+            indices, counts = (
+                np.concatenate([getattr(part, f"{sign}_{name}") for part in (self, other)])
+                for name in ("indices", "counts")
+            )
+            places, inverse = np.unique(indices, return_inverse=True)
+            sums = np.bincount(inverse, weights=counts, minlength=places.size)
+            buckets |= {f"{sign}_indices": places, f"{sign}_counts": sums}
+        zero, nonfinite = self.zero + other.zero, self.nonfinite + other.nonfinite
+        return replace(self, zero=zero, nonfinite=nonfinite, **buckets)  # type: ignore[arg-type]
 
     def scaled(self, factor: float) -> QuantileSketch:
         """Return the sketch with every weight multiplied by `factor`.
@@ -229,21 +210,18 @@ class QuantileSketch:
             MetricsError: unless `factor` is a finite number above 0.
         """
         factor = finite_number(factor, "the factor of a sketch", above=0.0)
-        return QuantileSketch(
-            relative_error=self.relative_error,
+        return replace(
+            self,
             zero=self.zero * factor,
             nonfinite=self.nonfinite * factor,
-            positive_indices=self.positive_indices,
             positive_counts=self.positive_counts * factor,
-            negative_indices=self.negative_indices,
             negative_counts=self.negative_counts * factor,
         )
 
     def quantile(self, q: float) -> float | None:
-        """Return the value at rank `floor(q (n - 1))` of the sorted data, counted from 0, within
-        the error bound.
+        """Return the value at rank `floor(q (n - 1))` of the sorted data, within the error bound.
 
-        Between two values the lower one is the answer, without interpolation: the median of 1 and 3
+        Ranks count from 0. Between two values the lower one is the answer, without interpolation: the median of 1 and 3
         is 1. That is `numpy.quantile(..., method="lower")`, to within the sketch's error.
 
         Args:
@@ -272,13 +250,16 @@ class QuantileSketch:
             ]
         )
         weights = np.concatenate([self.negative_counts[::-1], [self.zero], self.positive_counts])
+        # Rank k lies in the first bucket by which more than k of the weight is reached.
         reached = np.cumsum(weights)
         target = q * (total - 1) + min(_COUNT_SLACK * total, _LARGEST_SLACK)
         place = int(np.searchsorted(reached, target, side="right"))
+        # Rounding may point past the data or, at rank 0, before it.
         occupied = np.flatnonzero(weights)
         return float(values[min(max(place, occupied[0]), occupied[-1])])
 
     def _log_base(self) -> float:
+        """Return `log g`; log1p keeps the digits of a small bound."""
         return math.log1p(self.relative_error) - math.log1p(-self.relative_error)
 
     def _buckets(self, magnitudes: FloatArray) -> tuple[IntArray, FloatArray]:
@@ -289,7 +270,8 @@ class QuantileSketch:
         return indices, counts.astype(np.float64)
 
     def _estimates(self, indices: IntArray) -> FloatArray:
-        """Return `2 g^i / (g + 1) = (1 - a) g^i` for each bucket; the top bucket reaches past the greatest float and is cut there."""
+        """Return `2 g^i / (g + 1) = (1 - a) g^i` for each bucket, at most the greatest float."""
+        # The top bucket reaches past float64.
         with np.errstate(over="ignore"):
             estimates: FloatArray = np.minimum(
                 np.exp(indices * self._log_base() + math.log1p(-self.relative_error)),
@@ -299,19 +281,16 @@ class QuantileSketch:
 
 
 def _checked_buckets(
-    indices: npt.ArrayLike, counts: npt.ArrayLike, sign: str, relative_error: float
+    indices: npt.ArrayLike, counts: npt.ArrayLike, sign: str, limit: int
 ) -> tuple[IntArray, FloatArray]:
-    """Return buckets of one sign as arrays, after checking that they are some a float64 can fall into."""
-    places, weights = (
-        as_array(indices, f"the {sign} buckets of a sketch"),
-        number_array(counts, f"the {sign} counts of a sketch"),
-    )
+    """Return buckets of one sign as arrays; their indices lie in `-limit..limit`."""
+    places = as_array(indices, f"the {sign} buckets of a sketch")
+    weights = number_array(counts, f"the {sign} counts of a sketch")
     if places.ndim != 1 or places.shape != weights.shape:
         raise MetricsError(
             f"a sketch has {places.size} {sign} buckets but {weights.size} counts; give flat arrays"
             " of one length"
         )
-    limit = largest_bucket(relative_error)
     whole = not places.size or places.dtype.kind in "iu"
     if (
         not whole
@@ -333,13 +312,3 @@ def _checked_buckets(
 def _start(array: npt.NDArray[np.generic]) -> str:
     """Return the first entries of an array, for an error."""
     return f"{array[:5].tolist()}{'' if array.size <= 5 else ' and more'}"
-
-
-def _add(
-    indices_a: IntArray, counts_a: FloatArray, indices_b: IntArray, counts_b: FloatArray
-) -> tuple[IntArray, FloatArray]:
-    """Add two sparse histograms."""
-    indices, inverse = np.unique(np.concatenate([indices_a, indices_b]), return_inverse=True)
-    return indices, np.bincount(
-        inverse, weights=np.concatenate([counts_a, counts_b]), minlength=indices.size
-    ).astype(np.float64)

@@ -1,65 +1,39 @@
-"""The packed micro-batch: where each sample's tokens and response logits lie in this rank's local
-stream.
+"""The packed micro-batch: where each sample's tokens and response logits lie in the local stream.
 
 A micro-batch is packed (Megatron calls the layout `thd`): its sequences lie one after the other in
-one stream, each padded to a multiple of `pad_multiple`. This module turns
-`rl_metrics.context_parallel` into flat index arrays for such a stream; it adds no geometry of its
-own.
+one stream, each padded to a multiple of `pad_multiple`. This module turns the ranges of
+`rl_metrics.geometry.context_parallel` into flat index arrays for such a stream; it adds no geometry
+of its own.
 
 Invariant, tested: `tokens[packed_token_index(...)]` is the local stream, and row `r` of a sample's
-`packed_response_rows` holds the token right before the response token it predicts.
+`packed_response_rows` holds the token right before the response token it predicts. Axes: N samples,
+K ranges of one sequence on one rank, S rows of the local stream, T owned response tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
-from rl_metrics.arguments import count
-from rl_metrics.context_parallel import (
+from rl_metrics.arguments import IntArray, count
+from rl_metrics.errors import GeometryError
+from rl_metrics.geometry.context_parallel import (
     ContextParallel,
-    IntArray,
-    ResponseSlice,
-    check_lengths,
-    check_not_negative,
     check_place,
     int_array,
-    owned_logits,
-    ramp,
-    zigzag_starts,
+    owned_ranges,
 )
-from rl_metrics.errors import GeometryError
+from rl_metrics.geometry.responses import (
+    PackedResponses,
+    ResponseSlice,
+    check_lengths,
+    owned_responses,
+    ramp,
+)
 
-__all__ = [
-    "PackedResponses",
-    "packed_response_rows",
-    "packed_responses",
-    "packed_stream_length",
-    "packed_token_index",
-    "padded_lengths",
-]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedResponses:
-    """The response tokens one rank owns of a packed micro-batch, flat, sample after sample."""
-
-    counts: IntArray
-    """int64 [N]: owned response tokens per sample; may be 0."""
-
-    samples: IntArray
-    """int64 [n]: index of each owned token's sample in the micro-batch."""
-
-    response_indices: IntArray
-    """int64 [n]: index into that sample's response."""
-
-    flat_indices: IntArray
-    """int64 [n]: index into the concatenation of all FULL responses of the micro-batch."""
-
-    logit_rows: IntArray
-    """int64 [n]: row of the packed local stream whose logit predicts the token."""
+__all__ = ["packed_response_rows", "packed_responses", "packed_token_index", "padded_lengths"]
 
 
 def padded_lengths(
@@ -96,25 +70,18 @@ def padded_lengths(
             f" positive multiple of {base}"
         )
     lengths = int_array(total_lengths)
-    check_not_negative(lengths)
+    wrong = np.flatnonzero(lengths < 0)
+    if wrong.size:
+        raise GeometryError(
+            f"sample {wrong[0]}: length {lengths[wrong[0]]}; a sequence has 0 tokens or more"
+        )
     return -(-lengths // multiple) * multiple
 
 
-def packed_stream_length(
+def _packed_stream_length(
     padded: IntArray, cp: ContextParallel, stream_length: int | None = None
 ) -> int:
-    """Return the length of the whole padded stream, tokens.
-
-    Args:
-        padded: int64 [N], as `padded_lengths` gives them.
-        cp: the rank's place.
-        stream_length: the wanted length; default: the smallest multiple of `cp.size` that holds the
-            sequences.
-
-    Raises:
-        GeometryError: when `stream_length` is shorter than the sequences or no multiple of
-            `cp.size`.
-    """
+    """Return the length of the whole padded stream; the default is the shortest that can be cut."""
     used = int(padded.sum())
     if stream_length is None:
         return -(-used // cp.size) * cp.size
@@ -135,8 +102,7 @@ def packed_token_index(
     pad_multiple: int | None = None,
     stream_length: int | None = None,
 ) -> IntArray:
-    """Return, for every row of this rank's local stream, which token of the concatenated UNPADDED
-    sequences lies there.
+    """Return which token of the concatenated UNPADDED sequences lies at every local row.
 
     Args:
         total_lengths: int [N], tokens of each sequence, in stream order.
@@ -158,22 +124,21 @@ def packed_token_index(
     """
     lengths = int_array(total_lengths)
     padded = padded_lengths(lengths, cp, pad_multiple=pad_multiple)
-    length = packed_stream_length(padded, cp, stream_length)
-    first = np.cumsum(lengths) - lengths
+    length = _packed_stream_length(padded, cp, stream_length)
+    firsts_N, places_N = np.cumsum(lengths) - lengths, np.cumsum(padded) - padded
     if cp.layout == "contiguous":
-        part = length // cp.size
+        # Lay the whole stream out, then cut this rank's part.
         stream = np.full(length, -1, np.int64)
-        stream[np.repeat(np.cumsum(padded) - padded, lengths) + ramp(lengths)] = np.arange(
-            int(lengths.sum())
-        )
-        return stream[cp.rank * part : (cp.rank + 1) * part]
-    starts, chunk = zigzag_starts(lengths, padded, cp)
-    sizes = np.repeat(chunk, 2)
-    positions = np.repeat(starts.ravel(), sizes) + ramp(sizes)
-    samples = np.repeat(np.arange(lengths.size), 2 * chunk)
-    index = np.where(positions < lengths[samples], first[samples] + positions, -1)
-    tail = np.full(length // cp.size - index.size, -1, np.int64)
-    return np.concatenate([index, tail])
+        stream[np.repeat(places_N, lengths) + ramp(lengths)] = np.arange(int(lengths.sum()))
+        return np.split(stream, cp.size)[cp.rank]
+    starts_NK, stops_NK = owned_ranges(lengths, cp, offsets=places_N, padded=padded)
+    sizes = (stops_NK - starts_NK).ravel()
+    positions_S = np.repeat(starts_NK.ravel(), sizes) + ramp(sizes)
+    samples_S = np.repeat(np.arange(lengths.size), padded // cp.size)
+    index_S = np.where(positions_S < lengths[samples_S], firsts_N[samples_S] + positions_S, -1)
+    # Padding of the stream itself lies behind the last sequence of every rank.
+    tail = np.full(length // cp.size - index_S.size, -1, np.int64)
+    return np.concatenate([index_S, tail])
 
 
 def packed_responses(
@@ -185,8 +150,9 @@ def packed_responses(
     stream_length: int | None = None,
     stream_offsets: Sequence[int] | IntArray | None = None,
 ) -> PackedResponses:
-    """Return the response tokens this rank owns of a packed micro-batch, as flat arrays, in time
-    linear in their number.
+    """Return the response tokens this rank owns of a packed micro-batch, as flat arrays.
+
+    Takes time linear in their number.
 
     Args:
         total_lengths: int [N], prompt and response tokens of each sequence, in stream order.
@@ -215,29 +181,21 @@ def packed_responses(
                 "stream_offsets belong to layout 'contiguous'; zigzag sequences lie back to back,"
                 " padded to pad_multiple"
             )
-        packed_stream_length(padded, cp, stream_length)
-        owned = owned_logits(
+        _packed_stream_length(padded, cp, stream_length)
+        owned = owned_responses(
             totals, responses, cp, offsets=starts, stream_length=None, padded=padded
         )
-        rows = owned.rows + (starts // cp.size)[owned.samples]
-    else:
-        offsets = starts if stream_offsets is None else int_array(stream_offsets)
-        if offsets.shape != totals.shape:
-            raise GeometryError(
-                f"{offsets.size} stream offsets for {totals.size} samples; give one per sample"
-            )
-        if stream_offsets is None:
-            stream_length = packed_stream_length(padded, cp, stream_length)
-        owned = owned_logits(totals, responses, cp, offsets=offsets, stream_length=stream_length)
-        rows = owned.rows
-    first = np.cumsum(responses) - responses
-    return PackedResponses(
-        counts=owned.counts,
-        samples=owned.samples,
-        response_indices=owned.response_indices,
-        flat_indices=first[owned.samples] + owned.response_indices,
-        logit_rows=rows,
-    )
+        # Each rank holds an equal share of every padded sequence before.
+        rows = owned.logit_rows + (starts // cp.size)[owned.samples]
+        return replace(owned, logit_rows=rows)
+    offsets = starts if stream_offsets is None else int_array(stream_offsets)
+    if offsets.shape != totals.shape:
+        raise GeometryError(
+            f"{offsets.size} stream offsets for {totals.size} samples; give one per sample"
+        )
+    if stream_offsets is None:
+        stream_length = _packed_stream_length(padded, cp, stream_length)
+    return owned_responses(totals, responses, cp, offsets=offsets, stream_length=stream_length)
 
 
 def packed_response_rows(
@@ -248,10 +206,9 @@ def packed_response_rows(
     pad_multiple: int | None = None,
     stream_length: int | None = None,
 ) -> list[ResponseSlice]:
-    """Return each sample's owned response tokens with rows of the PACKED LOCAL STREAM, ready to
-    index a micro-batch's logits or hidden states.
+    """Return each sample's owned response tokens with rows of the PACKED LOCAL STREAM.
 
-    The stream is the one `packed_token_index` (and `rl_metrics.torch.slice_tokens`) makes with the
+    The rows index a micro-batch's logits or hidden states. The stream is the one `packed_token_index` (and `rl_metrics.torch.slice_tokens`) makes with the
     same arguments.
 
     Args:
@@ -277,9 +234,11 @@ def packed_response_rows(
     owned = packed_responses(
         total_lengths, response_lengths, cp, pad_multiple=pad_multiple, stream_length=stream_length
     )
-    cuts = np.cumsum(owned.counts)[:-1]
-    pieces = zip(
-        np.split(owned.response_indices, cuts), np.split(owned.logit_rows, cuts), strict=True
-    )
-    slices = [ResponseSlice(response_indices=indices, logit_rows=rows) for indices, rows in pieces]
-    return slices if owned.counts.size else []
+    ends = np.cumsum(owned.counts)
+    return [
+        ResponseSlice(
+            response_indices=owned.response_indices[start:end],
+            logit_rows=owned.logit_rows[start:end],
+        )
+        for start, end in zip(ends - owned.counts, ends, strict=True)
+    ]

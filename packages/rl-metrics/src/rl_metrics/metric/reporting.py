@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from rl_metrics.arguments import listed
 from rl_metrics.errors import MetricsError
-from rl_metrics.metric import Metric, check_metric
+from rl_metrics.metric.metric import Metric, check_metric
 
 __all__ = ["listed_metrics", "merge_metrics", "report"]
 

@@ -1,8 +1,7 @@
-"""Prove on this machine that layouts do not change a number: real gloo processes, every layout,
-every aggregation.
+"""The proof that layouts do not change a number: real gloo processes, every layout.
 
 Each layout reports its largest relative difference from the closed-form answer of a
-`rl_metrics.scenario.Scenario`.
+`rl_metrics.selftest.scenario.Scenario`.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from rl_metrics.aggregation import AGGREGATIONS, Aggregation
+from rl_metrics.aggregation.aggregation import AGGREGATIONS, Aggregation
+from rl_metrics.aggregation.loss_scale import calculates_per_token_loss, megatron_loss_scale
 from rl_metrics.arguments import count
-from rl_metrics.context_parallel import ContextParallel, Layout
 from rl_metrics.errors import MetricsError
-from rl_metrics.loss_scale import calculates_per_token_loss, megatron_loss_scale
-from rl_metrics.packing import packed_responses
-from rl_metrics.rollout_report import rollout_log_metric_contribution
-from rl_metrics.scenario import Scenario, make_scenario
-from rl_metrics.step_report import MicroBatchMetrics
+from rl_metrics.geometry.context_parallel import ContextParallel, Layout
+from rl_metrics.geometry.packing import packed_responses
+from rl_metrics.metric.rollout_report import rollout_log_metric_contribution
+from rl_metrics.metric.step_report import MicroBatchMetrics
+from rl_metrics.selftest.processes import run_gloo_ranks
+from rl_metrics.selftest.scenario import Scenario, make_scenario
 from rl_metrics.torch.gather import gather_responses
-from rl_metrics.torch.processes import run_gloo_ranks
 from rl_metrics.torch.reducers import loss_reducer, megatron_num_tokens
 from rl_metrics.torch.reports import gather_and_reduce_log_dict, reduce_train_step_metrics
 from rl_metrics.torch.slicing import slice_response
@@ -150,20 +149,15 @@ def _check_mesh(
     scenario: Scenario, dp_size: int, cp_size: int, _rank: int, _size: int
 ) -> list[LayoutCheck]:
     """Check one mesh on this rank: both layouts, both dtypes, all aggregations."""
-    cp_groups = [
-        dist.new_group(list(range(d * cp_size, (d + 1) * cp_size))) for d in range(dp_size)
-    ]
+    cp_groups = [dist.new_group([d * cp_size + c for c in range(cp_size)]) for d in range(dp_size)]
     dp_rank, cp_rank = divmod(dist.get_rank(), cp_size)
     checks = []
     for layout in ("zigzag", "contiguous"):
-        mesh = _Mesh(
-            dp_size=dp_size,
-            dp_rank=dp_rank,
-            cp=ContextParallel(cp_size, cp_rank, layout),
-            cp_group=cp_groups[dp_rank],
-        )
+        cp = ContextParallel(cp_size, cp_rank, layout)
+        mesh = _Mesh(dp_size=dp_size, dp_rank=dp_rank, cp=cp, cp_group=cp_groups[dp_rank])
         for dtype in (torch.float32, torch.float64):
-            checks += [_check(scenario, mesh, aggregation, dtype) for aggregation in AGGREGATIONS]
+            others = _check_tensors(scenario, mesh, dtype)
+            checks += [_check(scenario, mesh, each, dtype, *others) for each in AGGREGATIONS]
     return checks
 
 
@@ -176,53 +170,30 @@ class _Mesh:
     cp: ContextParallel
     cp_group: dist.ProcessGroup
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _MicroBatch:
-    """The samples of one micro-batch and what this rank holds of their packed stream."""
-
-    samples: list[int]
-    totals: list[int]
-    responses: list[int]
-    masks: list[torch.Tensor]
-
-    @classmethod
-    def of(cls, scenario: Scenario, samples: list[int]) -> _MicroBatch:
-        return cls(
-            samples=samples,
-            totals=[scenario.total_lengths[i] for i in samples],
-            responses=[scenario.response_lengths[i] for i in samples],
-            masks=[torch.from_numpy(scenario.loss_masks[i]) for i in samples],
-        )
-
-
-def _micro_batches(scenario: Scenario, mesh: _Mesh) -> list[_MicroBatch]:
-    """Deal samples to ranks and micro-batches like cards, so that siblings part; a micro-batch may be empty, which makes it a filler."""
-    mine = range(mesh.dp_rank, scenario.num_samples, mesh.dp_size)
-    return [
-        _MicroBatch.of(scenario, list(mine[k::_NUM_MICRO_BATCHES]))
-        for k in range(_NUM_MICRO_BATCHES)
-    ]
+    def samples(self, scenario: Scenario) -> list[int]:
+        """Return the samples of this data-parallel rank."""
+        return list(range(self.dp_rank, scenario.num_samples, self.dp_size))
 
 
 def _local_losses(
-    scenario: Scenario, batch: _MicroBatch, mesh: _Mesh, parameters: torch.Tensor
+    batch: Scenario, cp: ContextParallel, parameters: torch.Tensor, masks: list[torch.Tensor]
 ) -> torch.Tensor:
     """Return this rank's per-token losses of a micro-batch, NaN at masked positions."""
-    owned = packed_responses(batch.totals, batch.responses, mesh.cp).flat_indices
-    if not batch.samples:
+    owned = packed_responses(batch.total_lengths, batch.response_lengths, cp).flat_indices
+    if not batch.num_samples:
         return (parameters.new_zeros(0, 2) @ parameters).square()
-    features = torch.from_numpy(
-        np.concatenate([scenario.features[i] for i in batch.samples])[owned]
-    ).to(parameters.dtype)
-    masked = torch.cat(batch.masks)[torch.from_numpy(owned)] == 0
-    return (features @ parameters).square() + torch.where(masked, torch.nan, 0.0).to(
-        parameters.dtype
-    )
+    features = torch.from_numpy(np.concatenate(batch.features)[owned]).to(parameters.dtype)
+    is_masked = torch.cat(masks)[torch.from_numpy(owned)] == 0
+    return (features @ parameters).square().masked_fill(is_masked, torch.nan)
 
 
 def _check(
-    scenario: Scenario, mesh: _Mesh, aggregation: Aggregation, dtype: torch.dtype
+    scenario: Scenario,
+    mesh: _Mesh,
+    aggregation: Aggregation,
+    dtype: torch.dtype,
+    whitening_difference: float,
+    gather_is_exact: bool,
 ) -> LayoutCheck:
     """Run one step the way a Megatron trainer does and compare."""
     parameters = torch.tensor(scenario.parameters, dtype=dtype, requires_grad=True)
@@ -238,21 +209,25 @@ def _check(
     )
     reports = []
     counted = torch.zeros((), dtype=torch.int32)
-    for batch in _micro_batches(scenario, mesh):
-        needs = None if aggregation in ("token_mean", "constant") else denominators[batch.samples]
-        reduce = loss_reducer(
-            aggregation, batch.totals, batch.responses, batch.masks, denominators=needs, cp=mesh.cp
-        )
-        reduced = reduce(_local_losses(scenario, batch, mesh, parameters))
-        loss, num_tokens = reduced * scale, megatron_num_tokens(aggregation, batch.masks)
+    # Dealt like cards, so that siblings part; a micro-batch may be empty, which makes it a filler.
+    mine = mesh.samples(scenario)
+    for samples in (mine[k::_NUM_MICRO_BATCHES] for k in range(_NUM_MICRO_BATCHES)):
+        batch = scenario.part(samples)
+        masks = [torch.from_numpy(mask) for mask in batch.loss_masks]
+        needs = None if aggregation in ("token_mean", "constant") else denominators[samples]
+        reduced = loss_reducer(
+            aggregation,
+            batch.total_lengths,
+            batch.response_lengths,
+            masks,
+            denominators=needs,
+            cp=mesh.cp,
+        )(_local_losses(batch, mesh.cp, parameters, masks))
+        loss, num_tokens = reduced * scale, megatron_num_tokens(aggregation, masks)
         (loss if per_token else loss / num_tokens.clamp(min=1) / _NUM_MICRO_BATCHES).backward()  # type: ignore[no-untyped-call]
         counted += num_tokens
-        reports.append(
-            MicroBatchMetrics(
-                sums={"loss": reduced.detach()},
-                num_tokens=sum(int(mask.sum()) for mask in batch.masks),
-            )
-        )
+        sums = {"loss": reduced.detach()}
+        reports.append(MicroBatchMetrics(sums=sums, num_tokens=batch.num_tokens))
     gradient = _finalized(parameters.grad, counted if per_token else None)
     value = reduce_train_step_metrics(
         reports, aggregation=aggregation, step_units=units, cp_size=mesh.cp.size, group=None
@@ -271,8 +246,8 @@ def _check(
         gradient_difference=float(
             np.linalg.norm(gradient.double().numpy() - slope) / np.linalg.norm(slope)
         ),
-        whitening_difference=_whitening_difference(scenario, mesh, dtype),
-        gather_is_exact=_gather_is_exact(scenario, mesh, dtype),
+        whitening_difference=whitening_difference,
+        gather_is_exact=gather_is_exact,
     )
 
 
@@ -303,41 +278,33 @@ def _rollout_log(
     return scenario.expected_value(aggregation) if lines is None else lines["rollout/loss"]
 
 
-def _pieces(batch: _MicroBatch, mesh: _Mesh, full: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Cut one full tensor per sample down to this rank, in the zigzag of each sample or this rank's part of the stream."""
-    length = -(-sum(batch.totals) // mesh.cp.size) * mesh.cp.size
-    offsets = np.cumsum([0, *batch.totals])[:-1]
-    return [
-        slice_response(x, total, response, mesh.cp, stream_offset=int(offset), stream_length=length)
-        for x, total, response, offset in zip(
-            full, batch.totals, batch.responses, offsets, strict=True
-        )
-    ]
+def _check_tensors(scenario: Scenario, mesh: _Mesh, dtype: torch.dtype) -> tuple[float, bool]:
+    """Whiten values over all ranks, cut responses and gather them back.
 
+    Returns:
+        The largest difference from whitening in one process, and whether every bit came back.
+    """
+    batch = scenario.part(mesh.samples(scenario))
+    totals, responses, cp = batch.total_lengths, batch.response_lengths, mesh.cp
+    length = -(-sum(totals) // cp.size) * cp.size
+    offsets = (np.cumsum(totals) - totals).tolist()
 
-def _whitening_difference(scenario: Scenario, mesh: _Mesh, dtype: torch.dtype) -> float:
-    """Compare whitening over ranks with whitening in one process."""
+    def pieces(full: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [
+            slice_response(x, total, response, cp, stream_offset=offset, stream_length=length)
+            for x, total, response, offset in zip(full, totals, responses, offsets, strict=True)
+        ]
+
+    full = [torch.from_numpy(batch.values(i)).to(dtype) for i in range(batch.num_samples)]
+    values, masks = pieces(full), pieces([torch.from_numpy(mask) for mask in batch.loss_masks])
+    restored = gather_responses(values, totals, responses, cp, group=mesh.cp_group)
+    is_exact = all(torch.equal(a, b) for a, b in zip(restored, full, strict=True))
     everything = np.concatenate([scenario.values(i) for i in range(scenario.num_samples)])
-    trained = np.concatenate(scenario.loss_masks) != 0
-    mean, deviation = everything[trained].mean(), np.sqrt(everything[trained].var(ddof=1) + 1e-8)
-    batch = _MicroBatch.of(scenario, list(range(mesh.dp_rank, scenario.num_samples, mesh.dp_size)))
-    full = [torch.from_numpy(scenario.values(i)).to(dtype) for i in batch.samples]
-    values, masks = _pieces(batch, mesh, full), _pieces(batch, mesh, batch.masks)
+    trained = everything[np.concatenate(scenario.loss_masks) != 0]
     whitened = torch.cat(masked_whiten(values, masks)).double()
-    expected = torch.where(
-        torch.cat(masks).ne(0), (torch.cat(values).double() - mean) / deviation, 0.0
-    )
-    return float((whitened - expected).abs().max()) if whitened.numel() else 0.0
-
-
-def _gather_is_exact(scenario: Scenario, mesh: _Mesh, dtype: torch.dtype) -> bool:
-    """Slice full responses, gather them back and compare bits."""
-    batch = _MicroBatch.of(scenario, list(range(mesh.dp_rank, scenario.num_samples, mesh.dp_size)))
-    full = [torch.from_numpy(scenario.values(i)).to(dtype) for i in batch.samples]
-    restored = gather_responses(
-        _pieces(batch, mesh, full), batch.totals, batch.responses, mesh.cp, group=mesh.cp_group
-    )
-    return all(torch.equal(a, b) for a, b in zip(restored, full, strict=True))
+    expected = (torch.cat(values).double() - trained.mean()) / np.sqrt(trained.var(ddof=1) + 1e-8)
+    differences = whitened - torch.where(torch.cat(masks).ne(0), expected, 0.0)
+    return float(differences.abs().max()) if differences.numel() else 0.0, is_exact
 
 
 def _relative(value: float | None, expected: float) -> float:

@@ -6,28 +6,28 @@ holes, rollouts of one to three siblings that land on different ranks and micro-
 that is masked throughout, and NaN at every masked position.
 
 The per-token loss is `x = (a w_0 + b w_1)^2` for two parameters `w` and random features `a, b`; so
-value and gradient of every aggregation are known in closed form.
+value and gradient of every aggregation are known in closed form. Axes: N samples, R_i response
+tokens of sample `i`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from rl_metrics.aggregation import Aggregation
-from rl_metrics.arguments import count
-from rl_metrics.denominators import count_step_units, loss_denominators, mask_sums
+from rl_metrics.aggregation.aggregation import Aggregation
+from rl_metrics.aggregation.denominators import count_step_units, loss_denominators, mask_sums
+from rl_metrics.aggregation.loss_reduction import aggregate
+from rl_metrics.arguments import FloatArray, count
 from rl_metrics.errors import MetricsError
-from rl_metrics.loss_reduction import aggregate
 
 __all__ = ["CONSTANT", "Scenario", "make_scenario"]
 
 CONSTANT = 64.0
 """The divisor the scenario uses with `constant`."""
-
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,16 +65,23 @@ class Scenario:
         """Count the trained tokens."""
         return int(mask_sums(self.loss_masks).sum())
 
+    @property
+    def _ids(self) -> dict[str, tuple[int, ...]]:
+        return {"rollout_ids": self.rollout_ids, "group_ids": self.group_ids}
+
     def denominators(self, aggregation: Aggregation) -> FloatArray:
-        """Return the denominators of the whole step by one of the five aggregations, float64 [N], at least 1."""
-        return loss_denominators(
-            aggregation, self.loss_masks, rollout_ids=self.rollout_ids, group_ids=self.group_ids
-        )
+        """Return the denominators of the whole step, float64 [N], at least 1."""
+        return loss_denominators(aggregation, self.loss_masks, **self._ids)
+
+    def part(self, samples: Sequence[int]) -> Scenario:
+        """Return the step of some of the samples, in the order given."""
+        columns = ("total_lengths", "response_lengths", "loss_masks", "features", *self._ids)
+        picked = {name: tuple(getattr(self, name)[i] for i in samples) for name in columns}
+        return replace(self, **picked)
 
     def step_units(self, aggregation: Aggregation) -> float:
         """Return the step's units: tokens, samples, rollouts, prompt groups, or `CONSTANT`."""
-        ids = {"rollout_ids": self.rollout_ids, "group_ids": self.group_ids}
-        return count_step_units(aggregation, self.loss_masks, **ids, constant=CONSTANT)
+        return count_step_units(aggregation, self.loss_masks, **self._ids, constant=CONSTANT)
 
     def values(self, i: int) -> FloatArray:
         """Return the losses of sample `i`, float64 [R_i], without the NaN at masked positions."""
@@ -87,18 +94,15 @@ class Scenario:
 
     def expected_gradient(self, aggregation: Aggregation) -> FloatArray:
         """Return the gradient with respect to `w`, float64 [2], that every layout must reach."""
-        parts = []
-        for k in range(2):
-            slopes = [
-                2.0 * (feature @ np.array(self.parameters)) * feature[:, k]
-                for feature in self.features
-            ]
-            parts.append(self._aggregate(aggregation, slopes))
-        return np.array(parts)
+        outer = [2.0 * (feature @ np.array(self.parameters)) for feature in self.features]
+        slopes = (
+            [x * feature[:, k] for x, feature in zip(outer, self.features, strict=True)]
+            for k in range(2)
+        )
+        return np.array([self._aggregate(aggregation, slope) for slope in slopes])
 
     def _aggregate(self, aggregation: Aggregation, values: list[FloatArray]) -> float:
-        ids = {"rollout_ids": self.rollout_ids, "group_ids": self.group_ids}
-        result = aggregate(aggregation, values, self.loss_masks, **ids, constant=CONSTANT)
+        result = aggregate(aggregation, values, self.loss_masks, **self._ids, constant=CONSTANT)
         if result is None:
             raise MetricsError("the scenario has no trained token")
         return result
@@ -115,10 +119,8 @@ def make_scenario(seed: int, *, num_rollouts: int = 8, max_response: int = 90) -
     Raises:
         MetricsError: for numbers below those.
     """
-    num_rollouts, max_response = (
-        count(num_rollouts, "num_rollouts", minimum=4),
-        count(max_response, "max_response", minimum=4),
-    )
+    num_rollouts = count(num_rollouts, "num_rollouts", minimum=4)
+    max_response = count(max_response, "max_response", minimum=4)
     rng = np.random.default_rng(count(seed, "seed", minimum=0))
     siblings = rng.integers(1, 4, num_rollouts)
     siblings[0] = 3

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import SupportsFloat
 
-from rl_metrics.aggregation import Aggregation, check_aggregation, check_step_units
+from rl_metrics.aggregation.aggregation import Aggregation, check_aggregation, check_step_units
 from rl_metrics.arguments import count, finite_number, number
 from rl_metrics.errors import MetricsError
-from rl_metrics.metric import Metric
+from rl_metrics.metric.metric import Metric
 
 __all__ = ["rollout_log_metric_contribution"]
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rl_metrics.arguments import as_array, listed
+from rl_metrics.arguments import BoolArray, FloatArray, IntArray, as_array, listed
 from rl_metrics.errors import MetricsError
 
 __all__ = [
@@ -28,10 +28,7 @@ __all__ = [
     "trained_values",
 ]
 
-BoolArray = npt.NDArray[np.bool_]
-IntArray = npt.NDArray[np.int64]
-
-RULE = (
+_RULE = (
     "a mask holds booleans, or exactly 0 and 1; weights belong into the values, not into the mask"
 )
 """The end of every error about a mask."""
@@ -50,9 +47,9 @@ def is_trained(mask: npt.ArrayLike, what: str) -> BoolArray:
     array = as_array(mask, what)
     wrong = _first_wrong(array)
     if wrong is not None:
-        index = np.unravel_index(wrong, array.shape)
-        place = ", ".join(str(int(i)) for i in index)
-        raise MetricsError(f"{what} holds {array[index].item()!r} at index {place or '()'}; {RULE}")
+        index = tuple(int(i) for i in np.unravel_index(wrong, array.shape))
+        place = ", ".join(map(str, index)) or "()"
+        raise MetricsError(f"{what} holds {array[index].item()!r} at index {place}; {_RULE}")
     return array.astype(np.bool_, copy=False)
 
 
@@ -90,7 +87,7 @@ def trained_tokens(flat: npt.NDArray[Any], lengths: IntArray) -> BoolArray:
         i = int(np.searchsorted(ends, wrong, side="right"))
         token = wrong - int(ends[i] - lengths[i])
         raise MetricsError(
-            f"sample {i}: loss mask holds {flat[wrong].item()!r} at response token {token}; {RULE}"
+            f"sample {i}: loss mask holds {flat[wrong].item()!r} at response token {token}; {_RULE}"
         )
     return flat.astype(np.bool_, copy=False)
 
@@ -144,21 +141,24 @@ def check_mask_lengths(sizes: IntArray, response_lengths: IntArray) -> None:
         )
 
 
-def sums_of_pieces(trained: BoolArray, lengths: IntArray) -> npt.NDArray[np.float64]:
-    """Return how many entries of each piece of a flat mask are set, float64 [N], the pieces having the given lengths, int64 [N]."""
-    sums = np.zeros(lengths.size, np.float64)
-    # Empty pieces have no start of their own: reduceat would give them the entry of the next piece.
-    filled = lengths > 0
-    if filled.any():
-        sums[filled] = np.add.reduceat(
-            trained, (np.cumsum(lengths) - lengths)[filled], dtype=np.int64
-        )
+def sums_of_pieces(trained: BoolArray, lengths: IntArray) -> FloatArray:
+    """Return how many entries of each piece of a flat mask are set.
+
+    Args:
+        trained: bool [sum R_i].
+        lengths: int64 [N], `R_i`.
+
+    Returns:
+        float64 [N].
+    """
+    # Differences of running counts: a piece may be empty, which reduceat does not allow.
+    running = np.concatenate([[0], np.cumsum(trained, dtype=np.int64)])
+    ends = np.cumsum(lengths)
+    sums: FloatArray = (running[ends] - running[ends - lengths]).astype(np.float64)
     return sums
 
 
-def trained_values(
-    values: npt.NDArray[np.float64], mask: npt.ArrayLike | None
-) -> npt.NDArray[np.float64]:
+def trained_values(values: FloatArray, mask: npt.ArrayLike | None) -> FloatArray:
     """Return the entries of an array that its mask trains, flat; all of them without a mask.
 
     Args:
@@ -173,7 +173,7 @@ def trained_values(
     trained = is_trained(mask, "the mask")
     if trained.shape != values.shape:
         raise MetricsError(f"values have shape {values.shape} but the mask {trained.shape}")
-    chosen: npt.NDArray[np.float64] = values[trained]
+    chosen: FloatArray = values[trained]
     return chosen
 
 
@@ -181,5 +181,6 @@ def _first_wrong(array: npt.NDArray[Any]) -> int | None:
     """Return the flat index of the first entry that is neither 0 nor 1; NaN is neither."""
     if array.dtype.kind == "b":
         return None
+    # 0 and 1 alone equal their own truth value.
     wrong = np.flatnonzero(array != (array != 0))
     return int(wrong[0]) if wrong.size else None

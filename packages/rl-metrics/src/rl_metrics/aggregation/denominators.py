@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rl_metrics.aggregation import Aggregation, check_aggregation, check_step_units
+from rl_metrics.aggregation.aggregation import Aggregation, check_aggregation, check_step_units
+from rl_metrics.aggregation.masks import concatenated_masks, listed_masks, sums_of_pieces
 from rl_metrics.arguments import as_array, listed, number_array
 from rl_metrics.errors import MetricsError
-from rl_metrics.masks import concatenated_masks, listed_masks, sums_of_pieces
 
 __all__ = [
     "checked_denominators",
@@ -32,6 +32,9 @@ __all__ = [
 
 Ids = Sequence[int] | npt.NDArray[np.integer[Any]]
 """One integer per sample, of any size, equal for samples that belong together."""
+
+_IDS: dict[Aggregation, str] = {"rollout_mean": "rollout_ids", "prompt_mean": "group_ids"}
+"""The argument that says which samples belong together, where the aggregation asks."""
 
 
 def mask_sums(loss_masks: Sequence[Any]) -> npt.NDArray[np.float64]:
@@ -76,8 +79,7 @@ def checked_denominators(sample_denoms: npt.ArrayLike, num_samples: int) -> npt.
 
 
 def rollout_denominators(loss_masks: Sequence[Any], rollout_ids: Ids) -> npt.NDArray[np.float64]:
-    """Return each sample's denominator for `rollout_mean`: the trained tokens of its rollout, over
-    all siblings.
+    """Return each sample's denominator for `rollout_mean`: the trained tokens of its rollout.
 
     Args:
         loss_masks: N masks [R_i], the whole step (or any larger set that contains every sibling).
@@ -97,8 +99,7 @@ def rollout_denominators(loss_masks: Sequence[Any], rollout_ids: Ids) -> npt.NDA
 
 
 def prompt_denominators(loss_masks: Sequence[Any], group_ids: Ids) -> npt.NDArray[np.float64]:
-    """Return each sample's denominator for `prompt_mean`: the trained tokens of its prompt group,
-    over all its rollouts.
+    """Return each sample's denominator for `prompt_mean`: the trained tokens of its prompt group.
 
     Args:
         loss_masks: N masks [R_i], the whole step (or any larger set that contains every prompt
@@ -143,10 +144,8 @@ def loss_denominators(
     """
     check_aggregation(aggregation)
     loss_masks = listed_masks(loss_masks)
-    if aggregation == "rollout_mean":
-        return rollout_denominators(loss_masks, _required(rollout_ids, "rollout_ids", aggregation))
-    if aggregation == "prompt_mean":
-        return prompt_denominators(loss_masks, _required(group_ids, "group_ids", aggregation))
+    if aggregation in _IDS:
+        return _grouped(loss_masks, *_step_ids(aggregation, rollout_ids, group_ids))
     sums = mask_sums(loss_masks)
     return np.maximum(sums, 1.0) if aggregation == "sample_mean" else np.ones_like(sums)
 
@@ -178,41 +177,29 @@ def count_step_units(
     """
     check_aggregation(aggregation)
     sums = mask_sums(loss_masks)
-    num_samples = sums.size
-    if aggregation == "token_mean":
-        return float(sums.sum())
-    if aggregation == "sample_mean":
-        return float(num_samples)
-    if aggregation == "rollout_mean":
-        return float(
-            np.unique(
-                _labels(
-                    _required(rollout_ids, "rollout_ids", aggregation), num_samples, "rollout_ids"
-                )
-            ).size
-        )
-    if aggregation == "prompt_mean":
-        return float(
-            np.unique(
-                _labels(_required(group_ids, "group_ids", aggregation), num_samples, "group_ids")
-            ).size
-        )
-    return check_step_units(aggregation, constant)
+    if aggregation in _IDS:
+        ids, name = _step_ids(aggregation, rollout_ids, group_ids)
+        return float(np.unique(_labels(ids, sums.size, name)).size)
+    if aggregation == "constant":
+        return check_step_units(aggregation, constant)
+    return float(sums.sum()) if aggregation == "token_mean" else float(sums.size)
 
 
-def _required(ids: Ids | None, name: str, aggregation: Aggregation) -> Ids:
-    """Return `ids` or say which argument the aggregation lacks."""
+def _step_ids(
+    aggregation: Aggregation, rollout_ids: Ids | None, group_ids: Ids | None
+) -> tuple[Ids, str]:
+    """Return the ids that an aggregation goes by, and the name of that argument."""
+    name = _IDS[aggregation]
+    ids = {"rollout_ids": rollout_ids, "group_ids": group_ids}[name]
     if ids is None:
         raise MetricsError(f"{aggregation} needs {name}, one integer per sample of the step")
-    return ids
+    return ids, name
 
 
 def _grouped(loss_masks: Sequence[Any], ids: Ids, name: str) -> npt.NDArray[np.float64]:
     """Sum the trained tokens over equal ids and give every sample its group's sum, 0 as 1."""
     sums = mask_sums(loss_masks)
     labels = _labels(ids, sums.size, name)
-    if not labels.size:
-        return sums
     _, inverse = np.unique(labels, return_inverse=True)
     return np.maximum(np.bincount(inverse, weights=sums), 1.0)[inverse]
 
@@ -223,8 +210,7 @@ def _labels(ids: Ids, num_samples: int, name: str) -> npt.NDArray[np.integer[Any
     if isinstance(given, list) and all(
         isinstance(label, int | np.integer) and not isinstance(label, bool) for label in given
     ):
-        # Integers of any size: they are only compared, so each counts as its place among the
-        # different ones.
+        # Ids are only compared: the place of the first equal one stands for integers of any size.
         places = {label: place for place, label in enumerate(dict.fromkeys(given))}
         given = np.array([places[label] for label in given], np.int64)
     labels = as_array(given, name)

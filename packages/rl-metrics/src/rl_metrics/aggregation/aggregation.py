@@ -1,24 +1,16 @@
 """The five ways to make one loss out of many tokens, and the checks they share.
 
-With `x_it` the loss of response token `t` of sample `i` and `m_it` its mask:
+| aggregation | loss of a step | denominator `D_i` | step units `U` |
+| --- | --- | --- | --- |
+| token_mean | mean over trained tokens | 1 | trained tokens |
+| sample_mean | mean over samples of their token mean | own mask sum | samples |
+| rollout_mean | mean over rollouts of their token mean | mask sum over all siblings | rollouts |
+| prompt_mean | mean over prompt groups of their token mean | mask sum over the group | prompt groups |
+| constant | sum over trained tokens / U | 1 | the constant |
 
-==============  =======================================================
-===============================  ==================
-aggregation     loss of a step                                           denominator `D_i`              step units `U`
-==============  =======================================================
-===============================  ==================
-token_mean      sum_it m x / sum_it m                                    1                                trained tokens
-sample_mean     mean over samples of sum_t m x / sum_t m                 own mask sum                     samples
-rollout_mean    mean over rollouts of their token-weighted mean          mask sum over all siblings       rollouts
-prompt_mean     mean over prompt groups of their token-weighted mean     mask sum over the group          prompt groups
-constant        sum_it m x / U                                           1                                the constant
-==============  =======================================================
-===============================  ==================
-
-Every one of them is `(1 / U) sum_i (sum_t m_it x_it) / D_i`: a plain sum over tokens once `D` and
-`U` are known for the whole step, which is why no micro-batch split and no layout can change it.
-`prompt_mean` is the formula of the DAPO paper (arXiv:2503.14476, eq. 8, taken per prompt),
-`constant` that of Dr. GRPO (arXiv:2503.20783).
+With `x_it` the loss of response token `t` of sample `i` and `m_it` its mask, each of them is
+`(1 / U) sum_i (sum_t m_it x_it) / D_i`: a plain sum over tokens once `D` and `U` are known for the
+whole step, which is why no micro-batch split and no layout can change it.
 """
 
 from __future__ import annotations
@@ -32,7 +24,11 @@ from rl_metrics.errors import MetricsError
 __all__ = ["AGGREGATIONS", "Aggregation", "check_aggregation", "check_step_units"]
 
 Aggregation = Literal["token_mean", "sample_mean", "rollout_mean", "prompt_mean", "constant"]
-"""How the tokens of a step become one loss."""
+"""How the tokens of a step become one loss.
+
+`prompt_mean` is the formula of the DAPO paper (arXiv:2503.14476, eq. 8, taken per prompt),
+`constant` that of Dr. GRPO (arXiv:2503.20783).
+"""
 
 AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
 """All aggregations, in the order of the table above."""

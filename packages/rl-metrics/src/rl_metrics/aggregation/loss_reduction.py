@@ -1,5 +1,4 @@
-"""The slow, obvious form of every reduction: a loop over samples in float64 that the tensor code is
-tested against.
+"""The slow, obvious form of every reduction, in float64: what the tensor code is tested against.
 
 `rl_metrics.torch` offers the same names for tensors.
 
@@ -16,19 +15,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rl_metrics.aggregation import Aggregation, check_aggregation
-from rl_metrics.arguments import flag, listed, number_array
-from rl_metrics.context_parallel import ContextParallel, IntArray, int_array
-from rl_metrics.denominators import (
+from rl_metrics.aggregation.aggregation import Aggregation, check_aggregation
+from rl_metrics.aggregation.denominators import (
     Ids,
     checked_denominators,
     count_step_units,
     loss_denominators,
     mask_sums,
 )
+from rl_metrics.aggregation.masks import (
+    check_mask_lengths,
+    concatenated_masks,
+    is_trained,
+    listed_masks,
+    sums_of_pieces,
+)
+from rl_metrics.arguments import IntArray, flag, listed, number_array
 from rl_metrics.errors import MetricsError
-from rl_metrics.masks import check_mask_lengths, concatenated_masks, is_trained, listed_masks
-from rl_metrics.packing import packed_responses
+from rl_metrics.geometry.context_parallel import ContextParallel, int_array
+from rl_metrics.geometry.packing import packed_responses
 
 __all__ = ["aggregate", "get_sum_of_sample_mean", "loss_reducer", "reducer_denominators"]
 
@@ -48,8 +53,7 @@ def get_sum_of_sample_mean(
     stream_length: int | None = None,
     pad_multiple: int | None = None,
 ) -> Reducer:
-    """Return the reference reducer of one micro-batch: `x -> sum_i (sum over local t of m_it x_it)
-    / D_i`.
+    """Return the reference reducer of one micro-batch: `x -> sum_i (sum_t m_it x_it) / D_i`.
 
     Arguments, result and errors are those of `rl_metrics.torch.get_sum_of_sample_mean`, on arrays
     and in float64.
@@ -67,44 +71,37 @@ def get_sum_of_sample_mean(
     )
     flat, lengths = concatenated_masks(loss_masks)
     check_mask_lengths(lengths, int_array(response_lengths))
-    masks = np.split(flat, np.cumsum(lengths)[:-1])
     if flag(calculate_per_token_loss, "calculate_per_token_loss"):
         divisors = np.ones(lengths.size)
     else:
-        divisors = checked_denominators(
-            (
-                [mask.sum() for mask in masks[: lengths.size]]
-                if sample_denoms is None
-                else sample_denoms
-            ),
-            lengths.size,
-        )
+        own = sums_of_pieces(flat, lengths)
+        divisors = checked_denominators(own if sample_denoms is None else sample_denoms, own.size)
+    trained = flat[owned.flat_indices]
 
     def reduce(x: npt.ArrayLike) -> np.float64:
         values = number_array(x, "the values")
-        if values.shape != owned.flat_indices.shape:
+        if values.shape != trained.shape:
             raise MetricsError(
-                f"got values of shape {values.shape}; this rank owns {owned.flat_indices.size}"
+                f"got values of shape {values.shape}; this rank owns {trained.size}"
                 " response tokens of the micro-batch"
             )
-        total, start = 0.0, 0
-        for i, count in enumerate(owned.counts):
-            local = slice(start, start + int(count))
-            trained = masks[i][owned.response_indices[local]]
-            total += float(np.sum(values[local][trained])) / float(divisors[i])
-            start = local.stop
+        total = 0.0
+        for i, divisor in enumerate(divisors.tolist()):
+            total += float(np.sum(values[trained & (owned.samples == i)])) / divisor
         return np.float64(total)
 
     return reduce
 
 
 def reducer_denominators(aggregation: Aggregation, denominators: Any) -> tuple[Any, bool]:
-    """Return the arguments `(sample_denoms, calculate_per_token_loss)` that make the low-level
-    reducer compute `aggregation`.
+    """Return what makes the low-level reducer compute `aggregation`.
 
     Args:
         aggregation: one of the five.
         denominators: [N] of the whole step, or None.
+
+    Returns:
+        Its arguments `(sample_denoms, calculate_per_token_loss)`.
 
     Raises:
         MetricsError: when `rollout_mean` or `prompt_mean` come without denominators, or
@@ -167,8 +164,7 @@ def aggregate(
     group_ids: Ids | None = None,
     constant: float | None = None,
 ) -> float | None:
-    """Return the aggregated value of a whole step held in one place: the number every layout must
-    report.
+    """Return the value of a whole step held in one place: the number every layout must report.
 
     Args:
         aggregation: one of the five.
@@ -189,12 +185,9 @@ def aggregate(
         Two samples of 100 tokens at 0.5 and 900 at 0.3: `token_mean` 0.32, `sample_mean` 0.4.
     """
     loss_masks = listed_masks(loss_masks)
-    divisors = loss_denominators(
-        aggregation, loss_masks, rollout_ids=rollout_ids, group_ids=group_ids
-    )
-    units = count_step_units(
-        aggregation, loss_masks, rollout_ids=rollout_ids, group_ids=group_ids, constant=constant
-    )
+    ids = {"rollout_ids": rollout_ids, "group_ids": group_ids}
+    divisors = loss_denominators(aggregation, loss_masks, **ids)
+    units = count_step_units(aggregation, loss_masks, **ids, constant=constant)
     values = listed(values, "values, one array per sample")
     if len(values) != len(loss_masks):
         raise MetricsError(
@@ -205,10 +198,8 @@ def aggregate(
         return None
     total = 0.0
     for i, (value, mask) in enumerate(zip(values, loss_masks, strict=True)):
-        array, trained = (
-            number_array(value, f"sample {i}: the values"),
-            is_trained(mask, f"sample {i}: the mask"),
-        )
+        array = number_array(value, f"sample {i}: the values")
+        trained = is_trained(mask, f"sample {i}: the mask")
         if array.shape != trained.shape:
             raise MetricsError(
                 f"sample {i}: values of shape {array.shape} but a mask of shape {trained.shape}"

@@ -1,0 +1,1 @@
+"""Which context-parallel rank owns which token, and where it lies there."""

@@ -1,0 +1,1 @@
+"""Metrics as records that say how they merge, and the reports made of them."""
