@@ -1,4 +1,4 @@
-"""Writes `docs/configuration.md` from the configuration classes: `python packages/rl-runtime/tests/docs/configuration_page.py`."""
+"""Writes `docs/configuration.md` from the configuration classes, when it is run as a script."""
 
 from pathlib import Path
 

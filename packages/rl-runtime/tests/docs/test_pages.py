@@ -1,11 +1,13 @@
-"""The code blocks of the documentation run; generated pages are current; every page stands in the navigation."""
+"""The code blocks of the documentation run; its tables and drawn numbers are those of the code."""
 
 import importlib.util
-import json
 import re
 from pathlib import Path
 
 import pytest
+
+from rl_dump import open_dump
+from rl_runtime.batch.columns import COLUMN_TYPES
 
 DOCS = Path(__file__).parents[4] / "docs"
 BLOCKS = [
@@ -52,14 +54,32 @@ def test_every_page_is_in_the_navigation() -> None:
 
 
 def test_the_sample_that_is_drawn_is_the_frozen_one() -> None:
-    content = json.loads(
-        (
-            DOCS.parent / "packages/rl-runtime/tests/golden/rollout-batch.v1/three_samples.json"
-        ).read_text()
-    )["arrays"]
-    assert content["tokens"][:5] == [11, 12, 21, 22, 23]
-    assert content["loss_masks"][:3] == [1, 0, 1]
-    assert content["nucleus_offsets"][:4] == [0, 2, 2, 5]
-    assert content["nucleus_ids"][:5] == [21, 9, 23, 5, 6]
-    assert content["rollout_log_probs"][:3] == [-0.5, 0.0, -1.25]
-    assert content["weight_versions"][:3] == [3, 3, 4]
+    path = DOCS.parent / "packages/rl-dump/tests/golden/rollout-dump.v1/three_samples.parquet"
+    assert path.relative_to(DOCS.parent).as_posix() in (DOCS / "contracts.md").read_text()
+    drawn = {
+        "tokens": [11, 12, 21, 22, 23],
+        "loss_masks": [1, 0, 1],
+        "rollout_log_probs": [-0.5, 0.0, -1.25],
+        "nucleus_status": [0, 2, 0],
+        "nucleus_offsets": [0, 2, 2, 5],
+        "nucleus_ids": [21, 9, 23, 5, 6],
+        "weight_versions": [3, 3, 4],
+    }
+    with open_dump(path) as dump:
+        found = {name: dump.column(name)[0].tolist() for name in drawn}
+    assert found == drawn
+
+
+def test_the_page_of_contracts_has_the_dtypes_of_a_batchs_columns() -> None:
+    """A row names one field or several, `a`, `b`, and as many dtypes, or one for all."""
+    rows = re.findall(
+        r"^\| ((?:`\w+`(?:, )?)+) \| ([^|]+) \|", (DOCS / "contracts.md").read_text(), re.MULTILINE
+    )
+    stated = {}
+    for cell, types in rows:
+        names = re.findall(r"`(\w+)`", cell)
+        dtypes = re.findall(r"(\w+) \[", types)
+        stated |= dict(zip(names, dtypes * len(names) if len(dtypes) == 1 else dtypes, strict=True))
+    assert {name: dtype for name, dtype in stated.items() if name in COLUMN_TYPES} == {
+        name: dtype for name, (dtype, _) in COLUMN_TYPES.items()
+    }
