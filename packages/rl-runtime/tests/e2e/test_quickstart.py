@@ -118,7 +118,7 @@ def test_the_fan_out_is_one_plus_i_mod_three(batch: Batch) -> None:
     assert counts.tolist() == [1 + int(rollout_id) % 3 for rollout_id in ids]
 
 
-def test_kept_sets_hold_the_sampled_ids(batch: Batch) -> None:
+def test_every_nucleus_holds_the_sampled_id(batch: Batch) -> None:
     _, rollout, _, _ = batch
     sizes = []
     for row in range(0, rollout.num_samples, 7):

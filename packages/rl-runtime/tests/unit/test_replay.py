@@ -122,7 +122,7 @@ def test_a_file_that_cannot_be_replayed_is_refused(
     assert str(refused.value).startswith(f"{path}: ")
 
 
-def test_ids_of_kept_sets_are_ids_too(tmp_path: Path) -> None:
+def test_ids_of_a_nucleus_are_ids_too(tmp_path: Path) -> None:
     kept: dict[str, Any] = {
         "rollout_position": np.array([0]),
         "tokens": RaggedArray.from_list([[1, 2]], np.int64),

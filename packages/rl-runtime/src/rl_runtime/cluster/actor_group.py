@@ -15,10 +15,10 @@ import psutil
 import ray
 from ray.exceptions import RayError
 
+from rl_runtime.cluster.actor import LIFE_GROUP, Ref, remote_class
 from rl_runtime.cluster.engine_actor import EngineActor
 from rl_runtime.cluster.liveness import Liveness
 from rl_runtime.cluster.placement import Placement
-from rl_runtime.cluster.remote import LIFE_GROUP, Ref, remote_class
 from rl_runtime.cluster.rollout_actor import RolloutActor
 from rl_runtime.cluster.trainer_actor import TrainerActor
 from rl_runtime.cluster.waiting import Waiter

@@ -18,7 +18,7 @@ import psutil
 import ray
 from ray.exceptions import RayError
 
-from rl_runtime.cluster.remote import Ref
+from rl_runtime.cluster.actor import Ref
 from rl_runtime.errors import ActorError, EngineError
 
 __all__ = ["Liveness", "why_it_died"]

@@ -20,8 +20,7 @@ from rl_runtime.algorithms.advantages import divides_by_std
 from rl_runtime.batch.columns import batch_columns, flatten_groups
 from rl_runtime.batch.plan import plan_batch
 from rl_runtime.batch.rank_batch import Column
-from rl_runtime.cluster.actor import Actor
-from rl_runtime.cluster.remote import ActorHandle, Ref
+from rl_runtime.cluster.actor import Actor, ActorHandle, Ref
 from rl_runtime.engine.client import EngineClient
 from rl_runtime.megatron.shape import read_model_config
 from rl_runtime.rollout.batch_generator import BatchGenerator

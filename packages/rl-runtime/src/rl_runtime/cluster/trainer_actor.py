@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from rl_runtime.batch.rank_batch import RankBatch
-from rl_runtime.cluster.actor import Actor
-from rl_runtime.cluster.remote import Ref
+from rl_runtime.cluster.actor import Actor, Ref
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.process.ports import choose_port
 

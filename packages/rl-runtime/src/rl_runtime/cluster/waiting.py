@@ -14,8 +14,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from rl_runtime.cluster.actor import Ref
 from rl_runtime.cluster.liveness import why_it_died
-from rl_runtime.cluster.remote import Ref
 from rl_runtime.errors import ActorError, DeadlineError
 
 __all__ = ["Waiter"]
@@ -23,7 +23,9 @@ __all__ = ["Waiter"]
 _log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.5
+"""Between two looks at what may have died."""
 _LOOKS = 4
+"""For the name of an actor whose call failed: news of its end come a second later at most."""
 
 
 class Waiter:

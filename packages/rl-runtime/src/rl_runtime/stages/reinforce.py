@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from rl_runtime.cluster.remote import Ref
+from rl_runtime.cluster.actor import Ref
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.stages.evaluate import evaluate
 from rl_runtime.stages.run import Run, open_run

@@ -30,6 +30,7 @@ __all__ = ["MicroBatchFile", "Replayed", "compare_log_probs", "read_micro_batch"
 _NEEDED = ("tokens", "loss_masks", "response_lengths", "rollout_position", "log_probs")
 _NUCLEUS = ("nucleus_ids", "nucleus_offsets", "nucleus_status")
 _TIMEOUT_SECONDS = 60.0
+"""For the process group of this one process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ KILLED: list["_Handle"] = []
 
 
 class ObjectRef:
-    """A result or an error that is there already; of a method that lasts as long as its actor, none."""
+    """A result or an error that is there already; neither, of a method that lasts."""
 
     def __class_getitem__(cls, _item: object) -> type[Self]:
         return cls
