@@ -21,10 +21,9 @@ from importlib import metadata
 from typing import Literal
 
 import numpy as np
-from rl_schedule.comparison import MethodFigures, measure_plan, measure_reference
-from rl_schedule.references import REFERENCES
 
 from rl_schedule import ScheduleRequest, build_dp_schedule
+from rl_schedule.study.comparison import REFERENCES, MethodFigures, measure_plan, measure_reference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ rollout batch; `check_plan` proves a plan's promises; `schedule-plan.v1` carries
 processes.
 """
 
-from rl_schedule.cost import CostModel, QuadraticCost, TokenCost
+from rl_schedule.cost import CostModel, QuadraticCost, TokenCost, TransformerCost
 from rl_schedule.errors import (
     InfeasibleScheduleError,
     PlanDocumentError,
@@ -13,14 +13,17 @@ from rl_schedule.errors import (
     UnsupportedContractError,
 )
 from rl_schedule.invariants import Problem, check_plan
-from rl_schedule.karmarkar_karp import karmarkar_karp
-from rl_schedule.packing import best_fit_decreasing, first_fit, first_fit_decreasing
+from rl_schedule.packing import (
+    best_fit_decreasing,
+    first_fit,
+    first_fit_decreasing,
+    karmarkar_karp,
+)
 from rl_schedule.plan import RankView, SamplePlacement, SchedulePlan
 from rl_schedule.request import ScheduleRequest
 from rl_schedule.schedule import build_dp_schedule, plan_schedule
 from rl_schedule.statistics import ScheduleStats, StepStats
 from rl_schedule.steps import StepSplitter, compute_dynamic_global_batch_size
-from rl_schedule.transformer_cost import TransformerCost
 
 __all__ = [
     "CostModel",

@@ -1,9 +1,9 @@
-"""Integer columns: how caller input becomes read-only int64, and what is refused; layer above
-`errors`.
+"""Integer columns: how caller input becomes read-only int64, and what is refused.
+
+Floats and booleans are refused even when integral: a float length is a bug upstream.
 
 Invariant: whatever leaves `integer_column` is a one-dimensional, C-contiguous, read-only int64
-array whose values equal the caller's. Floats and booleans are refused even when integral: a float
-length is a bug upstream.
+array whose values equal the caller's.
 """
 
 from collections.abc import Iterable, Sequence
@@ -99,10 +99,11 @@ def positive_int(value: object, name: str) -> int:
 
 
 def _listed(values: object, name: str) -> IntArray:
-    """Return a sequence of Python or numpy integers as int64, and name the first entry that is none."""
+    """Return a sequence of Python or numpy integers as int64; name the first entry that is none."""
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise ScheduleError(f"{name} must be a sequence of integers, got {type(values).__name__}")
     entries = list(values)
+    # By type, not entry by entry: a million lengths have one or two types. bool is a kind of int.
     foreign = {
         kind
         for kind in set(map(type, entries))

@@ -1,5 +1,4 @@
-"""The command line `rl-schedule`: plan, compare, check; top layer, the only module that imports
-typer and rich.
+"""The command line `rl-schedule`: plan, compare, check; the only module that needs typer and rich.
 
 Exit codes: 0 fine, 1 problems found (a broken promise, data that a chosen policy refuses), 2
 unusable input.
@@ -10,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import numpy as np
 import typer
@@ -18,38 +17,21 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from rl_schedule.batch_file import read_batch
-from rl_schedule.comparison import compare_methods
-from rl_schedule.cost import CostModel, QuadraticCost
+from rl_schedule.cost import CostModel, QuadraticCost, TransformerCost
 from rl_schedule.errors import InfeasibleScheduleError, ScheduleError, UnsupportedContractError
-from rl_schedule.invariants import check_plan
+from rl_schedule.invariants import Problem, check_plan
 from rl_schedule.plan import SchedulePlan
-from rl_schedule.render import render_html
 from rl_schedule.request import Balance, OnMisaligned, OnOversized, OnTrailing, ScheduleRequest
 from rl_schedule.schedule import plan_schedule
-from rl_schedule.simulation import ClusterTiming, StepTiming, simulate_plan
-from rl_schedule.transformer_cost import TransformerCost
+from rl_schedule.study.batch_file import read_batch
+from rl_schedule.study.comparison import compare_methods
+from rl_schedule.study.render import render_html
+from rl_schedule.study.simulation import ClusterTiming, StepTiming, simulate_plan
 
 __all__ = ["app", "main"]
 
 _SHOWN_RANKS = 16
-
-_STEP_COLUMNS = (
-    "step",
-    "samples",
-    "mb",
-    "fill",
-    "ranks",
-    "slots",
-    "time",
-    "useful",
-    "bubble",
-    "uneven",
-)
-
-_RANK_COLUMNS = ("rank", "samples", "tokens", "of slowest", "least", "median", "most")
-
-_METHOD_COLUMNS = ("method", "mb", "fill", "over cap", "ranks", "slots", "ms")
+"""Ranks printed of each step; of more, the slowest and the fastest half of as many."""
 
 app = typer.Typer(
     add_completion=False,
@@ -67,8 +49,30 @@ Ranks = Annotated[int, typer.Option("--dp", min=1, help="Data-parallel ranks.")]
 ContextRanks = Annotated[
     int, typer.Option("--cp", min=1, help="Context-parallel ranks per micro-batch.")
 ]
+TensorRanks = Annotated[
+    int, typer.Option("--tp", min=1, help="Tensor-parallel ranks, for the simulated time.")
+]
+Stages = Annotated[
+    int, typer.Option("--pp", min=1, help="Pipeline stages, for the simulated time.")
+]
+Chunks = Annotated[int, typer.Option("--vpp", min=1, help="Virtual pipeline chunks per stage.")]
+PipelineGroup = Annotated[
+    int | None, typer.Option(min=1, help="Micro-batches per chunk turn; pp by default.")
+]
 TokenLimit = Annotated[
     int | None, typer.Option(min=1, help="Dynamic packing: tokens per GPU and micro-batch.")
+]
+SampleLimit = Annotated[
+    int | None, typer.Option(min=1, help="Static packing: samples per micro-batch.")
+]
+BatchSize = Annotated[
+    int | None, typer.Option(min=1, help="Rollouts per step; all in one step by default.")
+]
+Speed = Annotated[
+    float, typer.Option(min=0.001, help="TFLOP/s one GPU achieves, for the simulated time.")
+]
+SyncTime = Annotated[
+    float, typer.Option(min=0.0, help="Gradient reduction and optimizer per step.")
 ]
 ModelFile = Annotated[
     Path | None,
@@ -88,34 +92,18 @@ def plan(
     lengths: LengthsFile,
     dp: Ranks,
     cp: ContextRanks = 1,
-    tp: Annotated[
-        int, typer.Option("--tp", min=1, help="Tensor-parallel ranks, for the simulated time.")
-    ] = 1,
-    pp: Annotated[
-        int, typer.Option("--pp", min=1, help="Pipeline stages, for the simulated time.")
-    ] = 1,
-    vpp: Annotated[
-        int, typer.Option("--vpp", min=1, help="Virtual pipeline chunks per stage.")
-    ] = 1,
-    pipeline_group: Annotated[
-        int | None, typer.Option(min=1, help="Micro-batches per chunk turn; pp by default.")
-    ] = None,
+    tp: TensorRanks = 1,
+    pp: Stages = 1,
+    vpp: Chunks = 1,
+    pipeline_group: PipelineGroup = None,
     max_tokens_per_gpu: TokenLimit = None,
-    micro_batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Static packing: samples per micro-batch.")
-    ] = None,
-    global_batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Rollouts per step; all in one step by default.")
-    ] = None,
+    micro_batch_size: SampleLimit = None,
+    global_batch_size: BatchSize = None,
     balance: Annotated[Balance, typer.Option(help="What to level over ranks and slots.")] = "flops",
     rank_slack: Annotated[str, typer.Option(help="0, a fraction, or auto.")] = "0",
     model: ModelFile = None,
-    tflops: Annotated[
-        float, typer.Option(min=0.001, help="TFLOP/s one GPU achieves, for the simulated time.")
-    ] = 400.0,
-    sync_seconds: Annotated[
-        float, typer.Option(min=0.0, help="Gradient reduction and optimizer per step.")
-    ] = 0.0,
+    tflops: Speed = 400.0,
+    sync_seconds: SyncTime = 0.0,
     on_oversized: Annotated[OnOversized, typer.Option()] = "alone",
     on_misaligned: Annotated[OnMisaligned, typer.Option()] = "split_then_filler",
     on_trailing: Annotated[OnTrailing, typer.Option()] = "drop",
@@ -123,7 +111,7 @@ def plan(
     as_json: AsJson = False,
     html: Annotated[Path | None, typer.Option(help="Write a self-contained picture.")] = None,
 ) -> None:
-    """Dry-run a schedule: a table per step and rank, the simulated step time, a JSON document or a picture."""
+    """Dry-run a schedule: tables per step and rank with the simulated time, JSON, or a picture."""
     batch = read_batch(lengths)
     cost = _cost_model(model)
     request = ScheduleRequest(
@@ -157,12 +145,7 @@ def plan(
     timings = simulate_plan(planned, request.padded_lengths, cost, timing)
     if html is not None:
         page = render_html(planned, request, timings, title=lengths.name, seconds=model is not None)
-        try:
-            html.write_text(page, encoding="utf-8")
-        except OSError as error:
-            raise ScheduleError(
-                f"--html {html}: cannot be written: {error.strerror or error}"
-            ) from error
+        _write_page(html, page)
     if as_json:
         sys.stdout.write(json.dumps(planned.to_document()) + "\n")
         return
@@ -203,15 +186,16 @@ def compare(
         f"{lengths.name}: {dp} ranks, {request.token_cap:,} tokens per micro-batch; micro-batches"
         " per rank, max / mean, slots / ideal"
     )
-    table = _table(title, _METHOD_COLUMNS)
+    table = _table(title, "method", "mb", "fill", "over cap", "ranks", "slots", "ms")
     for row in rows:
-        figures = (
+        table.add_row(
+            row.method,
+            str(row.micro_batches),
+            f"{row.fill:.1%}",
+            str(row.over_cap),
             f"{row.rank_imbalance:.4f}",
             f"{row.slot_imbalance:.4f}",
             f"{row.seconds * 1e3:.1f}",
-        )
-        table.add_row(
-            row.method, str(row.micro_batches), f"{row.fill:.1%}", str(row.over_cap), *figures
         )
     Console().print(table)
 
@@ -223,43 +207,18 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Check every promise of a plan against the lengths it was made for; exit 1 if one is broken."""
-    try:
-        document = json.loads(plan_file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ScheduleError(f"{plan_file}: cannot be read as JSON: {error}") from error
-    planned = SchedulePlan.from_document(document)
+    planned = SchedulePlan.from_document(_read_json(plan_file))
     batch = read_batch(lengths)
     request = ScheduleRequest.from_settings(
         planned.settings, total_lengths=batch.total_lengths, rollout_ids=batch.rollout_ids
     )
     problems = check_plan(planned, request)
     if as_json:
-        found = [
-            {
-                "promise": p.promise,
-                "message": p.message,
-                "samples": list(p.samples),
-                "rank": p.rank,
-                "step": p.step,
-            }
-            for p in problems
-        ]
+        named = ("promise", "message", "samples", "rank", "step")
+        found = [{name: getattr(problem, name) for name in named} for problem in problems]
         sys.stdout.write(json.dumps({"digest": planned.digest, "problems": found}) + "\n")
     else:
-        console = Console()
-        for problem in problems:
-            console.print(f"[red]{problem.promise}[/] {problem.message}", highlight=False)
-        if planned.settings["cost"]["kind"] == "custom":
-            console.print(
-                "P10 was checked with the default cost: the plan's own cost model is not in the"
-                " document"
-            )
-        if not problems:
-            console.print(
-                f"P1-P10 hold for {planned.sample_positions.size} samples; digest"
-                f" {planned.digest[:12]}",
-                highlight=False,
-            )
+        _print_problems(Console(), planned, problems)
     if problems:
         raise typer.Exit(1)
 
@@ -268,23 +227,30 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit; errors of this package become one line on stderr."""
     try:
         app(args=None if arguments is None else list(arguments))
-    except InfeasibleScheduleError as error:
-        code, message = 1, str(error)
     except (ScheduleError, UnsupportedContractError) as error:
-        code, message = 2, str(error)
-    else:  # pragma: no cover - typer always exits
-        raise SystemExit(0)
-    sys.stderr.write(f"rl-schedule: {message}\n")
-    raise SystemExit(code)
+        sys.stderr.write(f"rl-schedule: {error}\n")
+        raise SystemExit(1 if isinstance(error, InfeasibleScheduleError) else 2) from None
+    raise SystemExit(0)  # pragma: no cover - typer always exits
 
 
 def _cost_model(model: Path | None) -> CostModel:
-    if model is None:
-        return QuadraticCost()
+    return QuadraticCost() if model is None else TransformerCost.from_hf_config(_read_json(model))
+
+
+def _read_json(path: Path) -> Any:
     try:
-        return TransformerCost.from_hf_config(json.loads(model.read_text(encoding="utf-8")))
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ScheduleError(f"{model}: cannot be read as JSON: {error}") from error
+        raise ScheduleError(f"{path}: cannot be read as JSON: {error}") from error
+
+
+def _write_page(path: Path, page: str) -> None:
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ScheduleError(
+            f"--html {path}: cannot be written: {error.strerror or error}"
+        ) from error
 
 
 def _fraction(text: str) -> float:
@@ -295,11 +261,12 @@ def _fraction(text: str) -> float:
 
 
 def _padding(given: int | None, cp: int) -> int:
+    # Zig-zag context parallelism cuts each sequence into 2 * cp equal chunks.
     return given if given is not None else (2 * cp if cp > 1 else 1)
 
 
-def _table(title: str, columns: Sequence[str]) -> Table:
-    """Return an empty table: numbers to the right, a first column of words to the left, nothing wrapped."""
+def _table(title: str, *columns: str) -> Table:
+    """Return an empty table: numbers to the right, words to the left, nothing wrapped."""
     table = Table(
         title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False
     )
@@ -315,7 +282,8 @@ def _print_steps(
     table = _table(
         "steps: micro-batches per rank, slowest rank / mean, slots / ideal, time (x ideal without"
         " --model) and its shares",
-        _STEP_COLUMNS,
+        *("step", "samples", "mb", "fill", "ranks", "slots"),
+        *("time", "useful", "bubble", "uneven"),
     )
     for number, (step, timing) in enumerate(zip(planned.stats.steps, timings, strict=True)):
         table.add_row(
@@ -350,36 +318,47 @@ def _print_ranks(
 ) -> None:
     """Print the ranks of each step, the slowest and the fastest where there are many."""
     lengths = request.padded_lengths
+    half = _SHOWN_RANKS // 2
     for number, timing in enumerate(timings):
         start = sum(planned.num_microbatches[:number])
         slots = range(start, start + planned.num_microbatches[number])
-        by_time = np.argsort(-timing.rank_seconds, kind="stable").tolist()
-        half = _SHOWN_RANKS // 2
-        shown = sorted(
-            by_time if len(by_time) <= _SHOWN_RANKS else by_time[:half] + by_time[-half:]
+        shown, which = np.argsort(-timing.rank_seconds, kind="stable").tolist(), ""
+        if planned.dp_size > _SHOWN_RANKS:
+            shown = shown[:half] + shown[-half:]
+            which = f", the {half} slowest and {half} fastest of {planned.dp_size} ranks"
+        table = _table(
+            f"step {number}{which}; tokens per micro-batch on the right",
+            *("rank", "samples", "tokens", "of slowest", "least", "median", "most"),
         )
-        which = (
-            ""
-            if len(shown) == len(by_time)
-            else f", the {half} slowest and {half} fastest of {len(by_time)} ranks"
-        )
-        table = _table(f"step {number}{which}; tokens per micro-batch on the right", _RANK_COLUMNS)
         slowest = float(timing.rank_seconds.max()) or 1.0
-        for rank in shown:
+        for rank in sorted(shown):
             batches = [planned.micro_batch_samples(rank, slot) for slot in slots]
             tokens = np.array([int(lengths[batch].sum()) for batch in batches])
-            samples = sum(batch.size for batch in batches)
-            spread = (
-                f"{int(value):,}" for value in (tokens.min(), np.median(tokens), tokens.max())
-            )
             table.add_row(
                 str(rank),
-                f"{samples:,}",
+                f"{sum(batch.size for batch in batches):,}",
                 f"{tokens.sum():,}",
                 f"{timing.rank_seconds[rank] / slowest:.2%}",
-                *spread,
+                *(f"{int(value):,}" for value in (tokens.min(), np.median(tokens), tokens.max())),
             )
         console.print(table)
+
+
+def _print_problems(console: Console, planned: SchedulePlan, problems: Sequence[Problem]) -> None:
+    """Print what `check` found, and what it could not check."""
+    for problem in problems:
+        console.print(f"[red]{problem.promise}[/] {problem.message}", highlight=False)
+    if planned.settings["cost"]["kind"] == "custom":
+        console.print(
+            "P10 was checked with the default cost: the plan's own cost model is not in the"
+            " document"
+        )
+    if not problems:
+        console.print(
+            f"P1-P10 hold for {planned.sample_positions.size} samples; digest"
+            f" {planned.digest[:12]}",
+            highlight=False,
+        )
 
 
 def _print_notes(console: Console, planned: SchedulePlan, html: Path | None) -> None:

@@ -1,6 +1,6 @@
 """The shape of a `schedule-plan.v1` document: names, dtypes and order; standard library only.
 
-Decides what another package may rely on. The JSON Schema of the same id ships as package data
+It is what another package may rely on. The JSON Schema of the same id ships as package data
 (`schemas/schedule-plan.v1.json`) and a test holds the two equal. Within the major, keys are only
 ever added.
 
@@ -8,25 +8,18 @@ Layout: micro-batches are numbered rank by rank and, inside a rank, in running o
 so that micro-batch `k` of rank `r` is row `r * sum(num_microbatches) + k` of `micro_batch_offsets`.
 """
 
-import json
-from importlib import resources
 from typing import Any, Final, Literal, TypedDict
+
+from rl_schedule.contract_header import Producer
 
 __all__ = [
     "ARRAY_NAMES",
     "CONTRACT_ID",
     "MINOR",
-    "READ_BATCH_ID",
-    "READ_DUMP_ID",
     "ArrayDocument",
     "CostDocument",
     "PlanArrays",
-    "Producer",
     "SchedulePlanDocument",
-    "SettingsDocument",
-    "StatsDocument",
-    "StepStatsDocument",
-    "load_schema",
 ]
 
 CONTRACT_ID: Final = "schedule-plan.v1"
@@ -34,42 +27,6 @@ CONTRACT_ID: Final = "schedule-plan.v1"
 
 MINOR: Final = 0
 """Minor of the documents written by this version. A reader of the same major accepts any minor."""
-
-READ_BATCH_ID: Final = "rollout-batch.v1"
-"""Id of the JSON document whose columns `total_lengths` and `rollout_ids` the command line reads."""
-
-READ_DUMP_ID: Final = "rollout-dump.v1"
-"""Id of the Parquet file whose columns `total_lengths` and `rollout_ids` the command line reads."""
-
-ArrayName = Literal[
-    "micro_batch_offsets",
-    "sample_positions",
-    "num_microbatches",
-    "global_batch_sizes",
-    "dropped_samples",
-    "dropped_rollouts",
-    "oversized_samples",
-    "filler_micro_batches",
-]
-
-ARRAY_NAMES: Final[tuple[ArrayName, ...]] = (
-    "micro_batch_offsets",
-    "sample_positions",
-    "num_microbatches",
-    "global_batch_sizes",
-    "dropped_samples",
-    "dropped_rollouts",
-    "oversized_samples",
-    "filler_micro_batches",
-)
-"""The arrays of a plan, in the order in which the digest reads them."""
-
-
-class Producer(TypedDict):
-    """Who wrote the document."""
-
-    distribution: str
-    version: str
 
 
 class ArrayDocument(TypedDict):
@@ -99,69 +56,20 @@ class PlanArrays(TypedDict):
     dropped_rollouts: ArrayDocument
     """[]: rollout ids that run nowhere, in first-occurrence order."""
     oversized_samples: ArrayDocument
-    """[]: rollout positions whose padded length exceeds the token cap, ascending; placed alone or dropped."""
+    """[]: rollout positions whose padded length exceeds the token cap, ascending; alone or dropped."""
     filler_micro_batches: ArrayDocument
     """[F, 2]: (rank, micro-batch of that rank) of each micro-batch without samples."""
 
 
+ARRAY_NAMES: Final = tuple(PlanArrays.__annotations__)
+"""The arrays of a plan, in the order in which the digest reads them."""
+
+
 class CostDocument(TypedDict):
-    """The cost model in words that survive JSON: `kind` names a class of this package or is `"custom"`."""
+    """The cost model in words that survive JSON; `kind` is one of this package or `"custom"`."""
 
     kind: str
     parameters: dict[str, Any]
-
-
-class SettingsDocument(TypedDict):
-    """The request without its data: every keyword of `build_dp_schedule` but the two columns."""
-
-    global_batch_size: int | list[int] | None
-    dp_size: int
-    cp_size: int
-    vpp_size: int
-    microbatch_group_size_per_vp_stage: int
-    max_tokens_per_gpu: int | None
-    micro_batch_size: int | None
-    balance: str
-    rank_slack: float | str
-    cost: CostDocument
-    splitter: str
-    on_oversized: str
-    on_misaligned: str
-    on_trailing: str
-    pad_to_multiple: int
-
-
-class StepStatsDocument(TypedDict):
-    """Figures of one step; see `StepStats` for units."""
-
-    num_rollouts: int
-    num_samples: int
-    num_tokens: int
-    micro_batches: int
-    micro_batch_bound: int
-    fillers: int
-    fill: float | None
-    rank_imbalance: float
-    rank_bound: float
-    slot_imbalance: float
-    slot_bound: float
-    rank_slack: float
-    path: str
-    mean_rank_cost: float
-
-
-class StatsDocument(TypedDict):
-    """Figures of the whole plan; see `ScheduleStats` for units."""
-
-    fill: float | None
-    rank_imbalance: float
-    rank_bound: float
-    slot_imbalance: float
-    slot_bound: float
-    micro_batches: int
-    micro_batch_bound: int
-    wall_seconds: float
-    steps: list[StepStatsDocument]
 
 
 class SchedulePlanDocument(TypedDict):
@@ -172,17 +80,8 @@ class SchedulePlanDocument(TypedDict):
     producer: Producer
     dp_size: int
     digest: str
-    settings: SettingsDocument
-    stats: StatsDocument
+    settings: dict[str, Any]
+    """The request without its data: every field of `ScheduleRequest` but the two columns."""
+    stats: dict[str, Any]
+    """Every field of `ScheduleStats`; `steps` lists the fields of `StepStats`."""
     arrays: PlanArrays
-
-
-def load_schema() -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of `schedule-plan.v1` as a dictionary."""
-    text = (
-        resources.files(__package__)
-        .joinpath("schemas", f"{CONTRACT_ID}.json")
-        .read_text(encoding="utf-8")
-    )
-    schema: dict[str, Any] = json.loads(text)
-    return schema

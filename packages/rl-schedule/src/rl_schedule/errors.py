@@ -1,10 +1,12 @@
-"""Every error this package raises on purpose; the lowest layer, imported by all others.
+"""Every error this package raises on purpose.
 
 Each class subclasses the builtin a caller would catch anyway, and each message says what was given,
 what was expected and what to do, with the sample, step or rank it concerns.
 """
 
 from collections.abc import Sequence
+
+from rl_schedule.contract_header import UnsupportedContractError
 
 __all__ = [
     "InfeasibleScheduleError",
@@ -15,15 +17,11 @@ __all__ = [
 
 
 class ScheduleError(ValueError):
-    """A request that cannot be planned: bad lengths, bad settings, or data that a chosen policy refuses."""
+    """A request that cannot be planned: bad lengths, bad settings, or data that a policy refuses."""
 
 
 class InfeasibleScheduleError(ScheduleError):
-    """Well-formed data that a policy chosen as `"error"` refuses; another policy would have planned it."""
-
-
-class UnsupportedContractError(ValueError):
-    """A document of another contract id than the one this reader understands."""
+    """Well-formed data that a policy chosen as `"error"` refuses; another policy would plan it."""
 
 
 class PlanDocumentError(ScheduleError):

@@ -1,8 +1,12 @@
-"""The promises of a plan, checked against its request; layer above `plan` and `request`.
+"""The promises of a plan, P1 to P10, checked against its request.
 
-Decides whether a plan keeps P1-P10. It recomputes everything from the request and trusts nothing
-the plan says about itself, so it also judges plans made by other code. Invariant: no promise is
-skipped because an earlier one is broken, unless what is left cannot be read.
+Everything is recomputed from the request and nothing is trusted that the plan says about itself, so
+plans made by other code can be judged too.
+
+Invariant: no promise is skipped because an earlier one is broken, unless what is left cannot be
+read.
+
+Axis letters: N samples, P of them placed, K micro-batches, M of one rank, S steps.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,13 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rl_schedule.alignment import split_bins
 from rl_schedule.arrays import IntArray
 from rl_schedule.cost import evaluate_cost, integer_costs
-from rl_schedule.dealing import bin_sums, number_bins
-from rl_schedule.packing import first_fit_decreasing
+from rl_schedule.document import layout_problems
+from rl_schedule.packing import bin_sums, first_fit_decreasing, number_bins, split_bins
 from rl_schedule.plan import SchedulePlan, plan_digest
-from rl_schedule.request import ScheduleRequest
+from rl_schedule.request import MOST_TOKENS, ScheduleRequest
 from rl_schedule.steps import group_rollouts
 
 __all__ = ["Problem", "check_plan"]
@@ -57,15 +60,22 @@ class _Case:
     plan: SchedulePlan
     request: ScheduleRequest
     lengths: IntArray
-    """Padded tokens [n]."""
+    """Padded tokens [N]."""
     row_of: IntArray
-    """Micro-batch row of each entry of `sample_positions`."""
+    """Micro-batch row of each entry of `sample_positions` [P]."""
     step_of: IntArray
     """Step of each micro-batch of a rank [M]."""
 
     @property
     def per_rank(self) -> int:
+        """M."""
         return self.plan.micro_batches_per_rank
+
+    @property
+    def step_of_placed(self) -> IntArray:
+        """Step of each entry of `sample_positions` [P]."""
+        # At least 1 only for a plan without micro-batches, in which nothing is placed.
+        return self.step_of[self.row_of % max(1, self.per_rank)]
 
 
 def check_plan(plan: SchedulePlan, request: ScheduleRequest) -> list[Problem]:
@@ -83,12 +93,11 @@ def check_plan(plan: SchedulePlan, request: ScheduleRequest) -> list[Problem]:
     structure = list(_check_structure(plan, request))
     if structure:
         return structure
-    sizes = np.diff(plan.micro_batch_offsets)
     case = _Case(
         plan=plan,
         request=request,
         lengths=request.padded_lengths,
-        row_of=np.repeat(np.arange(sizes.size), sizes).astype(np.int64),
+        row_of=plan.rows,
         step_of=np.repeat(np.arange(len(plan.num_microbatches)), plan.num_microbatches).astype(
             np.int64
         ),
@@ -113,39 +122,11 @@ def _check_structure(plan: SchedulePlan, request: ScheduleRequest) -> Iterator[P
             promise="P1",
             message=f"the plan is for {plan.dp_size} ranks, the request for {request.dp_size}",
         )
-    rows = plan.dp_size * plan.micro_batches_per_rank
-    offsets = plan.micro_batch_offsets
-    if offsets.size != rows + 1:
-        yield Problem(
-            promise="P1",
-            message=(
-                f"{offsets.size - 1} micro-batches are laid out, {plan.dp_size} ranks with equal"
-                f" counts have {rows}"
-            ),
-        )
-    elif (
-        offsets[0] != 0
-        or offsets[-1] != plan.sample_positions.size
-        or bool(np.any(np.diff(offsets) < 0))
-    ):
-        yield Problem(
-            promise="P3",
-            message=f"micro_batch_offsets do not rise from 0 to {plan.sample_positions.size}",
-        )
-    outside = plan.sample_positions[
-        (plan.sample_positions < 0) | (plan.sample_positions >= len(request.total_lengths))
-    ]
-    if outside.size:
-        yield _about(
-            "P3", f"positions outside 0..{len(request.total_lengths) - 1} are placed", outside
-        )
-    if len(plan.global_batch_sizes) != len(plan.num_microbatches):
-        yield Problem(
-            promise="P1",
-            message=(
-                f"{len(plan.global_batch_sizes)} step sizes for {len(plan.num_microbatches)} steps"
-            ),
-        )
+    for promise, message in layout_problems(plan.dp_size, plan.arrays()):
+        yield Problem(promise=promise, message=message)
+    placed, last = plan.sample_positions, len(request.total_lengths) - 1
+    outside = placed[(placed < 0) | (placed > last)]
+    yield from _if_any("P3", f"positions outside 0..{last} are placed", outside)
 
 
 def _check_alignment(case: _Case) -> Iterator[Problem]:
@@ -165,18 +146,20 @@ def _check_alignment(case: _Case) -> Iterator[Problem]:
 
 def _check_placement(case: _Case) -> Iterator[Problem]:
     """P3: placed exactly once, or listed as dropped."""
-    placed = np.bincount(case.plan.sample_positions, minlength=case.lengths.size)
-    if np.any(placed > 1):
-        yield _about("P3", "samples are placed more than once", np.flatnonzero(placed > 1))
+    times_N = np.bincount(case.plan.sample_positions, minlength=case.lengths.size)
+    unplaced = np.flatnonzero(times_N == 0)
     listed = np.asarray(case.plan.dropped_samples, dtype=np.int64)
-    missing = np.setdiff1d(np.flatnonzero(placed == 0), listed)
-    if missing.size:
-        yield _about("P3", "samples are neither placed nor listed as dropped", missing)
-    wrong = np.setdiff1d(listed, np.flatnonzero(placed == 0))
-    if wrong.size:
-        yield _about("P3", "samples are listed as dropped but are placed or do not exist", wrong)
+    for message, samples in (
+        ("samples are placed more than once", np.flatnonzero(times_N > 1)),
+        ("samples are neither placed nor listed as dropped", np.setdiff1d(unplaced, listed)),
+        (
+            "samples are listed as dropped but are placed or do not exist",
+            np.setdiff1d(listed, unplaced),
+        ),
+    ):
+        yield from _if_any("P3", message, samples)
     ids = np.asarray(case.request.rollout_ids)
-    gone = set(np.setdiff1d(ids, ids[placed > 0]).tolist())
+    gone = set(np.setdiff1d(ids, ids[times_N > 0]).tolist())
     if gone != set(case.plan.dropped_rollouts):
         yield Problem(
             promise="P3",
@@ -203,17 +186,16 @@ def _check_local_indices(case: _Case) -> Iterator[Problem]:
 def _check_rollouts(case: _Case) -> Iterator[Problem]:
     """P5: a rollout is in one step, whole or not at all; step sizes count rollouts."""
     rollouts = group_rollouts(np.asarray(case.request.rollout_ids))
-    number_of = np.empty(case.lengths.size, dtype=np.int64)
-    number_of[rollouts.positions] = np.repeat(np.arange(len(rollouts)), np.diff(rollouts.offsets))
-    step = np.full(case.lengths.size, -1, dtype=np.int64)
-    if case.per_rank:
-        step[case.plan.sample_positions] = case.step_of[case.row_of % case.per_rank]
-    first = step[rollouts.positions[rollouts.offsets[:-1]]] if len(rollouts) else step
-    torn = np.flatnonzero(step != first[number_of]) if len(rollouts) else step
-    if torn.size:
-        ids = sorted({int(rollouts.ids[number_of[i]]) for i in torn})
-        yield _about("P5", f"rollouts {ids[:_SHOWN]} span more than one step", torn)
-    counts = np.bincount(first[first >= 0], minlength=len(case.plan.global_batch_sizes))
+    number_N = np.empty(case.lengths.size, dtype=np.int64)
+    number_N[rollouts.positions] = np.repeat(np.arange(len(rollouts)), np.diff(rollouts.offsets))
+    step_N = np.full(case.lengths.size, -1, dtype=np.int64)
+    step_N[case.plan.sample_positions] = case.step_of_placed
+    # The step of a rollout's first sample stands for the rollout.
+    step_R = step_N[rollouts.positions[rollouts.offsets[:-1]]]
+    torn = np.flatnonzero(step_N != step_R[number_N])
+    ids = sorted({int(rollouts.ids[number_N[i]]) for i in torn})
+    yield from _if_any("P5", f"rollouts {ids[:_SHOWN]} span more than one step", torn)
+    counts = np.bincount(step_R[step_R >= 0], minlength=len(case.plan.global_batch_sizes))
     for number, (stated, found) in enumerate(
         zip(case.plan.global_batch_sizes, counts.tolist(), strict=False)
     ):
@@ -226,29 +208,22 @@ def _check_rollouts(case: _Case) -> Iterator[Problem]:
 
 
 def _check_cap(case: _Case) -> Iterator[Problem]:
-    """P6 and P9: padded tokens under the cap, unless one oversized sample is alone; the oversized are listed."""
+    """P6 and P9: padded tokens under the cap, or one oversized sample alone, which is listed."""
     cap, request = case.request.token_cap, case.request
-    sizes = np.diff(case.plan.micro_batch_offsets)
+    size_K = np.diff(case.plan.micro_batch_offsets)
     if cap is None:
-        too_many = np.flatnonzero(sizes > (request.micro_batch_size or 0))
-        for row in too_many.tolist():
-            yield _in_row(
-                "P6",
-                f"holds {int(sizes[row])} samples, micro_batch_size is {request.micro_batch_size}",
-                case,
-                row,
-            )
-        oversized = np.empty(0, dtype=np.int64)
+        amount_K, most = size_K, request.micro_batch_size or 0
+        promise, unit = "P6", "samples, micro_batch_size is"
     else:
-        tokens = bin_sums(case.lengths[case.plan.sample_positions], case.row_of, sizes.size)
-        for row in np.flatnonzero((tokens > cap) & (sizes > 1)).tolist():
-            yield _in_row(
-                "P9" if request.pad_to_multiple > 1 else "P6",
-                f"holds {int(tokens[row])} tokens, the cap is {cap}",
-                case,
-                row,
-            )
-        oversized = np.flatnonzero(case.lengths > cap)
+        amount_K = bin_sums(case.lengths[case.plan.sample_positions], case.row_of, size_K.size)
+        promise, unit, most = (
+            "P9" if request.pad_to_multiple > 1 else "P6",
+            "tokens, the cap is",
+            cap,
+        )
+    for row in np.flatnonzero((amount_K > most) & (size_K > 1)).tolist():
+        yield _in_row(promise, f"holds {int(amount_K[row])} {unit} {most}", case, row)
+    oversized = np.flatnonzero(case.lengths > (cap or MOST_TOKENS))
     if oversized.tolist() != list(case.plan.oversized_samples):
         differing = np.setxor1d(oversized, np.asarray(case.plan.oversized_samples, dtype=np.int64))
         yield _about(
@@ -258,10 +233,9 @@ def _check_cap(case: _Case) -> Iterator[Problem]:
         )
     if request.on_oversized == "drop":
         placed = np.intersect1d(oversized, case.plan.sample_positions)
-        if placed.size:
-            yield _about(
-                "P6", 'oversized samples are placed although on_oversized is "drop"', placed
-            )
+        yield from _if_any(
+            "P6", 'oversized samples are placed although on_oversized is "drop"', placed
+        )
 
 
 def _check_fillers(case: _Case) -> Iterator[Problem]:
@@ -270,18 +244,15 @@ def _check_fillers(case: _Case) -> Iterator[Problem]:
         divmod(row, case.per_rank)
         for row in np.flatnonzero(np.diff(case.plan.micro_batch_offsets) == 0).tolist()
     }
-    listed = set(case.plan.filler_micro_batches)
-    for rank, number in sorted(empty - listed):
-        yield Problem(
-            promise="P7",
-            message=f"micro-batch {number} of rank {rank} is empty and no listed filler",
-            rank=rank,
-            micro_batch=number,
+    for rank, number in sorted(empty ^ set(case.plan.filler_micro_batches)):
+        found = (
+            "is empty and no listed filler"
+            if (rank, number) in empty
+            else "is listed as filler and is not empty"
         )
-    for rank, number in sorted(listed - empty):
         yield Problem(
             promise="P7",
-            message=f"({rank}, {number}) is listed as filler and is no empty micro-batch",
+            message=f"micro-batch {number} of rank {rank} {found}",
             rank=rank,
             micro_batch=number,
         )
@@ -297,29 +268,24 @@ def _check_digest(case: _Case) -> Iterator[Problem]:
 
 
 def _check_balance(case: _Case) -> Iterator[Problem]:
-    """P10: a balanced dynamic plan is no worse than strided first-fit-decreasing bins with as many micro-batches."""
+    """P10: a balanced dynamic plan is no worse than as many first-fit-decreasing bins dealt in turn."""
     request, cap = case.request, case.request.token_cap
     if cap is None or request.balance == "none" or request.rank_slack != 0.0 or not case.per_rank:
         return
-    model = request.balance_model
-    rank_of, step_of = case.row_of // case.per_rank, case.step_of[case.row_of % case.per_rank]
     for step, count in enumerate(case.plan.num_microbatches):
-        here = step_of == step
-        positions = case.plan.sample_positions[here]
-        if not positions.size:
+        here = case.step_of_placed == step
+        lengths = case.lengths[case.plan.sample_positions[here]]
+        if not lengths.size:
             continue
-        costs = integer_costs(
-            evaluate_cost(model, case.lengths[positions]), terms=positions.size + request.alignment
-        )
-        ours = int(bin_sums(costs, rank_of[here], request.dp_size).max())
-        if ours * request.dp_size <= _TOLERANCE * int(costs.sum()):
+        weights = evaluate_cost(request.balance_model, lengths)
+        costs = integer_costs(weights, terms=lengths.size + request.alignment)
+        ranks = request.dp_size
+        ours = int(bin_sums(costs, case.row_of[here] // case.per_rank, ranks).max())
+        # So close to the mean that no reference can be better by more than the tolerance.
+        if ours * ranks <= _TOLERANCE * int(costs.sum()):
             continue
         reference = strided_reference(
-            case.lengths[positions],
-            costs,
-            cap=cap,
-            num_ranks=request.dp_size,
-            num_bins=count * request.dp_size,
+            lengths, costs, cap=cap, num_ranks=ranks, num_bins=count * ranks
         )
         if reference is not None and ours > _TOLERANCE * reference:
             yield Problem(
@@ -335,8 +301,9 @@ def _check_balance(case: _Case) -> Iterator[Problem]:
 def strided_reference(
     lengths: IntArray, costs: IntArray, *, cap: int, num_ranks: int, num_bins: int
 ) -> int | None:
-    """Cost of the costliest rank when first-fit-decreasing bins, split up to `num_bins`, go to
-    ranks in turn.
+    """Return the costliest rank's cost if first-fit-decreasing bins are dealt to ranks in turn.
+
+    They are split up to `num_bins` first.
 
     Returns:
         None when first-fit-decreasing needs more bins than that: there is no such plan to compare
@@ -347,6 +314,12 @@ def strided_reference(
         return None
     split = number_bins(split_bins(bins, lengths.tolist(), num_bins), lengths.size)
     return int(bin_sums(costs, split % num_ranks, num_ranks).max())
+
+
+def _if_any(promise: str, message: str, samples: IntArray) -> Iterator[Problem]:
+    """Yield a problem that concerns samples, unless there are none of them."""
+    if samples.size:
+        yield _about(promise, message, samples)
 
 
 def _about(promise: str, message: str, samples: IntArray) -> Problem:

@@ -1,10 +1,12 @@
-"""The answer: the frozen plan, its per-rank view and its digest; record layer above `document` and
-`statistics`.
+"""The answer: the frozen plan, its per-rank view and its digest.
 
-Decides how a plan is stored (CSR, int64, read-only) and what two plans being equal means.
-Invariants: the arrays are the ones of `schedule-plan.v1`; the digest covers them and the number of
-ranks and nothing else, so it is the same in every process and on every platform; `stats` and
-`settings` never enter it.
+A plan is stored as one list of samples and the offsets of its micro-batches (CSR), rank by rank.
+
+Invariants: the arrays are the ones of `schedule-plan.v1`, int64 and read-only; the digest covers
+them and the number of ranks and nothing else, so it is the same in every process and on every
+platform; `stats` and `settings` never enter it.
+
+Axis letters: D ranks, M micro-batches of a rank over all steps, S steps, N samples of the batch.
 """
 
 import hashlib
@@ -12,11 +14,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any, cast
 
 import numpy as np
 
 from rl_schedule.arrays import IntArray, read_only
-from rl_schedule.contract import ARRAY_NAMES, CONTRACT_ID, SchedulePlanDocument, SettingsDocument
+from rl_schedule.contract import ARRAY_NAMES, CONTRACT_ID, SchedulePlanDocument
 from rl_schedule.document import decode_plan, encode_plan
 from rl_schedule.errors import PlanDocumentError, ScheduleError
 from rl_schedule.statistics import ScheduleStats
@@ -33,25 +36,28 @@ class RankView:
     partition: IntArray
     """int64 [local samples]: rollout positions this rank owns, in micro-batch order over all steps."""
     micro_batch_indices: list[IntArray]
-    """One int64 array per micro-batch, flat over steps: 0-based indices INTO `partition`; empty for a filler."""
+    """One int64 array per micro-batch, flat over steps: 0-based indices INTO `partition`.
+
+    Empty for a filler.
+    """
     num_microbatches: tuple[int, ...]
-    """[steps]: micro-batches of each step."""
+    """[S]: micro-batches of each step."""
     global_batch_sizes: tuple[int, ...]
-    """[steps]: rollouts of each step over all ranks."""
+    """[S]: rollouts of each step over all ranks."""
     digest: str
     """Digest of the whole plan, to be compared over ranks before a batch starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SamplePlacement:
-    """Where each sample runs, by rollout position; [n] over all samples of the batch, -1 for a dropped one."""
+    """Where each sample of the batch runs, by rollout position; -1 for a dropped one."""
 
     step: IntArray
-    """int64 [n]: optimizer step, 0-based."""
+    """int64 [N]: optimizer step, 0-based."""
     data_parallel_rank: IntArray
-    """int64 [n]: rank, 0-based."""
+    """int64 [N]: rank, 0-based."""
     micro_batch: IntArray
-    """int64 [n]: micro-batch of that rank, 0-based inside the step."""
+    """int64 [N]: micro-batch of that rank, 0-based inside the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,9 +77,9 @@ class SchedulePlan:
     micro_batch_offsets: IntArray
     """int64 [D * M + 1]: micro-batch k of rank r is row r * M + k; M = `sum(num_microbatches)`."""
     num_microbatches: tuple[int, ...]
-    """[steps]: micro-batches of one rank in each step; the same on every rank."""
+    """[S]: micro-batches of one rank in each step; the same on every rank."""
     global_batch_sizes: tuple[int, ...]
-    """[steps]: rollouts of each step, over all ranks."""
+    """[S]: rollouts of each step, over all ranks."""
     dropped_samples: tuple[int, ...]
     """Rollout positions that run nowhere, ascending."""
     dropped_rollouts: tuple[int, ...]
@@ -81,8 +87,8 @@ class SchedulePlan:
     oversized_samples: tuple[int, ...]
     """Rollout positions longer than the token cap, ascending, whether placed alone or dropped."""
     filler_micro_batches: tuple[tuple[int, int], ...]
-    """(rank, micro-batch of that rank, flat over steps) of each micro-batch without samples, ascending."""
-    settings: SettingsDocument = field(repr=False)
+    """(rank, micro-batch of that rank over all steps) of each one without samples, ascending."""
+    settings: dict[str, Any] = field(repr=False)
     """The request without its data; not part of the digest."""
     stats: ScheduleStats
     """How good the plan is and what no plan can beat; not part of the digest."""
@@ -111,17 +117,23 @@ class SchedulePlan:
         return sum(self.num_microbatches)
 
     @property
+    def rows(self) -> IntArray:
+        """Micro-batch of each entry of `sample_positions`, int64: k of rank r is r * M + k."""
+        sizes = np.diff(self.micro_batch_offsets)
+        return np.repeat(np.arange(sizes.size), sizes)
+
+    @property
     def partitions(self) -> list[IntArray]:
         """Per rank, int64 [local samples]: rollout positions in micro-batch order; read-only views."""
-        return [self._partition(rank) for rank in range(self.dp_size)]
+        return [self.rank_view(rank).partition for rank in range(self.dp_size)]
 
     @property
     def micro_batch_indices(self) -> list[list[IntArray]]:
-        """Per rank, one int64 array per micro-batch, flat over steps: 0-based indices into that rank's partition."""
-        return [self._local_indices(rank) for rank in range(self.dp_size)]
+        """Per rank, one int64 array per micro-batch, flat over steps: indices into its partition."""
+        return [self.rank_view(rank).micro_batch_indices for rank in range(self.dp_size)]
 
     def micro_batch_samples(self, rank: int, micro_batch: int) -> IntArray:
-        """Return the rollout positions of one micro-batch, int64; `micro_batch` counts over all steps."""
+        """Return the rollout positions of one micro-batch, int64; `micro_batch` is over all steps."""
         row = rank * self.micro_batches_per_rank + micro_batch
         return self.sample_positions[
             self.micro_batch_offsets[row] : self.micro_batch_offsets[row + 1]
@@ -129,29 +141,18 @@ class SchedulePlan:
 
     def placement(self) -> SamplePlacement:
         """Return step, rank and micro-batch of every sample, by rollout position."""
-        count, num_samples = (
-            self.micro_batches_per_rank,
-            self.sample_positions.size + len(self.dropped_samples),
+        sizes_S = np.asarray(self.num_microbatches, dtype=np.int64)
+        step_M = np.repeat(np.arange(sizes_S.size), sizes_S)
+        # A step's first micro-batch has the number of all those before it.
+        in_step_M = np.arange(step_M.size) - (np.cumsum(sizes_S) - sizes_S)[step_M]
+        # At least 1 only for a plan without micro-batches, in which there are no rows.
+        rank, number = divmod(self.rows, max(1, self.micro_batches_per_rank))
+        placed = np.full(
+            (3, self.sample_positions.size + len(self.dropped_samples)), -1, dtype=np.int64
         )
-        rows = np.repeat(
-            np.arange(self.micro_batch_offsets.size - 1), np.diff(self.micro_batch_offsets)
-        )
-        steps = np.repeat(np.arange(len(self.num_microbatches)), self.num_microbatches)
-        in_step = np.concatenate(
-            [np.empty(0, dtype=np.int64), *(np.arange(size) for size in self.num_microbatches)]
-        )
-        step, rank, micro_batch = (np.full(num_samples, -1, dtype=np.int64) for _ in range(3))
-        if count:
-            rank[self.sample_positions] = rows // count
-            step[self.sample_positions], micro_batch[self.sample_positions] = (
-                steps[rows % count],
-                in_step[rows % count],
-            )
-        return SamplePlacement(
-            step=read_only(step),
-            data_parallel_rank=read_only(rank),
-            micro_batch=read_only(micro_batch),
-        )
+        placed[:, self.sample_positions] = step_M[number], rank, in_step_M[number]
+        step_N, rank_N, micro_batch_N = map(read_only, placed)
+        return SamplePlacement(step=step_N, data_parallel_rank=rank_N, micro_batch=micro_batch_N)
 
     def rank_view(self, rank: int) -> RankView:
         """Return what rank `rank` needs.
@@ -163,10 +164,15 @@ class SchedulePlan:
             raise ScheduleError(
                 f"rank {rank} does not exist in a plan for {self.dp_size} data-parallel ranks"
             )
+        count = self.micro_batches_per_rank
+        offsets = self.micro_batch_offsets[rank * count : (rank + 1) * count + 1]
+        ends = (offsets - offsets[0]).tolist()
+        # One array of all local indices; a micro-batch's are a view of it.
+        local = read_only(np.arange(ends[-1], dtype=np.int64))
         return RankView(
             rank=rank,
-            partition=self._partition(rank),
-            micro_batch_indices=self._local_indices(rank),
+            partition=self.sample_positions[offsets[0] : offsets[-1]],
+            micro_batch_indices=[local[start:end] for start, end in pairwise(ends)],
             num_microbatches=self.num_microbatches,
             global_batch_sizes=self.global_batch_sizes,
             digest=self.digest,
@@ -174,18 +180,10 @@ class SchedulePlan:
 
     def arrays(self) -> dict[str, IntArray]:
         """Return the arrays of the contract by name, int64, in the contract's order."""
-        fillers = np.asarray(self.filler_micro_batches, dtype=np.int64).reshape(-1, 2)
-        values = {
-            "micro_batch_offsets": self.micro_batch_offsets,
-            "sample_positions": self.sample_positions,
-            "filler_micro_batches": fillers,
-        }
-        return {
-            name: (
-                values[name] if name in values else np.asarray(getattr(self, name), dtype=np.int64)
-            )
-            for name in ARRAY_NAMES
-        }
+        values = {name: np.asarray(getattr(self, name), dtype=np.int64) for name in ARRAY_NAMES}
+        # An empty tuple of pairs has no second axis of its own.
+        values["filler_micro_batches"] = values["filler_micro_batches"].reshape(-1, 2)
+        return values
 
     def to_document(self) -> SchedulePlanDocument:
         """Return the plan as a `schedule-plan.v1` document of plain JSON values."""
@@ -199,53 +197,39 @@ class SchedulePlan:
 
     @classmethod
     def from_document(cls, document: Mapping[str, object]) -> "SchedulePlan":
-        """Rebuild a plan from a `schedule-plan.v1` document; `to_document` gives the same document
-        back.
+        """Rebuild a plan from a `schedule-plan.v1` document; `to_document` gives the same one back.
 
         Raises:
             UnsupportedContractError: another contract id.
             PlanDocumentError: anything missing, malformed or inconsistent, all problems at once.
         """
-        decoded = decode_plan(document)
-        arrays = decoded.arrays
+        arrays = decode_plan(document)
+        content = cast("SchedulePlanDocument", document)
+        # Everything the record holds as tuples; the two large columns stay arrays.
+        lists = {name: array.tolist() for name, array in arrays.items()}
         plan = cls(
-            dp_size=decoded.dp_size,
+            dp_size=content["dp_size"],
             sample_positions=arrays["sample_positions"],
             micro_batch_offsets=arrays["micro_batch_offsets"],
-            num_microbatches=tuple(arrays["num_microbatches"].tolist()),
-            global_batch_sizes=tuple(arrays["global_batch_sizes"].tolist()),
-            dropped_samples=tuple(arrays["dropped_samples"].tolist()),
-            dropped_rollouts=tuple(arrays["dropped_rollouts"].tolist()),
-            oversized_samples=tuple(arrays["oversized_samples"].tolist()),
-            filler_micro_batches=tuple(
-                (rank, number) for rank, number in arrays["filler_micro_batches"].tolist()
-            ),
-            settings=decoded.settings,
-            stats=ScheduleStats.from_document(decoded.stats),
+            num_microbatches=tuple(lists["num_microbatches"]),
+            global_batch_sizes=tuple(lists["global_batch_sizes"]),
+            dropped_samples=tuple(lists["dropped_samples"]),
+            dropped_rollouts=tuple(lists["dropped_rollouts"]),
+            oversized_samples=tuple(lists["oversized_samples"]),
+            filler_micro_batches=tuple((rank, k) for rank, k in lists["filler_micro_batches"]),
+            settings=content["settings"],
+            stats=ScheduleStats.from_document(content["stats"]),
         )
-        if plan.digest != decoded.digest:
+        if plan.digest != content["digest"]:
             raise PlanDocumentError(
                 [
-                    f"digest is {decoded.digest} but the arrays give {plan.digest}; the document"
-                    " was altered"
+                    (
+                        f"digest is {content['digest']} but the arrays give {plan.digest}; the document"
+                        " was altered"
+                    )
                 ]
             )
         return plan
-
-    def _partition(self, rank: int) -> IntArray:
-        count = self.micro_batches_per_rank
-        return self.sample_positions[
-            self.micro_batch_offsets[rank * count] : self.micro_batch_offsets[(rank + 1) * count]
-        ]
-
-    def _local_indices(self, rank: int) -> list[IntArray]:
-        count = self.micro_batches_per_rank
-        if not count:
-            return []
-        offsets = self.micro_batch_offsets[rank * count : (rank + 1) * count + 1]
-        local = read_only(np.arange(offsets[-1] - offsets[0], dtype=np.int64))
-        ends = (offsets - offsets[0]).tolist()
-        return [local[start:end] for start, end in pairwise(ends)]
 
 
 def plan_digest(dp_size: int, arrays: Mapping[str, IntArray]) -> str:

@@ -1,8 +1,9 @@
-"""One optimizer step: which mode packs it, and how good the outcome is; algorithm layer, below
-`schedule`.
+"""One optimizer step: static, plain or balanced packing, and how good the outcome is.
 
-Decides between static, plain and balanced packing. Invariants: the number of micro-batches is a
-multiple of the alignment; every bin without samples is a filler; the cap holds in every mode.
+Invariants: the number of micro-batches is a multiple of the alignment; every bin without samples is
+a filler; the cap holds in every mode.
+
+Axis letters: N samples of the step, D ranks, M slots, K = D * M bins, numbered rank by rank.
 """
 
 import math
@@ -10,14 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rl_schedule.alignment import refuse_fillers, round_up, split_bins
 from rl_schedule.arrays import IntArray
-from rl_schedule.assignment import Assignment
-from rl_schedule.balancing import balance_step
-from rl_schedule.bounds import cost_bounds, micro_batch_bound, rank_bound, slot_bound
+from rl_schedule.balancing import Assignment, balance_step
+from rl_schedule.balancing.bounds import cost_bounds, micro_batch_bound, rank_bound, slot_bound
+from rl_schedule.balancing.rank_assignment import arrange_slots, deal_bins, deal_in_turn
 from rl_schedule.cost import evaluate_cost, integer_costs
-from rl_schedule.dealing import arrange_slots, bin_sums, deal_bins, number_bins
-from rl_schedule.packing import decreasing_order, fill_first_fit, group_bins
+from rl_schedule.errors import InfeasibleScheduleError
+from rl_schedule.packing import align_bins, bin_sums, decreasing_order, fill_first_fit, round_up
 from rl_schedule.request import ScheduleRequest
 from rl_schedule.statistics import StepStats, rank_imbalance, slot_imbalance
 
@@ -29,7 +29,7 @@ class PlannedStep:
     """A step's samples, where each of them runs, and the figures."""
 
     members: IntArray
-    """int64 [n]: rollout positions of the step, in rollout order."""
+    """int64 [N]: rollout positions of the step, in rollout order."""
     assignment: Assignment
     """Micro-batch of each member."""
     stats: StepStats
@@ -61,24 +61,11 @@ def plan_step(
     weights = evaluate_cost(request.cost_model, lengths)
     costs = integer_costs(weights, terms=lengths.size + request.alignment)
     levelled = lengths if request.balance == "tokens" else costs
-    assignment = _assign(request, number, lengths, levelled)
-    mean = math.fsum(weights.tolist()) / request.dp_size
-    stats = _measure(
-        request, assignment, lengths, costs, num_rollouts=num_rollouts, mean_rank_cost=mean
-    )
-    return PlannedStep(members=members, assignment=assignment, stats=stats)
-
-
-def _step_cap(request: ScheduleRequest, lengths: IntArray) -> int | None:
-    """Return the token cap, at most the tokens of the step: a larger one means the same and could overflow a product."""
-    return None if request.token_cap is None else min(request.token_cap, int(lengths.sum()))
-
-
-def _assign(
-    request: ScheduleRequest, number: int, lengths: IntArray, levelled: IntArray
-) -> Assignment:
-    cap = _step_cap(request, lengths)
-    if cap is not None and request.balance != "none":
+    # A cap above the tokens of the step means the same and could overflow a product.
+    cap = None if request.token_cap is None else min(request.token_cap, int(lengths.sum()))
+    if cap is None or request.balance == "none":
+        assignment = _pack_in_order(request, number, lengths, levelled, cap)
+    else:
         assignment = balance_step(
             lengths,
             levelled,
@@ -87,54 +74,48 @@ def _assign(
             alignment=request.alignment,
             rank_slack=request.rank_slack,
         )
+        # Balanced packing leaves no bin empty while there are samples enough.
         _check_fillers(
             request, number, lengths.size, lengths.size, assignment.num_slots * request.dp_size
         )
-        return assignment
-    bins, packed, needed, path = _pack_in_order(request, lengths)
-    _check_fillers(request, number, lengths.size, packed, needed)
-    num_slots = needed // request.dp_size
-    if request.balance == "none":
-        placed, path = (
-            bins % request.dp_size * num_slots + bins // request.dp_size,
-            f"{path}|strided",
-        )
-    else:
-        dealt = deal_bins(bins, levelled, num_ranks=request.dp_size, num_bins=needed)
-        placed, path = (
-            arrange_slots(dealt, levelled, num_ranks=request.dp_size, num_slots=num_slots),
-            f"{path}|kk",
-        )
-    return Assignment(bin_of=placed, num_ranks=request.dp_size, num_slots=num_slots, path=path)
-
-
-def _pack_in_order(request: ScheduleRequest, lengths: IntArray) -> tuple[IntArray, int, int, str]:
-    """Pack samples as they come: the bin of each, how many there are, how many are needed, and the path."""
-    if request.micro_batch_size is not None:
-        chunks = (np.arange(lengths.size) // request.micro_batch_size).astype(np.int64)
-        packed = -(-lengths.size // request.micro_batch_size)
-        return chunks, packed, round_up(packed, request.alignment), "static"
-    bins = group_bins(
-        np.asarray(
-            fill_first_fit(lengths.tolist(), _step_cap(request, lengths) or 0), dtype=np.int64
-        )
+    mean = math.fsum(weights.tolist()) / request.dp_size
+    stats = _measure(
+        request, assignment, lengths, costs, cap, num_rollouts=num_rollouts, mean_rank_cost=mean
     )
-    needed = round_up(len(bins), request.alignment)
-    split = split_bins(bins, lengths.tolist(), needed)
-    return number_bins(split, lengths.size), len(split), needed, "first_fit"
+    return PlannedStep(members=members, assignment=assignment, stats=stats)
+
+
+def _pack_in_order(
+    request: ScheduleRequest, number: int, lengths: IntArray, levelled: IntArray, cap: int | None
+) -> Assignment:
+    """Pack samples as they come: chunks of equal count, or first fit under the cap; then deal."""
+    if cap is None:
+        bins = np.arange(lengths.size, dtype=np.int64) // (request.micro_batch_size or 1)
+        needed, path = round_up(int(bins.max()) + 1, request.alignment), "static"
+    else:
+        fitted = np.asarray(fill_first_fit(lengths.tolist(), cap), dtype=np.int64)
+        needed, path = round_up(int(fitted.max()) + 1, request.alignment), "first_fit"
+        bins = align_bins(fitted, lengths, needed)
+    _check_fillers(request, number, lengths.size, int(bins.max()) + 1, needed)
+    ranks, slots = request.dp_size, needed // request.dp_size
+    if request.balance == "none":
+        strided = deal_in_turn(bins, num_ranks=ranks, num_slots=slots)
+        return Assignment(bin_of=strided, num_slots=slots, path=f"{path}|strided")
+    dealt = deal_bins(bins, levelled, num_ranks=ranks, num_bins=needed)
+    arranged = arrange_slots(dealt, levelled, num_ranks=ranks, num_slots=slots)
+    return Assignment(bin_of=arranged, num_slots=slots, path=f"{path}|kk")
 
 
 def _check_fillers(
     request: ScheduleRequest, number: int, num_samples: int, packed: int, needed: int
 ) -> None:
-    refuse_fillers(
-        request.on_misaligned,
-        step=number,
-        num_samples=num_samples,
-        packed=packed,
-        needed=needed,
-        alignment=request.alignment,
-    )
+    """Raise if the policy forbids the fillers that missing micro-batches would be."""
+    if request.on_misaligned == "error" and packed < needed:
+        raise InfeasibleScheduleError(
+            f"step {number} has {num_samples} samples in {packed} micro-batches but needs {needed}"
+            f" (a multiple of {request.alignment} = ranks times pipeline group) and on_misaligned"
+            ' is "error"; use fewer ranks, more samples, or on_misaligned="split_then_filler"'
+        )
 
 
 def _measure(
@@ -142,19 +123,19 @@ def _measure(
     assignment: Assignment,
     lengths: IntArray,
     costs: IntArray,
+    cap: int | None,
     *,
     num_rollouts: int,
     mean_rank_cost: float,
 ) -> StepStats:
-    ranks, slots, cap = assignment.num_ranks, assignment.num_slots, _step_cap(request, lengths)
-    bin_costs = bin_sums(costs, assignment.bin_of, ranks * slots).reshape(ranks, slots)
-    tokens, imbalance = int(lengths.sum()), rank_imbalance(bin_costs)
+    """Compute the figures of a step and what no plan can beat."""
+    ranks, slots = request.dp_size, assignment.num_slots
+    cost_DM = bin_sums(costs, assignment.bin_of, ranks * slots).reshape(ranks, slots)
+    tokens, imbalance = int(lengths.sum()), rank_imbalance(cost_DM)
     if cap is None:
         least = -(-lengths.size // (request.micro_batch_size or 1))
-        lowest_rank, lowest_slot = (
-            max(1.0, int(costs.max()) / (int(costs.sum()) / ranks or 1)),
-            imbalance,
-        )
+        lowest_rank = max(1.0, int(costs.max()) / (int(costs.sum()) / ranks or 1))
+        lowest_slot = imbalance
     else:
         least = micro_batch_bound(lengths, cap)
         lowest_rank = rank_bound(lengths, costs, cap, num_ranks=ranks, num_slots=slots)
@@ -171,7 +152,7 @@ def _measure(
         fill=None if request.token_cap is None else tokens / (ranks * slots * request.token_cap),
         rank_imbalance=imbalance,
         rank_bound=lowest_rank,
-        slot_imbalance=slot_imbalance(bin_costs),
+        slot_imbalance=slot_imbalance(cost_DM),
         slot_bound=lowest_slot,
         rank_slack=assignment.rank_slack,
         path=assignment.path,

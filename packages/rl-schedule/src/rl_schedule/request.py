@@ -1,26 +1,34 @@
-"""What is asked for: the frozen, validated request; record layer above `arrays` and `cost`.
+"""What is asked for: which settings exist, their defaults and their legal values.
 
-Decides which settings exist, their defaults and their legal values. Invariant: a `ScheduleRequest`
-that exists is well-formed, so the algorithms below check nothing again; what can still fail is data
-that a policy `"error"` refuses.
+`ScheduleRequest` is the one list of them: `build_dp_schedule` takes its fields as keywords, and the
+settings of a document are its fields in JSON.
+
+Invariant: a request that exists is well-formed, so the algorithms below check nothing again; what
+can still fail is data that a policy `"error"` refuses.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, cast, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 
 from rl_schedule.arrays import IntArray, Integers, integer_column, positive_column, positive_int
-from rl_schedule.contract import SettingsDocument
-from rl_schedule.cost import CostModel, QuadraticCost, TokenCost
-from rl_schedule.cost_document import describe_cost, read_cost
+from rl_schedule.cost import (
+    CostModel,
+    QuadraticCost,
+    TokenCost,
+    describe_cost,
+    name_of,
+    read_cost,
+)
 from rl_schedule.errors import ScheduleError
 from rl_schedule.steps import StepSplitter, load_splitter
 
 __all__ = [
     "MOST_RANKS",
     "MOST_TOKENS",
+    "SETTING_NAMES",
     "Balance",
     "OnMisaligned",
     "OnOversized",
@@ -33,7 +41,7 @@ Balance: TypeAlias = Literal["none", "tokens", "flops"]
 """Plain arrival-order reference mode, or what is levelled over ranks and slots."""
 
 OnOversized: TypeAlias = Literal["alone", "error", "drop"]
-"""A sample longer than the token cap: own micro-batch, refusal, or its whole rollout dropped before the cut into steps."""
+"""A sample longer than the token cap: own micro-batch, refusal, or its whole rollout dropped first."""
 
 OnMisaligned: TypeAlias = Literal["split_then_filler", "error"]
 """Too few samples to give every rank the same number of micro-batches: fillers, or refusal."""
@@ -46,7 +54,7 @@ RankSlack: TypeAlias = float | Literal["auto"]
 
 
 MOST_RANKS = 2**20
-"""Ranks times pipeline group that a plan is made for; far above any cluster, and a mistyped number ends at once."""
+"""Ranks times pipeline group at most; far above any cluster, so a mistyped number ends at once."""
 MOST_TOKENS = 2**31 - 1
 """Longest sample accepted: beyond it the square of a length no longer fits int64."""
 
@@ -71,7 +79,10 @@ class ScheduleRequest:
     rollout_ids: Integers
     """Execution each sample came from; [n]. Samples of one id stay in one step. Kept as int64."""
     global_batch_size: int | Sequence[int] | None
-    """Rollouts (not samples) per step; a list of them under `splitter="sizes"`; may be None where the splitter needs none."""
+    """Rollouts (not samples) per step; a list of them under `splitter="sizes"`.
+
+    None where the splitter needs none; not read under `"all"`.
+    """
     dp_size: int
     """Data-parallel ranks, without context parallelism."""
     cp_size: int = 1
@@ -79,7 +90,7 @@ class ScheduleRequest:
     vpp_size: int = 1
     """Virtual pipeline chunks per rank; 1 = none."""
     microbatch_group_size_per_vp_stage: int = 1
-    """With `vpp_size > 1` every rank's micro-batch count is a multiple of this; otherwise it is not used."""
+    """With `vpp_size > 1` every rank's micro-batch count is a multiple of this; else not used."""
     max_tokens_per_gpu: int | None = None
     """Dynamic packing: a micro-batch holds at most this times `cp_size` tokens.
 
@@ -88,9 +99,13 @@ class ScheduleRequest:
     micro_batch_size: int | None = None
     """Static packing: samples per micro-batch."""
     balance: Balance = "flops"
-    """`none` = arrival-order first-fit, strided ranks; `tokens` or `flops` = levelled over ranks and slots."""
+    """What is levelled over ranks and slots; `none` = arrival-order first-fit, strided ranks."""
     rank_slack: RankSlack = 0.0
-    """0 suits one synchronisation per step; `"auto"` (what saves slot time, at most 5 %) suits one per micro-batch."""
+    """How far a rank may end above the mean to save slot time.
+
+    0 suits one synchronisation per step; `"auto"` (what saves slot time, at most 5 %) suits one per
+    micro-batch.
+    """
     cost: CostModel | None = None
     """What `flops` levels and `stats` measure; None = `QuadraticCost()`.
 
@@ -105,7 +120,10 @@ class ScheduleRequest:
     on_trailing: OnTrailing = "drop"
     """What to do with rollouts that do not fill a step."""
     pad_to_multiple: int = 1
-    """Each sequence is padded to a multiple of this before the cap (2 * cp_size for zig-zag context parallelism)."""
+    """Each sequence is padded to a multiple of this before the cap.
+
+    2 * cp_size for zig-zag context parallelism.
+    """
 
     def __post_init__(self) -> None:
         """Freeze the columns as int64 and check every setting."""
@@ -123,12 +141,20 @@ class ScheduleRequest:
                 f"total_lengths has {len(self.total_lengths)} samples but rollout_ids has"
                 f" {len(self.rollout_ids)}; pass one rollout id per sample"
             )
+        limits = ("max_tokens_per_gpu", "micro_batch_size")
+        given = [name for name in limits if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ScheduleError(
+                "pass exactly one of max_tokens_per_gpu (dynamic) and micro_batch_size (static),"
+                f" got {'both' if given else 'neither'}"
+            )
         for name in (
             "dp_size",
             "cp_size",
             "vpp_size",
             "microbatch_group_size_per_vp_stage",
             "pad_to_multiple",
+            *given,
         ):
             freeze(self, name, positive_int(getattr(self, name), name))
         if self.alignment > MOST_RANKS:
@@ -142,7 +168,6 @@ class ScheduleRequest:
                 f"pad_to_multiple = {self.pad_to_multiple} pads a sample to {padded} tokens, more"
                 f" than {MOST_TOKENS}"
             )
-        self._check_limits()
         freeze(
             self, "global_batch_size", _checked_batch_size(self.global_batch_size, self.splitter)
         )
@@ -163,36 +188,20 @@ class ScheduleRequest:
                 f"cost must be callable on an int64 array of lengths, got {self.cost!r}"
             )
 
-    def _check_limits(self) -> None:
-        """Require exactly one of the two micro-batch limits."""
-        limits = {
-            "max_tokens_per_gpu": self.max_tokens_per_gpu,
-            "micro_batch_size": self.micro_batch_size,
-        }
-        given = {name: value for name, value in limits.items() if value is not None}
-        if len(given) != 1:
-            raise ScheduleError(
-                "pass exactly one of max_tokens_per_gpu (dynamic) and micro_batch_size (static),"
-                f" got {'both' if given else 'neither'}"
-            )
-        for name, value in given.items():
-            object.__setattr__(self, name, positive_int(value, name))
-
     @property
     def token_cap(self) -> int | None:
-        """Tokens one micro-batch may hold, `max_tokens_per_gpu * cp_size`; None under static packing."""
+        """Tokens one micro-batch may hold, `max_tokens_per_gpu * cp_size`; None if static."""
         return None if self.max_tokens_per_gpu is None else self.max_tokens_per_gpu * self.cp_size
 
     @property
     def alignment(self) -> int:
-        """Micro-batches of a step over all ranks are a multiple of this: `dp_size` times the VPP group if there is one."""
+        """What micro-batches of a step are a multiple of: `dp_size` times the VPP group, if any."""
         return self.dp_size * (self.microbatch_group_size_per_vp_stage if self.vpp_size > 1 else 1)
 
     @property
     def padded_lengths(self) -> IntArray:
         """Tokens each sample occupies, int64 [n]: its length rounded up to `pad_to_multiple`."""
-        lengths = positive_column(self.total_lengths, "total_lengths")
-        multiple = self.pad_to_multiple
+        lengths, multiple = np.asarray(self.total_lengths), self.pad_to_multiple
         return lengths if multiple == 1 else -(-lengths // multiple) * multiple
 
     @property
@@ -205,62 +214,37 @@ class ScheduleRequest:
         """The model that is levelled: tokens under `balance="tokens"`, else `cost_model`."""
         return TokenCost() if self.balance == "tokens" else self.cost_model
 
-    def settings(self) -> SettingsDocument:
+    def settings(self) -> dict[str, Any]:
         """Return every setting, without the two columns, as JSON values."""
-        batch = self.global_batch_size
-        return {
-            "global_batch_size": batch if batch is None or isinstance(batch, int) else list(batch),
-            "dp_size": self.dp_size,
-            "cp_size": self.cp_size,
-            "vpp_size": self.vpp_size,
-            "microbatch_group_size_per_vp_stage": self.microbatch_group_size_per_vp_stage,
-            "max_tokens_per_gpu": self.max_tokens_per_gpu,
-            "micro_batch_size": self.micro_batch_size,
-            "balance": self.balance,
-            "rank_slack": self.rank_slack,
-            "cost": describe_cost(self.cost_model),
-            "splitter": (
-                self.splitter if isinstance(self.splitter, str) else _name_of(self.splitter)
-            ),
-            "on_oversized": self.on_oversized,
-            "on_misaligned": self.on_misaligned,
-            "on_trailing": self.on_trailing,
-            "pad_to_multiple": self.pad_to_multiple,
-        }
+        values = {name: getattr(self, name) for name in SETTING_NAMES}
+        values["cost"] = describe_cost(self.cost_model)
+        if isinstance(self.global_batch_size, tuple):
+            values["global_batch_size"] = list(self.global_batch_size)
+        if not isinstance(self.splitter, str):
+            values["splitter"] = name_of(self.splitter)
+        return values
 
     @classmethod
     def from_settings(
-        cls, settings: SettingsDocument, *, total_lengths: Integers, rollout_ids: Integers
+        cls, settings: Mapping[str, Any], *, total_lengths: Integers, rollout_ids: Integers
     ) -> "ScheduleRequest":
         """Rebuild the request behind a plan, for `check_plan`.
 
         The splitter is not rebuilt (the plan states its steps, and a document must not name code to
         import), and neither is a cost model from elsewhere: the default stands in for it.
         """
-        return cls(
-            total_lengths=total_lengths,
-            rollout_ids=rollout_ids,
-            global_batch_size=None,
-            splitter="all",
-            dp_size=settings["dp_size"],
-            cp_size=settings["cp_size"],
-            vpp_size=settings["vpp_size"],
-            microbatch_group_size_per_vp_stage=settings["microbatch_group_size_per_vp_stage"],
-            max_tokens_per_gpu=settings["max_tokens_per_gpu"],
-            micro_batch_size=settings["micro_batch_size"],
-            balance=cast("Balance", settings["balance"]),
-            rank_slack=cast("RankSlack", settings["rank_slack"]),
-            cost=read_cost(settings["cost"]),
-            on_oversized=cast("OnOversized", settings["on_oversized"]),
-            on_misaligned=cast("OnMisaligned", settings["on_misaligned"]),
-            on_trailing=cast("OnTrailing", settings["on_trailing"]),
-            pad_to_multiple=settings["pad_to_multiple"],
-        )
+        # Keys of a newer minor are left out.
+        known = {name: settings[name] for name in SETTING_NAMES}
+        known |= {"cost": read_cost(settings["cost"]), "splitter": "all", "global_batch_size": None}
+        return cls(total_lengths=total_lengths, rollout_ids=rollout_ids, **known)
 
 
-def _name_of(splitter: StepSplitter) -> str:
-    module = getattr(splitter, "__module__", type(splitter).__module__)
-    return f"{module}:{getattr(splitter, '__qualname__', type(splitter).__qualname__)}"
+SETTING_NAMES: Final = tuple(
+    field.name
+    for field in fields(ScheduleRequest)
+    if field.name not in {"total_lengths", "rollout_ids"}
+)
+"""Every field of a request but its data, in the order of a document's settings."""
 
 
 def _checked_batch_size(

@@ -1,80 +1,59 @@
-"""From request to plan: the one entry point; top of the algorithm layer.
+"""From request to plan: the one entry point.
 
-Decides nothing itself: drops what policies drop, cuts steps, lets each step be packed by the mode
-asked for, and writes the plan. Invariants: P1-P10 of `check_plan`; a request and its cost model
-alone determine the digest.
+It drops what policies drop, cuts steps, lets each step be packed by the mode asked for, and lays
+the plan out.
+
+Invariants: P1-P10 of `check_plan`; a request and its cost model alone determine the digest.
 """
 
+import inspect
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
+from itertools import pairwise
+from typing import ParamSpec
 
 import numpy as np
 
-from rl_schedule.arrays import IntArray, Integers
-from rl_schedule.cost import CostModel
+from rl_schedule.arrays import IntArray
 from rl_schedule.errors import InfeasibleScheduleError
 from rl_schedule.plan import SchedulePlan
 from rl_schedule.planned_step import PlannedStep, plan_step
-from rl_schedule.request import (
-    Balance,
-    OnMisaligned,
-    OnOversized,
-    OnTrailing,
-    RankSlack,
-    ScheduleRequest,
-)
+from rl_schedule.request import ScheduleRequest
 from rl_schedule.statistics import summarize
-from rl_schedule.steps import Rollouts, StepSplitter, cut_steps, group_rollouts
+from rl_schedule.steps import Rollouts, cut_steps, group_rollouts
 
 __all__ = ["build_dp_schedule", "plan_schedule"]
 
 _log = logging.getLogger("rl_schedule")
 
 
-def build_dp_schedule(
-    *,
-    total_lengths: Integers,
-    rollout_ids: Integers,
-    global_batch_size: int | Sequence[int] | None,
-    dp_size: int,
-    cp_size: int = 1,
-    vpp_size: int = 1,
-    microbatch_group_size_per_vp_stage: int = 1,
-    max_tokens_per_gpu: int | None = None,
-    micro_batch_size: int | None = None,
-    balance: Balance = "flops",
-    rank_slack: RankSlack = 0.0,
-    cost: CostModel | None = None,
-    splitter: str | StepSplitter = "fixed",
-    on_oversized: OnOversized = "alone",
-    on_misaligned: OnMisaligned = "split_then_filler",
-    on_trailing: OnTrailing = "drop",
-    pad_to_multiple: int = 1,
-) -> SchedulePlan:
+_Settings = ParamSpec("_Settings")
+
+
+def _with_parameters_of(
+    record: Callable[_Settings, ScheduleRequest],
+) -> Callable[[Callable[..., SchedulePlan]], Callable[_Settings, SchedulePlan]]:
+    """Give a function the parameters of a record, for type checkers and for `inspect`."""
+
+    def give(function: Callable[..., SchedulePlan]) -> Callable[_Settings, SchedulePlan]:
+        parameters = inspect.signature(record).parameters.values()
+        signature = inspect.Signature([*parameters], return_annotation=SchedulePlan)
+        function.__signature__ = signature  # type: ignore[attr-defined]
+        return function
+
+    return give
+
+
+@_with_parameters_of(ScheduleRequest)
+def build_dp_schedule(**settings: object) -> SchedulePlan:
     """Decide steps, micro-batches and ranks of one rollout batch.
 
     Args:
-        total_lengths: prompt + response tokens of each sample [n], index = rollout position.
-        rollout_ids: the execution each sample came from [n]; samples of one id stay in one step.
-        global_batch_size: rollouts per step (a list of them under `splitter="sizes"`; not read
-            under `"all"`).
-        dp_size: data-parallel ranks, without context parallelism.
-        cp_size: context-parallel ranks; a micro-batch holds up to `max_tokens_per_gpu * cp_size`
-            tokens.
-        vpp_size: virtual pipeline chunks; above 1 the count per rank is a multiple of the next
-            argument.
-        microbatch_group_size_per_vp_stage: that multiple.
-        max_tokens_per_gpu: dynamic packing; exactly one of this and the next.
-        micro_batch_size: static packing, consecutive samples per micro-batch.
-        balance: `"flops"`, `"tokens"` or the plain reference `"none"`.
-        rank_slack: how far a rank may end above the mean to save slot time, or `"auto"`.
-        cost: cost model by length; None = `QuadraticCost()`.
-        splitter: `"fixed"`, `"sizes"`, `"all"`, a `StepSplitter` or its import path.
-        on_oversized: `"alone"`, `"error"` or `"drop"` (the whole rollout).
-        on_misaligned: `"split_then_filler"` or `"error"` (when fillers would be needed).
-        on_trailing: `"drop"`, `"partial_step"` or `"error"`.
-        pad_to_multiple: each sequence occupies its length rounded up to this.
+        **settings: the fields of `ScheduleRequest`, which documents each of them. Needed are
+            `total_lengths` and `rollout_ids` (one entry per sample), `global_batch_size` (rollouts
+            per step), `dp_size` (data-parallel ranks), and one of `max_tokens_per_gpu` (dynamic
+            packing under a cap of that times `cp_size`) and `micro_batch_size` (static packing).
 
     Returns:
         The plan; equal input gives an equal digest. Example: lengths 7, 3, 5 of rollouts 0, 0, 1 on
@@ -83,27 +62,7 @@ def build_dp_schedule(
     Raises:
         ScheduleError: malformed input, or data that a policy chosen as `"error"` refuses.
     """
-    return plan_schedule(
-        ScheduleRequest(
-            total_lengths=total_lengths,
-            rollout_ids=rollout_ids,
-            global_batch_size=global_batch_size,
-            dp_size=dp_size,
-            cp_size=cp_size,
-            vpp_size=vpp_size,
-            microbatch_group_size_per_vp_stage=microbatch_group_size_per_vp_stage,
-            max_tokens_per_gpu=max_tokens_per_gpu,
-            micro_batch_size=micro_batch_size,
-            balance=balance,
-            rank_slack=rank_slack,
-            cost=cost,
-            splitter=splitter,
-            on_oversized=on_oversized,
-            on_misaligned=on_misaligned,
-            on_trailing=on_trailing,
-            pad_to_multiple=pad_to_multiple,
-        )
-    )
+    return plan_schedule(ScheduleRequest(**settings))  # type: ignore[arg-type]
 
 
 def plan_schedule(request: ScheduleRequest) -> SchedulePlan:
@@ -113,7 +72,7 @@ def plan_schedule(request: ScheduleRequest) -> SchedulePlan:
     rollouts = group_rollouts(np.asarray(request.rollout_ids))
     oversized = _oversized(request, lengths)
     kept = _without_oversized(request, rollouts, lengths, oversized)
-    cut = cut_steps(
+    sizes = cut_steps(
         kept,
         lengths,
         global_batch_size=request.global_batch_size,
@@ -121,17 +80,18 @@ def plan_schedule(request: ScheduleRequest) -> SchedulePlan:
         on_trailing=request.on_trailing,
         dp_size=request.dp_size,
     )
+    ends = np.cumsum([0, *sizes]).tolist()
     steps = [
         plan_step(
             request,
             number,
             kept.positions[kept.offsets[first] : kept.offsets[last]],
             lengths,
-            num_rollouts=int(last - first),
+            num_rollouts=last - first,
         )
-        for number, (first, last) in enumerate(zip(cut.offsets[:-1], cut.offsets[1:], strict=True))
+        for number, (first, last) in enumerate(pairwise(ends))
     ]
-    return _assemble(request, rollouts, kept.ids[: cut.offsets[-1]], oversized, steps, started)
+    return _assemble(request, rollouts, kept.ids[: ends[-1]], oversized, steps, started)
 
 
 def _oversized(request: ScheduleRequest, lengths: IntArray) -> IntArray:
@@ -160,6 +120,7 @@ def _without_oversized(
         return rollouts
     is_oversized = np.zeros(lengths.size, dtype=bool)
     is_oversized[oversized] = True
+    # reduceat: one "or" for each rollout's run of samples.
     keep = ~np.logical_or.reduceat(is_oversized[rollouts.positions], rollouts.offsets[:-1])
     sizes = np.diff(rollouts.offsets)
     _log.warning(
@@ -211,15 +172,15 @@ def _assemble(
 
 def _flatten(steps: list[PlannedStep], dp_size: int) -> tuple[IntArray, IntArray]:
     """Return micro-batch offsets [D * M + 1] and sample positions, rank by rank over all steps."""
-    before = np.cumsum([0, *(step.assignment.num_slots for step in steps)])
-    per_rank = int(before[-1])
-    rows = [
-        (bins // step.assignment.num_slots) * per_rank + start + bins % step.assignment.num_slots
-        for step, start in zip(steps, before[:-1], strict=True)
-        for bins in [step.assignment.bin_of]
-    ]
-    row = np.concatenate([np.empty(0, dtype=np.int64), *rows])
-    positions = np.concatenate([np.empty(0, dtype=np.int64), *(step.members for step in steps)])
-    offsets = np.zeros(dp_size * per_rank + 1, dtype=np.int64)
-    np.cumsum(np.bincount(row, minlength=dp_size * per_rank), out=offsets[1:])
-    return offsets, positions[np.argsort(row, kind="stable")]
+    ends = np.cumsum([0, *(step.assignment.num_slots for step in steps)]).tolist()
+    # Bins count inside a step; rows count a rank's micro-batches of all steps, M of them.
+    rows, positions = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
+    for step, start in zip(steps, ends, strict=False):
+        rank, slot = divmod(step.assignment.bin_of, step.assignment.num_slots)
+        rows.append(rank * ends[-1] + start + slot)
+        positions.append(step.members)
+    row = np.concatenate(rows)
+    counts = np.bincount(row, minlength=dp_size * ends[-1])
+    # Stable, so that the samples of a micro-batch stay in rollout order.
+    order = np.argsort(row, kind="stable")
+    return np.concatenate([[0], np.cumsum(counts)]), np.concatenate(positions)[order]

@@ -1,17 +1,16 @@
-"""How good a plan is: per step and over the batch; record layer above `bounds`.
+"""How good a plan is: what "fill", "rank imbalance" and "slot imbalance" mean, per step and in all.
 
-Decides what "fill", "rank imbalance" and "slot imbalance" mean. Invariants: both imbalances are >=
-1 and 1 is perfect; slot imbalance >= rank imbalance; the bounds are never above the values.
+Invariants: both imbalances are >= 1 and 1 is perfect; slot imbalance >= rank imbalance; the bounds
+are never above the values.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from rl_schedule.arrays import IntArray
-from rl_schedule.contract import StatsDocument
 
 __all__ = ["ScheduleStats", "StepStats", "rank_imbalance", "slot_imbalance", "summarize"]
 
@@ -39,7 +38,10 @@ class StepStats:
     rank_bound: float
     """No plan with this many micro-batches has a lower rank imbalance."""
     slot_imbalance: float
-    """Sum over slots of the costliest micro-batch, over the mean rank cost: what one synchronisation per micro-batch waits for."""
+    """Sum over slots of the costliest micro-batch, over the mean rank cost.
+
+    What one synchronisation per micro-batch waits for.
+    """
     slot_bound: float
     """No plan with this many micro-batches and this rank imbalance has a lower slot imbalance."""
     rank_slack: float
@@ -47,12 +49,15 @@ class StepStats:
     path: str
     """Which algorithms made the step, for example `lpt` or `first_fit`."""
     mean_rank_cost: float
-    """Cost of all samples over the ranks, in the model's unit: the weight of the step in the summary."""
+    """Cost of all samples over the ranks, in the model's unit: the step's weight in the summary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleStats:
-    """Figures of the whole plan: imbalances weighted by the steps' cost, so 1.02 means 2 % of the compute time lost."""
+    """Figures of the whole plan.
+
+    Imbalances are weighted by the steps' cost, so 1.02 means 2 % of the compute time lost.
+    """
 
     fill: float | None
     """As in `StepStats`, over all steps."""
@@ -73,14 +78,12 @@ class ScheduleStats:
     steps: tuple[StepStats, ...]
     """One entry per step."""
 
-    def to_document(self) -> StatsDocument:
+    def to_document(self) -> dict[str, Any]:
         """Return the figures as JSON values."""
-        return cast(
-            "StatsDocument", {**asdict(self), "steps": [asdict(step) for step in self.steps]}
-        )
+        return {**asdict(self), "steps": [asdict(step) for step in self.steps]}
 
     @classmethod
-    def from_document(cls, document: StatsDocument) -> "ScheduleStats":
+    def from_document(cls, document: Mapping[str, Any]) -> "ScheduleStats":
         """Rebuild the figures from a checked document; keys of a newer minor are left out."""
         steps = tuple(StepStats(**_known(StepStats, step)) for step in document["steps"])
         return cls(**{**_known(cls, document), "steps": steps})
@@ -93,19 +96,18 @@ def _known(
 
 
 def rank_imbalance(bin_costs: IntArray) -> float:
-    """Return max over ranks of the cost, over the mean; `bin_costs` int64 [ranks, slots].
+    """Return max over ranks of the cost, over the mean; 1.0 for no work.
 
-    1.0 for no work.
+    Example: costs [[3, 1], [1, 1]], int64 [ranks, slots], give 4 / 3.
     """
     total = int(bin_costs.sum())
     return 1.0 if total == 0 else int(bin_costs.sum(axis=1).max()) * bin_costs.shape[0] / total
 
 
 def slot_imbalance(bin_costs: IntArray) -> float:
-    """Return the sum over slots of the costliest micro-batch, over the mean rank cost; 1.0 for no
-    work.
+    """Return the sum over slots of the costliest micro-batch, over the mean; 1.0 for no work.
 
-    Example: costs [[3, 1], [1, 3]] give (3 + 3) / 4 = 1.5, although both ranks have 4.
+    Example: costs [[3, 1], [1, 3]], int64 [ranks, slots], give (3 + 3) / 4 = 1.5, although both ranks have 4.
     """
     total = int(bin_costs.sum())
     return 1.0 if total == 0 else int(bin_costs.max(axis=0).sum()) * bin_costs.shape[0] / total

@@ -1,12 +1,13 @@
-"""Rollouts and optimizer steps: grouping, cutting, dropping; algorithm layer, above `arrays`.
+"""Rollouts and optimizer steps: which rollouts train in which step, and which not at all.
 
-Decides which rollouts train in which step and which do not train at all. Invariants: samples of a
-rollout never part (P5), every sample is in exactly one step or in the dropped list (P3), and
-nothing is dropped without being listed.
+Invariants: samples of a rollout never part (P5), every sample is in exactly one step or in the
+dropped list (P3), and nothing is dropped without being listed.
+
+Axis letters: N samples, R rollouts, S steps.
 """
 
-import importlib
 import logging
+import pkgutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -18,7 +19,6 @@ from rl_schedule.errors import InfeasibleScheduleError, ScheduleError
 
 __all__ = [
     "Rollouts",
-    "StepCut",
     "StepSplitter",
     "compute_dynamic_global_batch_size",
     "cut_steps",
@@ -64,25 +64,11 @@ class Rollouts:
     offsets: IntArray
     """[R + 1]: rollout `j` owns `positions[offsets[j]:offsets[j + 1]]`."""
     positions: IntArray
-    """[n] rollout positions, ascending inside a rollout."""
+    """[N] rollout positions, ascending inside a rollout."""
 
     def __len__(self) -> int:
         """Return the number of rollouts."""
         return int(self.ids.size)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepCut:
-    """Rollouts cut into steps: step `s` takes rollouts `offsets[s]` to `offsets[s + 1]`; the rest is dropped."""
-
-    offsets: IntArray
-    """[S + 1] rollout numbers, starting at 0."""
-
-    @property
-    def sizes(self) -> list[int]:
-        """Rollouts per step."""
-        sizes: list[int] = np.diff(self.offsets).tolist()
-        return sizes
 
 
 def compute_dynamic_global_batch_size(num_rollouts: int, dp_size: int) -> int:
@@ -99,19 +85,19 @@ def compute_dynamic_global_batch_size(num_rollouts: int, dp_size: int) -> int:
 
 
 def group_rollouts(rollout_ids: IntArray) -> Rollouts:
-    """Group rollout positions by id, first-occurrence order; O(n log n).
+    """Group rollout positions by id, first-occurrence order; O(N log N).
 
     Example: ids [7, 3, 7] give ids [7, 3], offsets [0, 2, 3], positions [0, 2, 1].
     """
     ids, first, inverse, counts = np.unique(
         rollout_ids, return_index=True, return_inverse=True, return_counts=True
     )
+    # unique sorts by id; `order` says which of them comes first in the batch, and its argsort (the
+    # inverse of a permutation) gives each id its rollout number.
     order = np.argsort(first, kind="stable")
-    rank_of_id = np.empty_like(order)
-    rank_of_id[order] = np.arange(order.size)
-    positions = np.argsort(rank_of_id[inverse.reshape(-1)], kind="stable").astype(np.int64)
-    offsets = np.zeros(order.size + 1, dtype=np.int64)
-    np.cumsum(counts[order], out=offsets[1:])
+    number_N = np.argsort(order)[inverse.reshape(-1)]
+    positions = np.argsort(number_N, kind="stable").astype(np.int64)
+    offsets = np.concatenate([[0], np.cumsum(counts[order])]).astype(np.int64)
     return Rollouts(ids=ids[order].astype(np.int64), offsets=offsets, positions=positions)
 
 
@@ -122,17 +108,15 @@ def load_splitter(path: str) -> StepSplitter:
         ScheduleError: the path is malformed, does not import, or names something that cannot be
             called.
     """
-    module_name, _, attribute = path.partition(":")
-    if not module_name or not attribute:
+    # resolve_name also takes a dotted path without a colon, which could name the wrong thing.
+    if not all(path.partition(":")):
         raise ScheduleError(
             'splitter must be "fixed", "sizes", "all" or an import path "package.module:name", got'
             f" {path!r}"
         )
     try:
-        target: object = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            target = getattr(target, part)
-    except (ImportError, AttributeError) as error:
+        target: object = pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
         raise ScheduleError(f"splitter {path!r} cannot be imported: {error}") from error
     if not callable(target):
         raise ScheduleError(
@@ -149,16 +133,19 @@ def cut_steps(
     splitter: str | StepSplitter,
     on_trailing: str,
     dp_size: int,
-) -> StepCut:
+) -> list[int]:
     """Cut `rollouts` into steps by the splitter and the trailing policy.
 
     Args:
         rollouts: the rollouts that may train.
-        lengths: int64 [n], padded tokens of every sample of the batch.
+        lengths: int64 [N], padded tokens of every sample of the batch.
         global_batch_size: rollouts per step, or a list of them under `sizes`.
         splitter: how to cut.
         on_trailing: what to do with rollouts that fill no step.
         dp_size: data-parallel ranks, for splitters that ask.
+
+    Returns:
+        [S] rollouts of each step, in order; those after the last step are dropped.
 
     Raises:
         InfeasibleScheduleError: trailing rollouts under `error`, or not one full step under `drop`.
@@ -166,7 +153,7 @@ def cut_steps(
     """
     available = len(rollouts)
     if splitter == "all":
-        return _cut([available] if available else [])
+        return [available] if available else []
     if splitter == "fixed":
         size = cast("int", global_batch_size)
         wanted = [size] * -(-available // size)
@@ -182,21 +169,21 @@ def cut_steps(
 
 def _apply_trailing(
     wanted: list[int], available: int, on_trailing: str, *, first_step: object
-) -> StepCut:
+) -> list[int]:
     """Keep the wanted steps that `available` rollouts fill and apply the policy to what is left."""
     ends = np.cumsum([0, *wanted])
+    # The last end that is not beyond what there is, so that so many steps are full.
     full = int(np.searchsorted(ends, available, side="right")) - 1
     trailing = available - int(ends[full])
     if on_trailing == "error" and (trailing or full < len(wanted)):
         raise InfeasibleScheduleError(
             f"{available} rollouts do not fill steps of {_shortened(wanted)} rollouts: {trailing}"
-            " are left over and "
-            f"{len(wanted) - full} steps are short; change global_batch_size or set on_trailing to"
+            f" are left over and {len(wanted) - full} steps are short; change global_batch_size or set on_trailing to"
             ' "drop" or "partial_step"'
         )
     sizes = wanted[:full]
     if on_trailing == "partial_step":
-        return _cut([*sizes, trailing] if trailing else sizes)
+        return [*sizes, trailing] if trailing else sizes
     if not full:
         raise InfeasibleScheduleError(
             f"{available} rollouts are fewer than the {first_step} of one step and on_trailing is "
@@ -210,7 +197,7 @@ def _apply_trailing(
             available,
             _shortened(wanted[full:]) or first_step,
         )
-    return _cut(sizes)
+    return sizes
 
 
 def _ask(
@@ -237,10 +224,6 @@ def _ask(
             f" {len(rollouts)}"
         )
     return sizes
-
-
-def _cut(sizes: Sequence[int]) -> StepCut:
-    return StepCut(offsets=np.cumsum([0, *sizes], dtype=np.int64))
 
 
 def _shortened(sizes: Sequence[int]) -> str:

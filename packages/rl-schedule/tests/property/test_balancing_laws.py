@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_schedule.arrays import IntArray
-from rl_schedule.balancing.exchange import level_ranks
-from rl_schedule.balancing.levelling import level_bins
+from rl_schedule.balancing.rank_assignment import arrange_slots, fill_empty_bins
+from rl_schedule.balancing.swap_between_bins import level_bins
+from rl_schedule.balancing.swap_between_ranks import level_ranks
 from rl_schedule.balancing.two_level import LptState, two_level_lpt
-from rl_schedule.dealing import arrange_slots, bin_sums, fill_empty_bins
-from rl_schedule.karmarkar_karp import deal_by_differencing, karmarkar_karp
+from rl_schedule.packing.bins import bin_sums
+from rl_schedule.packing.karmarkar_karp import deal_by_differencing, karmarkar_karp
 from rl_schedule.statistics import rank_imbalance, slot_imbalance
 
 

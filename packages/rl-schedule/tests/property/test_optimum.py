@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import rl_schedule as rs
-from rl_schedule.bounds import cost_bounds, micro_batch_bound, rank_bound, slot_bound
+from rl_schedule.balancing.bounds import cost_bounds, micro_batch_bound, rank_bound, slot_bound
 from rl_schedule.statistics import rank_imbalance, slot_imbalance
 
 Array = np.ndarray[Any, Any]

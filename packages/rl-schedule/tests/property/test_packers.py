@@ -6,12 +6,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rl_schedule as rs
-from rl_schedule.bounds import micro_batch_bound
-from rl_schedule.packing import first_fit_reference
+from rl_schedule.balancing.bounds import micro_batch_bound
 
 LENGTHS = st.lists(st.integers(1, 30), max_size=60)
 CAP = st.integers(1, 40)
 PACKERS = [rs.first_fit, rs.first_fit_decreasing, rs.best_fit_decreasing]
+
+
+def first_fit_reference(lengths: list[int], cap: int) -> list[list[int]]:
+    """The definition: in arrival order, each sample into the first bin with room, by trying them all."""
+    bins: list[list[int]] = []
+    rooms: list[int] = []
+    for position, length in enumerate(lengths):
+        for index, room in enumerate(rooms):
+            if length <= room:
+                bins[index].append(position)
+                rooms[index] -= length
+                break
+        else:
+            bins.append([position])
+            rooms.append(cap - length)
+    return bins
 
 
 @given(LENGTHS, CAP)

@@ -4,15 +4,7 @@ import numpy as np
 import pytest
 
 import rl_schedule as rs
-from rl_schedule.alignment import round_up, split_bins
-from rl_schedule.balancing.composites import pack_composites
-from rl_schedule.balancing.exact import search_exactly
-from rl_schedule.balancing.exchange import level_ranks
-from rl_schedule.balancing.greedy import pack_by_cost, pack_squares_first, top_up
-from rl_schedule.balancing.levelling import level_bins
-from rl_schedule.balancing.problem import PlainPackings, StepProblem
-from rl_schedule.balancing.two_level import LptState, two_level_lpt
-from rl_schedule.bounds import (
+from rl_schedule.balancing.bounds import (
     MOST_SLACK,
     cost_bounds,
     head_starts,
@@ -22,7 +14,15 @@ from rl_schedule.bounds import (
     slot_targets,
     useful_slack,
 )
-from rl_schedule.dealing import arrange_slots, bin_sums, fill_empty_bins, pipeline_order
+from rl_schedule.balancing.exact import search_exactly
+from rl_schedule.balancing.greedy import pack_by_cost, pack_squares_first, top_up
+from rl_schedule.balancing.pack_long_first import pack_long_first
+from rl_schedule.balancing.problem import PlainPackings, StepProblem
+from rl_schedule.balancing.rank_assignment import arrange_slots, fill_empty_bins, pipeline_order
+from rl_schedule.balancing.swap_between_bins import level_bins
+from rl_schedule.balancing.swap_between_ranks import level_ranks
+from rl_schedule.balancing.two_level import LptState, two_level_lpt
+from rl_schedule.packing.bins import bin_sums, round_up, split_bins
 from rl_schedule.statistics import rank_imbalance, slot_imbalance
 
 
@@ -161,18 +161,18 @@ def test_a_tight_packing_that_lpt_misses_is_found_by_composites() -> None:
     """3 + 3 and 2 + 2 + 2 under 6: LPT parts the 3s, best-fit does not."""
     step = problem([3, 3, 2, 2, 2], cap=6, ranks=1, slots=2)
     assert pack_by_cost(step, step.bounds()) is None
-    bins = pack_composites(step, num_long=5)
+    bins = pack_long_first(step, num_long=5)
     assert bins is not None
     assert bin_sums(step.lengths, bins, 2).tolist() == [6, 6]
 
 
 def test_composites_say_when_nothing_fits() -> None:
-    assert pack_composites(problem([4, 4, 4], cap=6, ranks=1, slots=2), num_long=3) is None
+    assert pack_long_first(problem([4, 4, 4], cap=6, ranks=1, slots=2), num_long=3) is None
 
 
 def test_composites_share_with_bins_that_would_stay_empty() -> None:
     """Nine samples of a third of the cap fill 3 of 4 bins; all four share them."""
-    bins = pack_composites(problem([4] * 9, cap=12, ranks=2, slots=2), num_long=9)
+    bins = pack_long_first(problem([4] * 9, cap=12, ranks=2, slots=2), num_long=9)
     assert bins is not None
     assert sorted(np.bincount(bins, minlength=4).tolist()) == [2, 2, 2, 3]
 

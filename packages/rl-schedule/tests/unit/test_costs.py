@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 import rl_schedule as rs
-from rl_schedule.cost import evaluate_cost, integer_costs
-from rl_schedule.cost_document import describe_cost, read_cost
-from rl_schedule.model_shape import read_model_shape
+from rl_schedule.cost import describe_cost, evaluate_cost, integer_costs, read_cost
+from rl_schedule.cost.model_shape import read_model_shape
 
 LLAMA_8B: dict[str, Any] = {
     "model_type": "llama",

@@ -1,6 +1,7 @@
 """`schedule-plan.v1`: schema, round trip, and what a reader refuses."""
 
 import copy
+import dataclasses
 import json
 import logging
 from typing import Any, get_type_hints
@@ -9,7 +10,8 @@ import pytest
 
 import rl_schedule as rs
 from rl_schedule import contract
-from rl_schedule.document import _log_newer_minor
+from rl_schedule.contract_header import _log_newer_minor, load_schema
+from rl_schedule.request import SETTING_NAMES
 
 PLAN = rs.build_dp_schedule(
     total_lengths=[4, 9, 2, 5, 1],
@@ -51,35 +53,48 @@ def test_round_trip_is_exact() -> None:
     assert again.to_document() == PLAN.to_document()
 
 
-def _typed_dicts(
-    kind: Any, schema: dict[str, Any], path: str
-) -> list[tuple[str, set[str], set[str]]]:
+def _keys(kind: Any, schema: dict[str, Any], path: str) -> list[tuple[str, set[str], set[str]]]:
     """Pair the keys of a TypedDict with the required keys of its schema, recursively."""
     found = [(path, set(kind.__annotations__), set(schema["required"]))]
     for name, hint in get_type_hints(kind).items():
         part = schema["properties"][name]
         if hasattr(hint, "__annotations__") and "properties" in part:
-            found += _typed_dicts(hint, part, f"{path}.{name}")
+            found += _keys(hint, part, f"{path}.{name}")
     return found
 
 
-def test_schema_and_typed_dicts_have_the_same_keys() -> None:
-    schema = contract.load_schema()
-    pairs = _typed_dicts(contract.SchedulePlanDocument, schema, "document")
-    pairs += _typed_dicts(
-        contract.StepStatsDocument,
-        schema["properties"]["stats"]["properties"]["steps"]["items"],
-        "step",
-    )
+def test_schema_and_records_have_the_same_keys() -> None:
+    schema = load_schema(contract.CONTRACT_ID)
+    pairs = _keys(contract.SchedulePlanDocument, schema, "document")
+    parts = schema["properties"]
+    pairs += [
+        ("settings", set(SETTING_NAMES), set(parts["settings"]["required"])),
+        ("settings.cost", *_keys(contract.CostDocument, _cost(parts), "")[0][1:]),
+        ("stats", set(_names(rs.ScheduleStats)), set(parts["stats"]["required"])),
+        (
+            "step",
+            set(_names(rs.StepStats)),
+            set(parts["stats"]["properties"]["steps"]["items"]["required"]),
+        ),
+    ]
     assert len(pairs) >= 14
     for path, keys, required in pairs:
         assert keys == required, path
-    assert tuple(schema["properties"]["arrays"]["properties"]) == contract.ARRAY_NAMES
+    assert tuple(parts["arrays"]["properties"]) == contract.ARRAY_NAMES
+
+
+def _cost(parts: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = parts["settings"]["properties"]["cost"]
+    return found
+
+
+def _names(record: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(record)]
 
 
 def test_documents_satisfy_the_schema() -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    validator = jsonschema.Draft202012Validator(contract.load_schema())
+    validator = jsonschema.Draft202012Validator(load_schema(contract.CONTRACT_ID))
     assert list(validator.iter_errors(document())) == []
     assert (
         list(validator.iter_errors(broken(["arrays", "sample_positions", "dtype"], "int32"))) != []

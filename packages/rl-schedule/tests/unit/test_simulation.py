@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import rl_schedule as rs
-from rl_schedule.dealing import pipeline_order
-from rl_schedule.simulation import ClusterTiming, pipeline_seconds, simulate_plan
+from rl_schedule.balancing.rank_assignment import pipeline_order
+from rl_schedule.study.simulation import ClusterTiming, pipeline_seconds, simulate_plan
 
 
 @pytest.mark.parametrize(

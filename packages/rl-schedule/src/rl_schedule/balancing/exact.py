@@ -1,6 +1,5 @@
-"""Branch and bound for steps of a handful of samples; algorithm layer, above `problem`.
+"""Branch and bound for steps of a handful of samples, too few for greedy methods to even out.
 
-Decides which rank takes which sample when there are too few of them for greedy methods to even out.
 Invariants: the cap holds; no bin stays empty while there are samples enough; at most `_MOST_NODES`
 placements are tried, so the result is bounded by counts and optimal whenever the search ends before
 that.
@@ -8,7 +7,7 @@ that.
 
 from rl_schedule.arrays import IntArray
 from rl_schedule.balancing.problem import StepProblem
-from rl_schedule.dealing import bin_sums, number_bins
+from rl_schedule.packing import bin_sums, number_bins
 
 __all__ = ["MOST_SAMPLES", "search_exactly"]
 
@@ -20,10 +19,9 @@ _MOST_NODES = 5_000
 
 
 def search_exactly(problem: StepProblem, start: IntArray) -> IntArray | None:
-    """Look for a plan whose costliest rank is cheaper than that of `start`; int64 [n] rank-major
-    bins, or None.
+    """Look for a plan whose costliest rank is cheaper than that of `start`.
 
-    Depth first, longest sample first, onto the cheapest rank first; a branch ends where a rank
+    Returns rank-major bins, int64 [N], or None. Depth first, longest sample first, onto the cheapest rank first; a branch ends where a rank
     reaches the best so far, and ranks and bins that look alike are tried once.
     """
     search = _Search(
@@ -40,6 +38,7 @@ class _Search:
         self.lengths, self.costs = problem.lengths.tolist(), problem.costs.tolist()
         self.cap, self.slots, self.ranks = problem.cap, problem.num_slots, problem.num_ranks
         self.limit = limit
+        # Nobody beats the mean, nor the costliest sample: a plan that good ends the search.
         self.floor = max(-(-int(problem.costs.sum()) // problem.num_ranks), *self.costs)
         self.loads = [0] * problem.num_ranks
         self.rooms = [problem.cap] * problem.num_bins
@@ -68,10 +67,12 @@ class _Search:
     def _choices(self, sample: int) -> list[int]:
         """Return the bins to try, cheapest rank first, one of those that look alike."""
         need = min(self.lengths[sample], self.cap)
+        # With as many samples left as empty bins, each of them has to open one.
         must_open = len(self.lengths) - sample <= self.empty
         found: dict[tuple[object, ...], int] = {}
         for rank in range(self.ranks):
             rooms = self.rooms[rank * self.slots : (rank + 1) * self.slots]
+            # Ranks of equal load and rooms, and bins of equal room in them, lead to the same plans.
             looks = (self.loads[rank], *sorted(rooms))
             for place, room in enumerate(rooms):
                 target = rank * self.slots + place
@@ -80,6 +81,7 @@ class _Search:
         return sorted(found.values(), key=lambda target: (self.loads[target // self.slots], target))
 
     def _put(self, sample: int, target: int, sign: int) -> None:
+        """Place (`sign` 1) a sample, or take back (-1) the one placed last."""
         members = self.members[target]
         self.empty -= not members
         if sign > 0:

@@ -1,73 +1,63 @@
-"""Whole-step greedy passes over two-level LPT; algorithm layer, above `two_level` and `bounds`.
+"""Greedy passes over a whole step: with which costs, targets and head starts `two_level_lpt` runs.
 
-Decides with which costs, targets and head starts a pass runs. Invariants are those of
-`two_level_lpt`: the cap holds, and None says that the pass got stuck, never that no plan exists.
+Invariants are those of `two_level_lpt`: the cap holds, and None says that the pass got stuck, never
+that no plan exists.
+
+Axis letters: N samples (longest first), D ranks, M slots, K = D * M bins.
 """
 
 import numpy as np
 
 from rl_schedule.arrays import IntArray
+from rl_schedule.balancing.bounds import (
+    CostBounds,
+    common_level,
+    cost_bounds,
+    head_starts,
+    slot_targets,
+)
 from rl_schedule.balancing.problem import StepProblem
 from rl_schedule.balancing.two_level import LptState, two_level_lpt
-from rl_schedule.bounds import CostBounds, common_level, cost_bounds, head_starts, slot_targets
-from rl_schedule.dealing import bin_sums
+from rl_schedule.packing import bin_sums
 
-__all__ = ["costs_when_full", "pack_by_cost", "pack_long_first", "pack_squares_first", "top_up"]
+__all__ = ["costs_when_full", "pack_by_cost", "pack_squares_first", "run_lpt", "top_up"]
+
+
+def run_lpt(lengths: IntArray, costs: IntArray, state: LptState, cap: int) -> IntArray | None:
+    """Run `two_level_lpt` on arrays; it works on lists because its loop is plain Python."""
+    chosen = two_level_lpt(lengths.tolist(), costs.tolist(), state, cap)
+    return None if chosen is None else np.asarray(chosen, dtype=np.int64)
 
 
 def pack_by_cost(
-    problem: StepProblem, bounds: CostBounds, *, slack: float = 0.0
+    problem: StepProblem,
+    bounds: CostBounds,
+    *,
+    slack: float = 0.0,
+    retarget_after: int | None = None,
 ) -> IntArray | None:
-    """Place all samples by cost, longest first; int64 [n] rank-major bins, or None.
+    """Place all samples by cost, longest first.
 
-    `slack` gives ranks that will idle next to an unsplittable long sample a head start, so that
-    they end lower.
+    Args:
+        problem: the step.
+        bounds: its bounds, which give the targets of the slots.
+        slack: gives ranks that will idle next to an unsplittable long sample a head start, so that
+            they end lower.
+        retarget_after: after this many samples the targets are set anew by what those left. Worth a
+            try where long samples had to share micro-batches that no bound foresaw: the other ranks
+            may then fill the same slot as high.
+
+    Returns:
+        Rank-major bins, int64 [N], or None.
     """
-    state = LptState.empty(
-        num_ranks=problem.num_ranks,
-        num_slots=problem.num_slots,
-        cap=problem.cap,
-        targets=slot_targets(bounds),
-        head_start=head_starts(bounds, slack),
-    )
-    return _placed(
-        two_level_lpt(problem.lengths.tolist(), problem.costs.tolist(), state, problem.cap)
-    )
-
-
-def pack_long_first(
-    problem: StepProblem, bounds: CostBounds, *, num_long: int, slack: float = 0.0
-) -> IntArray | None:
-    """Place the `num_long` longest samples by cost, set the targets anew by what they left, then
-    place the rest.
-
-    Worth a try where long samples had to share micro-batches that no bound foresaw: the other ranks
-    may then fill the same slot as high.
-    """
+    count = problem.lengths.size if retarget_after is None else retarget_after
     starts = head_starts(bounds, slack)
-    state = LptState.empty(
-        num_ranks=problem.num_ranks,
-        num_slots=problem.num_slots,
-        cap=problem.cap,
-        targets=slot_targets(bounds),
-        head_start=starts,
-    )
-    placed = _placed(
-        two_level_lpt(
-            problem.lengths[:num_long].tolist(),
-            problem.costs[:num_long].tolist(),
-            state,
-            problem.cap,
-        )
-    )
+    placed = _place_longest(problem, problem.costs, count, bounds, starts)
     return None if placed is None else top_up(problem, placed, head_start=starts)
 
 
 def pack_squares_first(problem: StepProblem, *, short_share: float) -> IntArray | None:
-    """Place long samples by their cost above the least cost per token, then short ones by cost;
-    int64 [n], or None.
-
-    None also when the cost is linear in tokens: there is nothing above it to balance.
+    """Place long samples by their cost above the least cost per token, then short ones by cost.
 
     In nearly full micro-batches every rank ends with about as many tokens whatever is done, so what
     is linear in tokens levels itself and only the rest is worth balancing; the short samples,
@@ -76,6 +66,10 @@ def pack_squares_first(problem: StepProblem, *, short_share: float) -> IntArray 
     Args:
         problem: the step.
         short_share: share of all tokens, in the shortest samples, that is placed by cost.
+
+    Returns:
+        Rank-major bins, int64 [N], or None; None also when the cost is linear in tokens, as there
+        is nothing above it to balance.
     """
     rate = float((problem.costs / problem.lengths).min())
     excess = problem.costs - np.floor(problem.lengths * rate).astype(np.int64)
@@ -90,25 +84,32 @@ def pack_squares_first(problem: StepProblem, *, short_share: float) -> IntArray 
         num_ranks=problem.num_ranks,
         num_slots=problem.num_slots,
     )
+    placed = _place_longest(problem, excess, num_long, bounds)
+    return None if placed is None else top_up(problem, placed)
+
+
+def _place_longest(
+    problem: StepProblem,
+    costs: IntArray,
+    count: int,
+    bounds: CostBounds,
+    head_start: list[int] | None = None,
+) -> IntArray | None:
+    """Place the `count` longest samples into empty bins, int64 [count], or None."""
     state = LptState.empty(
         num_ranks=problem.num_ranks,
         num_slots=problem.num_slots,
         cap=problem.cap,
         targets=slot_targets(bounds),
+        head_start=head_start,
     )
-    placed = _placed(
-        two_level_lpt(
-            problem.lengths[:num_long].tolist(), excess[:num_long].tolist(), state, problem.cap
-        )
-    )
-    return None if placed is None else top_up(problem, placed)
+    return run_lpt(problem.lengths[:count], costs[:count], state, problem.cap)
 
 
 def top_up(
     problem: StepProblem, placed: IntArray, *, head_start: list[int] | None = None
 ) -> IntArray | None:
-    """Place the samples after the first `placed.size` by cost onto given bins; int64 [n] rank-major
-    bins, or None.
+    """Place the samples after the first `placed.size` by cost onto given bins.
 
     A rank's k-th costliest bin aims at what the k-th costliest of some rank costs already, or at
     the common level that the rest gives all bins with room.
@@ -117,51 +118,49 @@ def top_up(
         problem: the step, samples longest first.
         placed: int64 [p], rank-major bins of the p longest samples.
         head_start: [D], by how much each rank should end below the others.
+
+    Returns:
+        Rank-major bins, int64 [N], or None.
     """
     count = placed.size
     if count == problem.lengths.size:
         return placed
-    shape = (problem.num_ranks, problem.num_slots)
-    sums = bin_sums(problem.costs[:count], placed, problem.num_bins).reshape(shape)
-    by_cost = np.argsort(-sums, axis=1, kind="stable")
-    full = np.take_along_axis(costs_when_full(problem, placed).reshape(shape), by_cost, axis=1)
-    highest = np.take_along_axis(sums, by_cost, axis=1).max(axis=0)
-    targets = np.asarray(common_level(full.T, highest, int(problem.costs.sum())))
-    gap = np.empty_like(sums)
-    np.put_along_axis(gap, by_cost, np.take_along_axis(sums, by_cost, axis=1) - targets, axis=1)
-    loads = sums.sum(axis=1) + np.asarray(
-        head_start if head_start is not None else [0] * problem.num_ranks
+    cost_DM = bin_sums(problem.costs[:count], placed, problem.num_bins).reshape(
+        problem.num_ranks, problem.num_slots
     )
+    # Column k of the sorted tables is the k-th costliest bin of each rank, which may be any bin.
+    by_cost_DM = np.argsort(-cost_DM, axis=1, kind="stable")
+    sorted_DM = np.take_along_axis(cost_DM, by_cost_DM, axis=1)
+    full_DM = costs_when_full(problem, placed).reshape(cost_DM.shape)
+    full_MD = np.take_along_axis(full_DM, by_cost_DM, axis=1).T
+    target_M = np.asarray(
+        common_level(full_MD, sorted_DM.max(axis=0), int(problem.costs.sum())), dtype=np.int64
+    )
+    # Back from the k-th costliest to the bin it is.
+    gap_DM = np.empty_like(cost_DM)
+    np.put_along_axis(gap_DM, by_cost_DM, sorted_DM - target_M, axis=1)
+    load_D = cost_DM.sum(axis=1) + np.asarray(head_start or [0] * problem.num_ranks)
+    room_K = problem.cap - bin_sums(problem.lengths[:count], placed, problem.num_bins)
     state = LptState(
         num_ranks=problem.num_ranks,
         num_slots=problem.num_slots,
-        load=loads.tolist(),
-        gap=gap.ravel().tolist(),
-        room=(problem.cap - bin_sums(problem.lengths[:count], placed, problem.num_bins)).tolist(),
+        load=load_D.tolist(),
+        gap=gap_DM.ravel().tolist(),
+        room=room_K.tolist(),
     )
-    rest = _placed(
-        two_level_lpt(
-            problem.lengths[count:].tolist(), problem.costs[count:].tolist(), state, problem.cap
-        )
-    )
+    rest = run_lpt(problem.lengths[count:], problem.costs[count:], state, problem.cap)
     return None if rest is None else np.concatenate([placed, rest])
 
 
 def costs_when_full(problem: StepProblem, placed: IntArray) -> IntArray:
-    """Return what each bin costs when the samples after the first `placed.size` use up its room:
-    int64 [bins].
+    """Return what each bin costs when the samples after the first `placed.size` use up its room.
 
-    They do so at their mean cost per token.
+    They do so at their mean cost per token. int64 [K].
     """
     count = placed.size
-    sums = bin_sums(problem.costs[:count], placed, problem.num_bins)
+    cost_K = bin_sums(problem.costs[:count], placed, problem.num_bins)
     if count == problem.lengths.size:
-        return sums
-    rooms = problem.cap - bin_sums(problem.lengths[:count], placed, problem.num_bins)
+        return cost_K
+    room_K = problem.cap - bin_sums(problem.lengths[:count], placed, problem.num_bins)
     rate = int(problem.costs[count:].sum()) / int(problem.lengths[count:].sum())
-    full: IntArray = sums + np.floor(np.maximum(rooms, 0) * rate).astype(np.int64)
-    return full
-
-
-def _placed(chosen: list[int] | None) -> IntArray | None:
-    return None if chosen is None else np.asarray(chosen, dtype=np.int64)
+    return cost_K + np.floor(np.maximum(room_K, 0) * rate).astype(np.int64)

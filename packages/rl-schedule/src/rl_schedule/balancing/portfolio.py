@@ -1,27 +1,31 @@
-"""Balanced dynamic packing of one step: fewest micro-batches, level ranks, level slots; algorithm
-layer.
+"""Balanced dynamic packing of one step: fewest micro-batches, level ranks, level slots.
 
-Decides the micro-batch and the rank of every sample under the token cap, by trying the cheap method
-first and dearer ones only where it fails. Invariants: the cap holds; no more micro-batches than
-first-fit-decreasing needs, rounded up to the alignment; no micro-batch is empty when there are
-enough samples; P10.
+The cheap method comes first, dearer ones only where it fails or leaves ranks apart.
+
+Invariants: the cap holds; no more micro-batches than first-fit-decreasing needs, rounded up to the
+alignment; no micro-batch is empty when there are enough samples; P10.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
-from rl_schedule.alignment import round_up, split_bins
 from rl_schedule.arrays import IntArray
-from rl_schedule.assignment import Assignment
-from rl_schedule.balancing.composites import pack_composites
+from rl_schedule.balancing.bounds import (
+    MOST_SLACK,
+    CostBounds,
+    micro_batch_bound,
+    slot_bound,
+    useful_slack,
+)
 from rl_schedule.balancing.exact import MOST_SAMPLES, search_exactly
-from rl_schedule.balancing.exchange import level_ranks
-from rl_schedule.balancing.greedy import pack_by_cost, pack_long_first, pack_squares_first
-from rl_schedule.balancing.problem import Candidate, PlainPackings, StepProblem
-from rl_schedule.bounds import MOST_SLACK, CostBounds, micro_batch_bound, slot_bound, useful_slack
-from rl_schedule.dealing import arrange_slots, deal_bins, number_bins
-from rl_schedule.packing import decreasing_order, group_bins
+from rl_schedule.balancing.greedy import pack_by_cost, pack_squares_first
+from rl_schedule.balancing.pack_long_first import pack_long_first
+from rl_schedule.balancing.problem import Assignment, Candidate, PlainPackings, StepProblem
+from rl_schedule.balancing.rank_assignment import arrange_slots, deal_bins, deal_in_turn
+from rl_schedule.balancing.swap_between_ranks import level_ranks
+from rl_schedule.packing import align_bins, decreasing_order, round_up
 
 __all__ = ["balance_step"]
 
@@ -29,28 +33,28 @@ _LEVEL_RANKS = 1.001
 """Ranks this close to the mean need no repair; P10 cannot fail there either."""
 
 _TIGHT_FILL = 0.97
-"""Above this fill the cap decides who gets the last samples, so that a pass should balance what the cap does not."""
+"""Above this fill the cap decides who gets the last samples: a pass balances what the cap does not."""
 
 _SHORT_SHARES = (0.2, 0.1, 0.05, 0.0)
-"""Shares of the tokens that a squares-first pass leaves to be placed by cost: the fuller the bins, the smaller."""
+"""Shares of the tokens that a squares-first pass places by cost: the fuller the bins, the smaller."""
 
 _LONG_SHARES = (6, 16)
 """Samples above cap / 6 (then cap / 16) are fitted to one another first when the greedy pass fails."""
 
 _RETARGET_SHARE, _RETARGET_MOST = 3, 2_000
-"""Samples above cap / 3 are placed before the targets of the slots are set anew; larger steps gain nothing from it."""
+"""Samples above cap / 3 are placed before the targets are set anew; larger steps gain nothing by it."""
 
 _CLOSE_SLOTS = 0.004
 """Distance of the slots from their bound that is not worth another greedy pass."""
 
 _LPT_MAY_FIT = 0.9
-"""Fill above which a greedy pass cannot succeed when no sample is short enough to use up what room is left."""
+"""Fill above which a greedy pass cannot succeed when no sample is short enough for the room left."""
 
 _MANY_SAMPLES = 50_000
 """Above this one greedy pass has to do: with `auto` the one with the slack that the bound suggests."""
 
 _SLOT_GAP = 0.02
-"""Distance of the slots from their bound at which another method is tried although the greedy pass succeeded."""
+"""Distance of the slots from their bound at which another method is tried after a greedy success."""
 
 
 def balance_step(
@@ -74,55 +78,43 @@ def balance_step(
     """
     order = decreasing_order(lengths)
     best, num_slots = _pack(lengths[order], costs[order], cap, num_ranks, alignment, rank_slack)
-    bin_of = np.empty(lengths.size, dtype=np.int64)
+    bin_of = np.empty_like(best.bin_of)
     bin_of[order] = best.bin_of
     bin_of = arrange_slots(bin_of, costs, num_ranks=num_ranks, num_slots=num_slots)
-    return Assignment(
-        bin_of=bin_of,
-        num_ranks=num_ranks,
-        num_slots=num_slots,
-        path=best.path,
-        rank_slack=best.slack,
-    )
+    return Assignment(bin_of=bin_of, num_slots=num_slots, path=best.path, rank_slack=best.slack)
 
 
 def _pack(
     lengths: IntArray, costs: IntArray, cap: int, num_ranks: int, alignment: int, slack: float | str
 ) -> tuple[Candidate, int]:
     """Return the best candidate with the fewest micro-batches found, and their number per rank."""
-
-    def problem_of(count: int) -> StepProblem:
-        slots = count // num_ranks
-        return StepProblem(
-            lengths=lengths,
-            costs=costs,
-            cap=cap,
-            num_ranks=num_ranks,
-            num_slots=slots,
-            packings=packings,
-        )
-
-    packings = PlainPackings(lengths, cap)
     least = round_up(micro_batch_bound(lengths, cap), alignment)
-    problem = problem_of(least)
+    problem = StepProblem(
+        lengths=lengths,
+        costs=costs,
+        cap=cap,
+        num_ranks=num_ranks,
+        num_slots=least // num_ranks,
+        packings=PlainPackings(lengths, cap),
+    )
     found = list(_candidates(problem, slack))
     if not found:
-        bins = packings.first_fit
-        problem = problem_of(round_up(int(bins.max()) + 1, alignment))
-        if problem.num_bins > least:
+        # No method packs as few as the bound says. First-fit-decreasing always packs its own count.
+        bins = problem.packings.first_fit
+        count = round_up(int(bins.max()) + 1, alignment)
+        problem = replace(problem, num_slots=count // num_ranks)
+        if count > least:
             found = list(_candidates(problem, slack))
         if not found:
-            split = number_bins(
-                split_bins(group_bins(bins), lengths.tolist(), problem.num_bins), bins.size
-            )
-            dealt = deal_bins(split, costs, num_ranks=num_ranks, num_bins=problem.num_bins)
+            split = align_bins(bins, lengths, count)
+            dealt = deal_bins(split, costs, num_ranks=num_ranks, num_bins=count)
             found = [problem.candidate(dealt, "first_fit_decreasing|kk")]
     best = _best(found, slack)
     return best if slack == "auto" else _level(problem, best, float(slack)), problem.num_slots
 
 
 def _best(candidates: list[Candidate], slack: float | str) -> Candidate:
-    """Return the first best: by slots alone under `auto`, else by ranks beyond what is level, then by slots."""
+    """Return the first best: by slots under `auto`, else by ranks beyond what is level, then slots."""
     if slack == "auto":
         return min(candidates, key=lambda candidate: candidate.slot)
     level = _LEVEL_RANKS + float(slack)
@@ -132,7 +124,7 @@ def _best(candidates: list[Candidate], slack: float | str) -> Candidate:
 def _candidates(problem: StepProblem, slack: float | str) -> Iterator[Candidate]:
     """Yield plans with `problem.num_slots` micro-batches per rank; none if no method finds one."""
     bounds = problem.bounds()
-    greedy = list(_greedy(problem, bounds, slack))
+    greedy = _greedy(problem, bounds, slack)
     yield from greedy
     lowest = slot_bound(bounds, rank_limit=1.0)
     if greedy and min(candidate.slot for candidate in greedy) <= lowest + _SLOT_GAP:
@@ -141,35 +133,36 @@ def _candidates(problem: StepProblem, slack: float | str) -> Iterator[Candidate]
     if not greedy:
         counts.append(problem.lengths.size)
     for num_long in dict.fromkeys(count for count in counts if count):
-        bins = pack_composites(problem, num_long=num_long)
+        bins = pack_long_first(problem, num_long=num_long)
         if bins is not None:
             yield problem.candidate(bins, f"composites({num_long})")
             return
 
 
-def _greedy(problem: StepProblem, bounds: CostBounds, slack: float | str) -> Iterator[Candidate]:
-    """Yield what greedy passes find: one per slack, and the best of them again with targets set anew where that is cheap."""
+def _greedy(problem: StepProblem, bounds: CostBounds, slack: float | str) -> list[Candidate]:
+    """Return what greedy passes find: one per slack, and the best again with targets set anew."""
+    found: list[Candidate] = []
     if 6 * int(problem.lengths[-1]) > problem.cap and problem.fill > _LPT_MAY_FIT:
-        return
-    best: Candidate | None = None
+        return found
     for share in _slacks(problem, bounds) if slack == "auto" else [float(slack)]:
         bins = pack_by_cost(problem, bounds, slack=share)
         if bins is None:
-            return
-        candidate = problem.candidate(bins, "lpt", slack=share)
-        best = candidate if best is None else _best([best, candidate], slack)
-        yield candidate
-    if best is None or problem.lengths.size > _RETARGET_MOST:
-        return
-    if best.slot > slot_bound(bounds, rank_limit=best.rank) + _CLOSE_SLOTS:
+            return found
+        found.append(problem.candidate(bins, "lpt", slack=share))
+    best = _best(found, slack)
+    if (
+        problem.lengths.size <= _RETARGET_MOST
+        and best.slot > slot_bound(bounds, rank_limit=best.rank) + _CLOSE_SLOTS
+    ):
         num_long = problem.num_longer(problem.cap // _RETARGET_SHARE)
-        bins = pack_long_first(problem, bounds, num_long=num_long, slack=best.slack)
+        bins = pack_by_cost(problem, bounds, slack=best.slack, retarget_after=num_long)
         if bins is not None:
-            yield problem.candidate(bins, "lpt(retarget)", slack=best.slack)
+            found.append(problem.candidate(bins, "lpt(retarget)", slack=best.slack))
+    return found
 
 
 def _slacks(problem: StepProblem, bounds: CostBounds) -> list[float]:
-    """Return the slacks that `auto` tries: none, what the bound can use, and around it where a pass is cheap."""
+    """Return the slacks that `auto` tries: none, what the bound can use, and around it if cheap."""
     useful = useful_slack(bounds)
     if not useful:
         return [0.0]
@@ -222,10 +215,8 @@ def _by_search(problem: StepProblem, best: Candidate) -> Iterator[Candidate]:
 def _by_strides(problem: StepProblem, best: Candidate) -> Iterator[Candidate]:
     """Yield first-fit-decreasing bins dealt in turn, the reference of P10, if they are few enough."""
     del best
-    bins = group_bins(problem.packings.first_fit)
-    if len(bins) <= problem.num_bins:
-        split = number_bins(
-            split_bins(bins, problem.lengths.tolist(), problem.num_bins), problem.lengths.size
-        )
-        strided = split % problem.num_ranks * problem.num_slots + split // problem.num_ranks
-        yield problem.candidate(strided, "first_fit_decreasing|strided")
+    bins = problem.packings.first_fit
+    if int(bins.max()) < problem.num_bins:
+        split = align_bins(bins, problem.lengths, problem.num_bins)
+        dealt = deal_in_turn(split, num_ranks=problem.num_ranks, num_slots=problem.num_slots)
+        yield problem.candidate(dealt, "first_fit_decreasing|strided")

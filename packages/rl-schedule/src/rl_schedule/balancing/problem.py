@@ -1,4 +1,7 @@
-"""One step as the balancing algorithms see it; record layer above `bounds`."""
+"""One step as the balancing algorithms see it, and what they answer.
+
+Axis letters: N samples, D ranks, M slots, K = D * M bins, numbered rank by rank.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -6,30 +9,29 @@ from functools import cached_property
 import numpy as np
 
 from rl_schedule.arrays import IntArray
-from rl_schedule.bounds import CostBounds, cost_bounds
-from rl_schedule.dealing import bin_sums, fill_empty_bins
-from rl_schedule.packing import fill_best_fit, fill_first_fit
+from rl_schedule.balancing.bounds import CostBounds, cost_bounds
+from rl_schedule.balancing.rank_assignment import fill_empty_bins
+from rl_schedule.packing import bin_sums, fill_best_fit, fill_first_fit
 from rl_schedule.statistics import rank_imbalance, slot_imbalance
 
-__all__ = ["Candidate", "PlainPackings", "StepProblem"]
+__all__ = ["Assignment", "Candidate", "PlainPackings", "StepProblem"]
 
 
-class PlainPackings:
-    """First-fit and best-fit packings of all samples, longest first; each made when first asked for, and only once."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """The micro-batch of each sample of one step.
 
-    def __init__(self, lengths: IntArray, cap: int) -> None:
-        """Keep `lengths`, int64 [n] descending, and the cap."""
-        self._lengths, self._cap = lengths.tolist(), cap
+    Example: 2 ranks, 1 slot, three samples, the second on rank 1: `bin_of = [0, 1, 0]`.
+    """
 
-    @cached_property
-    def first_fit(self) -> IntArray:
-        """Bin of each sample by first-fit-decreasing, int64 [n]."""
-        return np.asarray(fill_first_fit(self._lengths, self._cap), dtype=np.int64)
-
-    @cached_property
-    def best_fit(self) -> IntArray:
-        """Bin of each sample by best-fit-decreasing, int64 [n]."""
-        return np.asarray(fill_best_fit(self._lengths, self._cap), dtype=np.int64)
+    bin_of: IntArray
+    """int64 [N]: bin `r * num_slots + k` is micro-batch k of rank r."""
+    num_slots: int
+    """Micro-batches per rank, M."""
+    path: str
+    """Which algorithms made it."""
+    rank_slack: float = 0.0
+    """Slack in use, a fraction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,7 @@ class Candidate:
     """One plan for a `StepProblem` and how good it is."""
 
     bin_of: IntArray
-    """int64 [n], rank-major bin of each sample."""
+    """int64 [N], rank-major bin of each sample."""
     path: str
     """Which algorithms made it."""
     rank: float
@@ -48,29 +50,44 @@ class Candidate:
     """Slack in use, a fraction."""
 
 
+class PlainPackings:
+    """First-fit and best-fit packings of all samples, longest first; each made once, when asked for."""
+
+    def __init__(self, lengths: IntArray, cap: int) -> None:
+        """Keep `lengths`, int64 [N] descending, and the cap."""
+        self._lengths, self._cap = lengths.tolist(), cap
+
+    @cached_property
+    def first_fit(self) -> IntArray:
+        """Bin of each sample by first-fit-decreasing, int64 [N]."""
+        return np.asarray(fill_first_fit(self._lengths, self._cap), dtype=np.int64)
+
+    @cached_property
+    def best_fit(self) -> IntArray:
+        """Bin of each sample by best-fit-decreasing, int64 [N]."""
+        return np.asarray(fill_best_fit(self._lengths, self._cap), dtype=np.int64)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepProblem:
-    """A step's samples, longest first, to be put into a fixed number of bins.
-
-    At least one sample.
-    """
+    """A step's samples (at least one), longest first, to be put into a fixed number of bins."""
 
     lengths: IntArray
-    """int64 [n], padded tokens, descending."""
+    """int64 [N], padded tokens, descending."""
     costs: IntArray
-    """int64 [n]."""
+    """int64 [N]."""
     cap: int
     """Tokens per bin."""
     num_ranks: int
     """Ranks, D."""
     num_slots: int
-    """Bins per rank, m."""
+    """Bins per rank, M."""
     packings: PlainPackings
     """Plain packings of the same samples, shared by problems with other numbers of bins."""
 
     @property
     def num_bins(self) -> int:
-        """D * m."""
+        """K = D * M."""
         return self.num_ranks * self.num_slots
 
     @property
@@ -93,12 +110,14 @@ class StepProblem:
         filled = fill_empty_bins(
             bin_of, self.costs, num_ranks=self.num_ranks, num_bins=self.num_bins
         )
-        sums = bin_sums(self.costs, filled, self.num_bins).reshape(self.num_ranks, self.num_slots)
-        sums.sort(axis=1)
+        cost_DM = bin_sums(self.costs, filled, self.num_bins).reshape(
+            self.num_ranks, self.num_slots
+        )
+        cost_DM.sort(axis=1)
         return Candidate(
             bin_of=filled,
             path=path,
-            rank=rank_imbalance(sums),
-            slot=slot_imbalance(sums),
+            rank=rank_imbalance(cost_DM),
+            slot=slot_imbalance(cost_DM),
             slack=slack,
         )

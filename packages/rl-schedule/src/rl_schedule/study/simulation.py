@@ -1,14 +1,12 @@
-"""What a plan costs in time: 1F1B pipelines, data-parallel synchronisation, bubbles and imbalance;
-layer above `plan`.
+"""What a plan costs in time: 1F1B pipelines, data-parallel synchronisation, bubbles, imbalance.
 
-Decides how micro-batch costs turn into step seconds, so that dp, cp and the token cap can be chosen
-before GPUs are rented. Sources: 1F1B is PipeDream-Flush (Narayanan et al., arXiv 2006.09503),
-interleaving is Narayanan et al., arXiv 2104.04473, section 2.2, in the order Megatron-Core runs it.
-Not modelled: point-to-point transfer, kernel launch, overlap of the gradient reduction with the
-last backward passes.
+So dp, cp and the token cap can be chosen before GPUs are rented. Sources: 1F1B is PipeDream-Flush
+(Narayanan et al., arXiv 2006.09503), interleaving is Narayanan et al., arXiv 2104.04473, section
+2.2, in the order Megatron-Core runs it. Not modelled: point-to-point transfer, kernel launch,
+overlap of the gradient reduction with the last backward passes.
 
 Invariants: with equal micro-batches the bubble share is (P - 1) / (v * M + P - 1); no simulated
-step is faster than its busiest stage.
+step is faster than its busiest stage. Axis letters: D ranks, M micro-batches of a rank, P stages.
 """
 
 from dataclasses import dataclass
@@ -32,13 +30,13 @@ class ClusterTiming:
     """How fast the hardware is and how the model is laid out on it."""
 
     cost_per_second: float = 1.0
-    """Cost units (FLOPs of a `TransformerCost`) that ONE GPU does per second, as achieved, not as advertised."""
+    """Cost units (FLOPs of a `TransformerCost`) per second that ONE GPU achieves, not advertises."""
     gpus_per_stage: int = 1
     """GPUs that share a stage of one data-parallel rank: tensor times context parallel."""
     pp_size: int = 1
     """Pipeline stages, P."""
     vpp_size: int = 1
-    """Virtual chunks per stage, v; above 1 a rank's micro-batches must be a multiple of `pipeline_group`."""
+    """Virtual chunks per stage, v; above 1, micro-batches come in multiples of `pipeline_group`."""
     pipeline_group: int | None = None
     """Micro-batches that go through a chunk before the next chunk; None = `pp_size`."""
     sync_seconds: float = 0.0
@@ -81,7 +79,10 @@ class StepTiming:
     sync_share: float
     """Time of the synchronisation."""
     lockstep_seconds: float
-    """Time if all ranks also met after every micro-batch (sharded parameters, expert parallelism), without pipeline."""
+    """Time if all ranks also met after every micro-batch, without pipeline.
+
+    As with sharded parameters or expert parallelism.
+    """
     rank_seconds: FloatArray
     """[D] pipeline time of each rank, synchronisation left out."""
 
@@ -93,7 +94,7 @@ def simulate_plan(
 
     Args:
         plan: the plan.
-        lengths: int64 [n], padded tokens of every rollout position.
+        lengths: int64 [N], padded tokens of every rollout position.
         cost: forward cost of a sample by length.
         timing: the cluster.
 
@@ -101,20 +102,16 @@ def simulate_plan(
         ScheduleError: `vpp_size > 1` with a step whose micro-batches are no multiple of the
             pipeline group.
     """
-    sizes = np.diff(plan.micro_batch_offsets)
-    rows = np.repeat(np.arange(sizes.size), sizes)
     costs = evaluate_cost(cost, lengths[plan.sample_positions]).astype(np.float64)
-    by_row: FloatArray = (
-        np.bincount(rows, weights=costs, minlength=sizes.size)
-        .reshape(plan.dp_size, -1)
-        .astype(np.float64)
-    )
+    num_rows = plan.micro_batch_offsets.size - 1
+    summed = np.bincount(plan.rows, weights=costs, minlength=num_rows).astype(np.float64)
+    cost_DM = summed.reshape(plan.dp_size, -1)
     ends = np.cumsum([0, *plan.num_microbatches]).tolist()
-    return [_time_step(by_row[:, start:end], timing) for start, end in pairwise(ends)]
+    return [_time_step(cost_DM[:, start:end], timing) for start, end in pairwise(ends)]
 
 
-def _time_step(costs: FloatArray, timing: ClusterTiming) -> StepTiming:
-    stage_forward = costs / (timing.cost_per_second * timing.gpus_per_stage * timing.pp_size)
+def _time_step(cost_DM: FloatArray, timing: ClusterTiming) -> StepTiming:
+    stage_forward = cost_DM / (timing.cost_per_second * timing.gpus_per_stage * timing.pp_size)
     ranks = pipeline_seconds(
         stage_forward,
         pp_size=timing.pp_size,
@@ -131,6 +128,7 @@ def _time_step(costs: FloatArray, timing: ClusterTiming) -> StepTiming:
         bubble_share=float((ranks - busy).mean()) * scale,
         imbalance_share=float((slowest - ranks).mean()) * scale,
         sync_share=timing.sync_seconds * scale,
+        # All stages of a micro-batch one after another, at the pace of the slowest rank.
         lockstep_seconds=float(stage_forward.max(axis=0).sum())
         * timing.pp_size
         * (1.0 + BACKWARD_OVER_FORWARD)
@@ -165,10 +163,13 @@ def pipeline_seconds(
         )
     order = _chunk_order(count, vpp_size, group)
     programs = [_program(order, stage, pp_size, vpp_size, group) for stage in range(pp_size)]
+    # When each pass (is backward, stage, chunk, micro-batch) ended, [D]; taken out by the one pass
+    # that waits for it.
     done: dict[tuple[bool, int, int, int], FloatArray] = {}
     free = [np.zeros(ranks) for _ in range(pp_size)]
     position = [0] * pp_size
     remaining = sum(len(program) for program in programs)
+    # Round after round, each stage runs its program as far as what it needs is done.
     while remaining:
         before = remaining
         for stage, program in enumerate(programs):
@@ -197,7 +198,7 @@ def pipeline_seconds(
 
 
 def _chunk_order(count: int, chunks: int, group: int) -> list[tuple[int, int]]:
-    """Return (chunk, micro-batch) in the order a stage forwards them: a group through chunk 0, then chunk 1, and so on."""
+    """Return (chunk, micro-batch) in the order of forwards: a group through chunk 0, then chunk 1, ..."""
     starts = range(0, count, group) if chunks > 1 else [0]
     width = group if chunks > 1 else count
     return [
@@ -211,7 +212,12 @@ def _chunk_order(count: int, chunks: int, group: int) -> list[tuple[int, int]]:
 def _program(
     order: list[tuple[int, int]], stage: int, stages: int, chunks: int, group: int
 ) -> list[tuple[bool, int, int]]:
-    """Return what one stage runs: (is backward, chunk, micro-batch); warm-up forwards, then one of each, then the rest."""
+    """Return what one stage runs, as (is backward, chunk, micro-batch).
+
+    Warm-up forwards, then one forward and one backward in turn, then the remaining backwards.
+    """
+    # Enough forwards that the first micro-batch is back by then: one for each later stage; when
+    # interleaved two of them (Megatron-Core's order), and a whole group for each later chunk.
     warm_up = stages - stage - 1 if chunks == 1 else 2 * (stages - stage - 1) + (chunks - 1) * group
     warm_up = min(warm_up, len(order))
     forwards = [(False, chunk, number) for chunk, number in order]
@@ -225,7 +231,7 @@ def _program(
 def _needs(
     *, backward: bool, stage: int, chunk: int, last_stage: int, last_chunk: int
 ) -> tuple[bool, int, int] | None:
-    """Return which pass of the same micro-batch has to be done before, as (is backward, stage, chunk)."""
+    """Return the pass of the same micro-batch that comes before, as (is backward, stage, chunk)."""
     if not backward:
         if stage > 0:
             return False, stage - 1, chunk

@@ -1,15 +1,16 @@
-"""Bin packers under a token cap, each O(n log n); algorithm layer, above `arrays`.
+"""Bin packers under a token cap, each O(n log n).
 
-Decides which samples share a micro-batch when only the cap matters. Invariants of every packer:
-each position is in exactly one bin; a bin's tokens never exceed `cap` unless it is one oversized
-sample alone; bins come in opening order.
+Invariants of every packer: each position is in exactly one bin; a bin's tokens never exceed `cap`
+unless it is one oversized sample alone; bins come in opening order.
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Callable
 
 import numpy as np
 
 from rl_schedule.arrays import IntArray, Integers, positive_column, positive_int
+from rl_schedule.packing.bins import group_bins
 
 __all__ = [
     "best_fit_decreasing",
@@ -18,32 +19,14 @@ __all__ = [
     "fill_first_fit",
     "first_fit",
     "first_fit_decreasing",
-    "first_fit_reference",
-    "group_bins",
 ]
-
-
-def first_fit_reference(lengths: Integers, cap: int) -> list[list[int]]:
-    """Pack in arrival order into the first bin with room: the naive definition, O(n * bins), against which all is tested."""
-    bins: list[list[int]] = []
-    rooms: list[int] = []
-    for position, length in enumerate(positive_column(lengths, "lengths").tolist()):
-        for index, room in enumerate(rooms):
-            if length <= room:
-                bins[index].append(position)
-                rooms[index] -= length
-                break
-        else:
-            bins.append([position])
-            rooms.append(cap - length)
-    return bins
 
 
 def first_fit(lengths: Integers, cap: int) -> list[list[int]]:
     """Pack in arrival order, each sample into the first opened bin with room.
 
-    Equal to `first_fit_reference` bin for bin, in O(n log n) by a tournament tree over the room of
-    the bins.
+    O(n log n) by a tournament tree over the room of the bins; a test holds it equal, bin for bin,
+    to the definition that tries every open bin.
 
     Args:
         lengths: tokens [n], each >= 1.
@@ -56,8 +39,7 @@ def first_fit(lengths: Integers, cap: int) -> list[list[int]]:
     Raises:
         ScheduleError: a length or a cap below 1.
     """
-    column, limit = positive_column(lengths, "lengths"), positive_int(cap, "cap")
-    return group_bins(np.asarray(fill_first_fit(column.tolist(), limit), dtype=np.int64))
+    return _pack(fill_first_fit, lengths, cap, longest_first=False)
 
 
 def first_fit_decreasing(lengths: Integers, cap: int) -> list[list[int]]:
@@ -66,21 +48,26 @@ def first_fit_decreasing(lengths: Integers, cap: int) -> list[list[int]]:
     At most 11/9 of the fewest bins plus 6/9 (Dosa 2007). Arguments, returns and errors as
     `first_fit`.
     """
-    column, limit = positive_column(lengths, "lengths"), positive_int(cap, "cap")
-    order = decreasing_order(column)
-    return _regroup(fill_first_fit(column[order].tolist(), limit), order)
+    return _pack(fill_first_fit, lengths, cap, longest_first=True)
 
 
 def best_fit_decreasing(lengths: Integers, cap: int) -> list[list[int]]:
-    """Pack longest first, each sample into the opened bin with the least room that holds it; ties
-    in arrival order.
+    """Pack longest first, each sample into the opened bin with the least room that holds it.
 
-    Between bins of equal room the most recently reached one is taken. Arguments, returns and errors
+    Ties in arrival order; of bins with equal room the most recently reached one. Arguments, returns and errors
     as `first_fit`.
     """
+    return _pack(fill_best_fit, lengths, cap, longest_first=True)
+
+
+def _pack(
+    fill: Callable[[list[int], int], list[int]], lengths: Integers, cap: int, *, longest_first: bool
+) -> list[list[int]]:
+    """Check what a caller gave, pack, and list the positions of each bin in packing order."""
     column, limit = positive_column(lengths, "lengths"), positive_int(cap, "cap")
-    order = decreasing_order(column)
-    return _regroup(fill_best_fit(column[order].tolist(), limit), order)
+    order = decreasing_order(column) if longest_first else np.arange(column.size)
+    bin_of = np.asarray(fill(column[order].tolist(), limit), dtype=np.int64)
+    return [order[members].tolist() for members in group_bins(bin_of)]
 
 
 def decreasing_order(lengths: IntArray) -> IntArray:
@@ -95,10 +82,12 @@ def fill_first_fit(lengths: list[int], cap: int) -> list[int]:
     yet has the full cap, so opening needs no extra step: the leftmost leaf with room is either an
     open bin or the next new one.
     """
+    # Node 1 is the root, node i has children 2 i and 2 i + 1, the leaf of bin b is node size + b.
     size = 1 << max(1, len(lengths) - 1).bit_length()
     room = [cap] * (2 * size)
     chosen = [0] * len(lengths)
     for sample, length in enumerate(lengths):
+        # An oversized sample asks for an empty bin, and leaves it with negative room.
         need = min(length, cap)
         node = 1
         while node < size:
@@ -114,7 +103,7 @@ def fill_first_fit(lengths: list[int], cap: int) -> list[int]:
             other = room[node + node + 1]
             if other > best:  # noqa: PLR1730 - a call of max() doubles the time of this loop
                 best = other
-            if room[node] == best:
+            if room[node] == best:  # Nothing above changes either.
                 break
             room[node] = best
             node >>= 1
@@ -144,26 +133,7 @@ def fill_best_fit(lengths: list[int], cap: int) -> list[int]:
                 del stacks[room], rooms[at]
         chosen[sample] = target
         if left > 0:
-            waiting = stacks.get(left)
-            if waiting is None:
-                stacks[left] = [target]
+            if left not in stacks:
                 insort(rooms, left)
-            else:
-                waiting.append(target)
+            stacks.setdefault(left, []).append(target)
     return chosen
-
-
-def group_bins(bin_of: IntArray, num_bins: int | None = None) -> list[list[int]]:
-    """List the positions of each bin, ascending, from the bin of each position."""
-    count = num_bins if num_bins is not None else (int(bin_of.max()) + 1 if bin_of.size else 0)
-    order = np.argsort(bin_of, kind="stable").tolist()
-    ends = np.cumsum(np.bincount(bin_of, minlength=count)).tolist() if count else []
-    return [order[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-
-
-def _regroup(chosen: list[int], order: IntArray) -> list[list[int]]:
-    """Turn bins of the sorted samples into lists of positions, longest sample first inside a bin."""
-    return [
-        [int(position) for position in order[members]]
-        for members in group_bins(np.asarray(chosen, dtype=np.int64))
-    ]

@@ -1,12 +1,12 @@
-"""Layer shapes out of a Hugging Face config; algorithm layer, below `transformer_cost`.
+"""The attention and the MLP of each layer, and their FLOPs, out of a Hugging Face config.
 
-Decides which attention and which MLP each layer has. Covers dense Llama-shaped models (Llama,
-Mistral, Qwen2, Qwen3, Gemma), mixture of experts (Mixtral, Qwen2/3-MoE, gpt-oss, DeepSeek),
-multi-head latent attention (DeepSeek-V2/V3), sliding windows (`layer_types`,
-`sliding_window_pattern`, `max_window_layers`) and hybrid linear attention (Qwen3-Next,
-`full_attention_interval`). Invariant: a number that is needed and missing is an error, never a
-guess; what the configs themselves leave to a default (`head_dim`, `num_key_value_heads`) follows
-that default.
+Covers dense Llama-shaped models (Llama, Mistral, Qwen2, Qwen3, Gemma), mixture of experts (Mixtral,
+Qwen2/3-MoE, gpt-oss, DeepSeek), multi-head latent attention (DeepSeek-V2/V3), sliding windows
+(`layer_types`, `sliding_window_pattern`, `max_window_layers`) and hybrid linear attention
+(Qwen3-Next, `full_attention_interval`).
+
+Invariant: a number that is needed and missing is an error, never a guess; what the configs
+themselves leave to a default (`head_dim`, `num_key_value_heads`) follows that default.
 """
 
 from collections.abc import Mapping
@@ -49,14 +49,14 @@ class ModelShape:
 
 
 class _Config:
-    """Reads numbers and remembers what was missing, so that all missing keys are reported at once."""
+    """A config whose missing numbers are remembered, so that all of them are reported at once."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = values
         self.missing: list[str] = []
 
     def required(self, *names: str) -> int:
-        """Return the first of `names` that is an integer >= 1; remember the lack and return 1 if there is none."""
+        """Return the first of `names` that is an integer >= 1; without one, remember that and go on with 1."""
         value = self.optional(*names)
         if value is None:
             self.missing.append(" or ".join(names))
@@ -165,17 +165,14 @@ def _attention(reader: _Config, hidden: int) -> tuple[int, int]:
 
 
 def _latent_attention(reader: _Config, hidden: int, heads: int) -> tuple[int, int]:
-    """Return FLOPs per token and per pair of multi-head latent attention (DeepSeek-V2, arXiv
-    2405.04434, section 2.1).
+    """Return FLOPs per token and per pair of multi-head latent attention.
 
-    Query down to its rank and up to h (n + r), or straight up without a rank; key-value down to
+    DeepSeek-V2, arXiv 2405.04434, section 2.1. Query down to its rank and up to h (n + r), or straight up without a rank; key-value down to
     rank c plus r, and up to h (n + v); output 2hvH; a pair costs 2 (n + r) for its score and 2v for
     its value in each head.
     """
-    rank, nope, rope = (
-        reader.required("kv_lora_rank"),
-        reader.required("qk_nope_head_dim"),
-        reader.required("qk_rope_head_dim"),
+    rank, nope, rope = map(
+        reader.required, ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")
     )
     value = reader.required("v_head_dim")
     query_rank = reader.optional("q_lora_rank")
@@ -192,13 +189,14 @@ def _linear_attention(reader: _Config, hidden: int) -> tuple[int, int]:
     value head; a short convolution over query, key and value; three products with the v states of a
     x b (read, write, query); output.
     """
-    key_heads, value_heads = (
-        reader.required("linear_num_key_heads"),
-        reader.required("linear_num_value_heads"),
-    )
-    key_size, value_size = (
-        reader.required("linear_key_head_dim"),
-        reader.required("linear_value_head_dim"),
+    key_heads, value_heads, key_size, value_size = map(
+        reader.required,
+        (
+            "linear_num_key_heads",
+            "linear_num_value_heads",
+            "linear_key_head_dim",
+            "linear_value_head_dim",
+        ),
     )
     keys, values = key_heads * key_size, value_heads * value_size
     projections = 2 * hidden * (2 * keys + 2 * values + 2 * value_heads) + 2 * values * hidden
@@ -207,7 +205,7 @@ def _linear_attention(reader: _Config, hidden: int) -> tuple[int, int]:
 
 
 def _feed_forward(reader: _Config, hidden: int, number: int) -> int:
-    """Return FLOPs per token of layer `number`'s MLP (6HF with a gate), or of its active and shared experts and router."""
+    """Return FLOPs per token of a layer's MLP (6HF with a gate), or of its active experts and router."""
     experts = reader.optional("num_experts", "n_routed_experts", "num_local_experts")
     if experts is None or not _is_sparse(reader, number):
         return (

@@ -1,5 +1,4 @@
-"""Forward FLOPs of a transformer by sample length, from a Hugging Face config; algorithm layer,
-above `cost`.
+"""Forward FLOPs of a transformer by sample length, from a Hugging Face config.
 
 Decides which work counts: projections, attention, MLP or active experts, router, language-model
 head. Not counted: embedding look-up, norms, activations, vision towers, multi-token-prediction
@@ -11,13 +10,14 @@ any context length.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from rl_schedule.arrays import FloatArray, IntArray
+from rl_schedule.cost.model_shape import ModelShape, read_model_shape
 from rl_schedule.errors import ScheduleError
-from rl_schedule.model_shape import ModelShape, read_model_shape
 
 __all__ = ["TransformerCost"]
 
@@ -32,7 +32,7 @@ class TransformerCost:
     """
 
     token_flops: int
-    """FLOPs per token that do not depend on the context: every matrix product with weights, and linear attention."""
+    """FLOPs per token whatever the context: every product with weights, and linear attention."""
     pair_flops: int
     """FLOPs per attended (query, key) pair, over all full-attention layers and heads."""
     window_pair_flops: tuple[tuple[int, int], ...] = ()
@@ -102,13 +102,8 @@ class TransformerCost:
         )
 
     def __post_init__(self) -> None:
-        """Refuse a model under which work could be negative."""
-        if (
-            min(
-                self.token_flops,
-                self.pair_flops,
-                *(value for entry in self.window_pair_flops for value in entry),
-            )
-            < 0
-        ):
+        """Take windows as lists too, as JSON has them; refuse a model under which work could be negative."""
+        windows = tuple((int(window), int(flops)) for window, flops in self.window_pair_flops)
+        object.__setattr__(self, "window_pair_flops", windows)
+        if min(self.token_flops, self.pair_flops, *chain.from_iterable(windows)) < 0:
             raise ScheduleError(f"TransformerCost needs numbers >= 0, got {self}")

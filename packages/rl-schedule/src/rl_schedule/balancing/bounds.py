@@ -1,15 +1,18 @@
-"""What no plan can beat: lower bounds on micro-batches and on slot time; algorithm layer, above
-`arrays`.
+"""What no plan can beat: lower bounds on micro-batches, ranks and slots.
 
-Decides how few micro-batches to try, how heavy each slot has to be, and what `stats` call
-unreachable. Invariant: a bound is never above the value of any plan that keeps the cap (tested
-against brute force). Valid for every cost that depends on the length alone and is >= 0.
+They say how few micro-batches to try, how heavy each slot has to be, and what nobody can reach.
+
+Invariant: a bound is never above the value of any plan that keeps the cap (tested against brute
+force). Valid for every cost that depends on the length alone and is >= 0.
 
 Notation: samples longest first, L_p length and c_p cost of the p-th (1-based), K micro-batches on D
-ranks, m = K / D slots; B_1 >= B_2 >= ... the micro-batch costs of some plan in descending order.
+ranks, M = K / D slots; B_1 >= B_2 >= ... the micro-batch costs of some plan in descending order.
+Array names end in their axes: N samples, K, D, M.
 """
 
 import math
+from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,14 +42,14 @@ _NO_GAIN = 0.0005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostBounds:
-    """Limits on the micro-batch costs of any plan with K micro-batches on D ranks; all int64, so exact everywhere."""
+    """Limits on the micro-batch costs of any plan with K micro-batches on D ranks; int64, so exact."""
 
     ceiling: IntArray
     """[K], non-increasing: the i-th costliest micro-batch costs at most `ceiling[i]` (0-based)."""
     floor: IntArray
-    """[m], non-increasing: the costliest micro-batch of slot k costs at least `floor[k]` when slots are sorted by cost."""
+    """[M], non-increasing: slots sorted by cost, the costliest of slot k costs at least `floor[k]`."""
     knapsack: IntArray
-    """[m]: the (k + 1) * D costliest micro-batches together cost at most `knapsack[k]`."""
+    """[M]: the (k + 1) * D costliest micro-batches together cost at most `knapsack[k]`."""
     total: int
     """Cost of all samples."""
     num_ranks: int
@@ -68,14 +71,16 @@ def micro_batch_bound(lengths: IntArray, cap: int) -> int:
     fitting = np.sort(lengths[lengths <= cap])
     if not fitting.size:
         return oversized
-    prefix = np.concatenate([[0], np.cumsum(fitting)])
+    tokens = np.concatenate([[0], np.cumsum(fitting)])
     half = int(np.searchsorted(fitting, cap // 2, side="right"))
-    small = fitting[:half]
-    thresholds = np.concatenate([[1], small[np.flatnonzero(np.diff(small, prepend=0))]])
+    # Only the lengths that occur (and 1) matter as thresholds; all of them at once from here on.
+    thresholds = np.unique(np.concatenate([[1], fitting[:half]]))
+    # In ascending order: from `first_small` on >= t, from `half` on > cap / 2, from `first_alone`
+    # on > cap - t. The middle group, between the last two, has room for small samples.
     first_alone = np.searchsorted(fitting, cap - thresholds, side="right")
     first_small = np.searchsorted(fitting, thresholds, side="left")
-    room = cap * (first_alone - half) - (prefix[first_alone] - prefix[half])
-    overflow = np.maximum(prefix[half] - prefix[first_small] - room, 0)
+    room = cap * (first_alone - half) - (tokens[first_alone] - tokens[half])
+    overflow = np.maximum(tokens[half] - tokens[first_small] - room, 0)
     return oversized + int(np.max(fitting.size - half + -(-overflow // cap)))
 
 
@@ -98,8 +103,9 @@ def cost_bounds(
         costs: int64 [n], their costs.
         cap: tokens per micro-batch.
         num_ranks: D.
-        num_slots: m.
+        num_slots: M.
     """
+    # An oversized sample fills its micro-batch and no more.
     fitted = np.minimum(lengths, cap)
     density = costs / np.maximum(fitted, 1)
     return CostBounds(
@@ -114,37 +120,40 @@ def cost_bounds(
 def _ceiling(
     lengths: IntArray, costs: IntArray, density: FloatArray, cap: int, num_bins: int
 ) -> IntArray:
-    densest_from = np.maximum.accumulate(density[::-1])[::-1]
-    companions = np.minimum(lengths, cap - lengths)
-    first = np.searchsorted(-lengths, -companions, side="left")
-    rate = np.concatenate([densest_from, [0.0]])[first]
-    company = np.ceil(np.minimum(np.maximum(cap - lengths, 0) * rate, float(costs.sum()))).astype(
-        np.int64
-    )
-    heaviest_from = np.maximum.accumulate(np.concatenate([costs + company, [0]])[::-1])[::-1]
-    ceiling: IntArray = heaviest_from[np.minimum(np.arange(num_bins), lengths.size)]
-    return ceiling
+    # Running maxima from the end: the densest among the samples p, p + 1, ..., which are no longer.
+    densest_from_N = np.maximum.accumulate(density[::-1])[::-1]
+    companion_N = np.minimum(lengths, cap - lengths)
+    # Negated, because searchsorted needs ascending values: the first sample short enough to join.
+    first_N = np.searchsorted(-lengths, -companion_N, side="left")
+    rate_N = np.concatenate([densest_from_N, [0.0]])[first_N]
+    # Bounded by the total before the cast, which a user's steep cost could overflow.
+    company_N = np.minimum(np.maximum(cap - lengths, 0) * rate_N, float(costs.sum()))
+    heaviest = np.concatenate([costs + np.ceil(company_N).astype(np.int64), [0]])
+    heaviest_from = np.maximum.accumulate(heaviest[::-1])[::-1]
+    ceiling_K: IntArray = heaviest_from[np.minimum(np.arange(num_bins), lengths.size)]
+    return ceiling_K
 
 
 def _floor(
     lengths: IntArray, costs: IntArray, cap: int, num_ranks: int, num_slots: int
 ) -> IntArray:
-    floor = np.zeros(num_slots, dtype=np.int64)
+    floor_M = np.zeros(num_slots, dtype=np.int64)
     if not lengths.size:
-        return floor
+        return floor_M
     count = np.arange(1, lengths.size + 1)
-    needed = np.maximum.reduce(
+    needed_N = np.maximum.reduce(
         [
             -(-count // np.maximum(cap // lengths, 1)),
             np.cumsum(2 * lengths > cap),
             -(-np.cumsum(np.minimum(lengths, cap)) // cap),
         ]
     )
-    least = np.minimum.accumulate(costs)
-    first = np.searchsorted(np.maximum.accumulate(needed), np.arange(num_slots) * num_ranks + 1)
-    reached = first < lengths.size
-    floor[reached] = least[first[reached]]
-    return floor
+    cheapest_so_far_N = np.minimum.accumulate(costs)
+    # The fewest samples that need k * D + 1 micro-batches; the bound itself need not rise with p.
+    first_M = np.searchsorted(np.maximum.accumulate(needed_N), np.arange(num_slots) * num_ranks + 1)
+    reached_M = first_M < lengths.size
+    floor_M[reached_M] = cheapest_so_far_N[first_M[reached_M]]
+    return floor_M
 
 
 def _knapsack(
@@ -153,13 +162,12 @@ def _knapsack(
     densest_first = np.argsort(-density, kind="stable")
     tokens = np.concatenate([[0], np.cumsum(fitted[densest_first])])
     worth = np.concatenate([[0], np.cumsum(costs[densest_first])])
-    budget = np.arange(1, num_slots + 1) * (num_ranks * cap)
-    whole = np.searchsorted(tokens, budget, side="right") - 1
-    rate = np.concatenate([density[densest_first], [0.0]])[whole]
-    rest: IntArray = np.ceil(np.minimum((budget - tokens[whole]) * rate, float(worth[-1]))).astype(
-        np.int64
-    )
-    return worth[whole] + rest
+    budget_M = np.arange(1, num_slots + 1) * (num_ranks * cap)
+    # Samples that fit whole, then as much of the next one as there is budget left.
+    whole_M = np.searchsorted(tokens, budget_M, side="right") - 1
+    rate_M = np.concatenate([density[densest_first], [0.0]])[whole_M]
+    rest_M = np.minimum((budget_M - tokens[whole_M]) * rate_M, float(worth[-1]))
+    return worth[whole_M] + np.ceil(rest_M).astype(np.int64)
 
 
 def rank_bound(
@@ -167,16 +175,16 @@ def rank_bound(
 ) -> float:
     """Return a lower bound on the rank imbalance: costliest rank over the mean.
 
-    Whichever rank runs sample i also runs what the other ranks have no room for: at least N - (D -
-    1) * m * cap tokens, of which all but l_i cost at least the least cost per token. Example: one
-    sample of cost 6 among a total of 8 on 2 ranks gives 1.5.
+    Whichever rank runs sample i also runs what the other ranks have no room for: at least all
+    tokens less (D - 1) * M * cap, of which all but l_i cost at least the least cost per token.
+    Example: one sample of cost 6 among a total of 8 on 2 ranks gives 1.5.
 
     Args:
-        lengths: int64 [n], any order.
-        costs: int64 [n].
+        lengths: int64 [N], any order.
+        costs: int64 [N].
         cap: tokens per micro-batch.
         num_ranks: D.
-        num_slots: m.
+        num_slots: M.
     """
     total = int(costs.sum())
     if total == 0:
@@ -189,8 +197,7 @@ def rank_bound(
 
 
 def slot_bound(bounds: CostBounds, *, rank_limit: float | None = None) -> float:
-    """Return a lower bound on the slot imbalance: sum over slots of the costliest micro-batch, over
-    total / D.
+    """Return a lower bound on the slot imbalance: sum of the slots' costliest, over total / D.
 
     For any ranks: max over k of sum(floor[:k]) + (total - the most the k * D costliest can hold
     when slot j is capped at floor[j]) / D. With `rank_limit` = the costliest rank over the mean,
@@ -203,31 +210,45 @@ def slot_bound(bounds: CostBounds, *, rank_limit: float | None = None) -> float:
     """
     if bounds.total == 0 or not bounds.floor.size:
         return 1.0
-    slots = bounds.floor.size
-    capped = np.minimum(bounds.ceiling.reshape(slots, -1), bounds.floor[:, None]).sum(axis=1)
-    held = np.minimum(np.cumsum(capped), bounds.knapsack)
-    forced = np.cumsum(bounds.floor) * bounds.num_ranks + np.maximum(bounds.total - held, 0)
-    best = max(1.0, int(forced.max()) / bounds.total)
+    # [M, D]: the k-th D costliest micro-batches are the most that slot k can hold.
+    ceiling_MD = bounds.ceiling.reshape(bounds.floor.size, -1)
+    capped_M = np.minimum(ceiling_MD, bounds.floor[:, None]).sum(axis=1)
+    held_M = np.minimum(np.cumsum(capped_M), bounds.knapsack)
+    forced_M = np.cumsum(bounds.floor) * bounds.num_ranks + np.maximum(bounds.total - held_M, 0)
+    best = max(1.0, int(forced_M.max()) / bounds.total)
     if rank_limit is None:
         return best
     return max(best, _idle_bound(bounds, rank_limit) * bounds.num_ranks / bounds.total)
 
 
 def _idle_bound(bounds: CostBounds, rank_limit: float) -> int:
-    """Largest slot sum S at which ranks within the limit and with the forced idle time cannot do all the work yet."""
+    """Return the largest slot sum at which the ranks cannot do all the work yet.
+
+    Each is kept within the limit and idles as long as it is forced to.
+    """
     heaviest = math.ceil(rank_limit * bounds.total / bounds.num_ranks)
-    idle = np.maximum(bounds.floor[0] - bounds.ceiling[: bounds.num_ranks], 0)
-    low, high = 0, heaviest + int(idle.max())
-    while high - low > 1:
-        middle = (low + high) // 2
-        done = int(np.minimum(np.maximum(middle - idle, 0), heaviest).sum())
-        low, high = (low, middle) if done >= bounds.total else (middle, high)
-    return low
+    idle_D = _forced_idle(bounds)
+
+    def all_done(slot_sum: int) -> bool:
+        work_D = np.minimum(np.maximum(slot_sum - idle_D, 0), heaviest)
+        return int(work_D.sum()) >= bounds.total
+
+    return max(0, _least(heaviest + int(idle_D.max()), all_done) - 1)
+
+
+def _forced_idle(bounds: CostBounds) -> IntArray:
+    """Return how long each rank idles at least in the slot of the costliest sample, int64 [D]."""
+    return np.maximum(bounds.floor[0] - bounds.ceiling[: bounds.num_ranks], 0)
+
+
+def _least(highest: int, enough: Callable[[int], bool]) -> int:
+    """Return the least integer from 1 on that is enough; `highest` counts as enough unasked."""
+    # bisect asks its key only halfway points: a binary search over numbers, not over a list.
+    return min(highest, 1 + bisect_left(range(1, highest), True, key=enough))
 
 
 def slot_targets(bounds: CostBounds) -> list[int]:
-    """Return the cost each slot should reach, [m]: floor[k] or a common level T, whichever is
-    higher.
+    """Return the cost each slot should reach, [M]: floor[k] or a common level T if that is higher.
 
     T is the least level at which micro-batches capped at max(floor[k], T) and at their ceiling hold
     the total.
@@ -236,50 +257,48 @@ def slot_targets(bounds: CostBounds) -> list[int]:
 
 
 def common_level(ceiling: IntArray, floor: IntArray, total: int) -> list[int]:
-    """Return max(floor[k], T), [m], with the least T at which sum of min(ceiling[k, j],
-    max(floor[k], T)) is the total.
+    """Return max(floor[k], T), [M], for the least common level T at which all the cost has a place.
+
+    That is, the least T with sum over k, j of min(ceiling[k, j], max(floor[k], T)) >= total.
 
     Args:
-        ceiling: int64 [m, D], what each micro-batch can cost at most.
-        floor: int64 [m], what its slot reaches anyway.
+        ceiling: int64 [M, D], what each micro-batch can cost at most.
+        floor: int64 [M], what its slot reaches anyway.
         total: cost to place; T is the total where the ceilings do not hold that much.
     """
-    low, high = 0, total
-    while high - low > 1:
-        level = (low + high) // 2
-        held = int(np.minimum(ceiling, np.maximum(floor, level)[:, None]).sum())
-        low, high = (low, level) if held >= total else (level, high)
-    targets: list[int] = np.maximum(floor, high).tolist()
+
+    def holds_all(level: int) -> bool:
+        held_MD = np.minimum(ceiling, np.maximum(floor, level)[:, None])
+        return int(held_MD.sum()) >= total
+
+    targets: list[int] = np.maximum(floor, _least(total, holds_all)).tolist()
     return targets
 
 
 def head_starts(bounds: CostBounds, slack: float) -> list[int]:
-    """Return by how much each rank should end below (1 + slack) times the mean, [D], for the rank
-    of the r-th longest sample.
+    """Return by how much each rank should end below (1 + slack) times the mean, [D].
 
-    With slot sum S the least that slack allows, rank j does at most S - idle_j: it starts that much
+    Rank r stands for that of the r-th longest sample. With slot sum S the least that slack allows, rank j does at most S - idle_j: it starts that much
     ahead, so that a greedy pass ends where the bound says. All zero without slack.
     """
     if slack <= 0.0:
         return [0] * bounds.num_ranks
     heaviest = math.ceil((1.0 + slack) * bounds.total / bounds.num_ranks)
-    idle = np.maximum(bounds.floor[0] - bounds.ceiling[: bounds.num_ranks], 0)
-    starts: list[int] = np.maximum(idle - (_idle_bound(bounds, 1.0 + slack) - heaviest), 0).tolist()
+    spare = _idle_bound(bounds, 1.0 + slack) - heaviest
+    starts: list[int] = np.maximum(_forced_idle(bounds) - spare, 0).tolist()
     return starts
 
 
 def useful_slack(bounds: CostBounds) -> float:
-    """Return the least slack that brings the slot bound down to that of any ranks, in steps of 0.01
-    %.
+    """Return the least slack that brings the slot bound down to that of any ranks.
 
-    At most `MOST_SLACK`; 0 where slack lowers nothing.
+    In steps of 0.01 %, at most `MOST_SLACK`; 0 where slack lowers nothing.
     """
     reachable = slot_bound(bounds)
     if slot_bound(bounds, rank_limit=1.0) <= reachable + _NO_GAIN:
         return 0.0
-    low, high = 0, round(MOST_SLACK * 10_000)
-    while high - low > 1:
-        middle = (low + high) // 2
-        enough = slot_bound(bounds, rank_limit=1.0 + middle / 10_000) <= reachable + _NO_GAIN
-        low, high = (low, middle) if enough else (middle, high)
-    return high / 10_000
+
+    def reaches(steps: int) -> bool:
+        return slot_bound(bounds, rank_limit=1.0 + steps / 10_000) <= reachable + _NO_GAIN
+
+    return _least(round(MOST_SLACK * 10_000), reaches) / 10_000

@@ -1,9 +1,9 @@
-"""What a sample costs: the cost protocol, the two simple models, and exact int64 costs; algorithm
-layer.
+"""What a sample costs: the protocol of cost models, the two simple ones, and exact int64 costs.
 
-Decides how a cost model's answer becomes the integers that every balancer adds up. Invariant: after
-`integer_costs` all sums over a step are exact, so a plan cannot depend on summation order or
-platform.
+Decides how a cost model's answer becomes the integers that every balancer adds up.
+
+Invariant: after `integer_costs` all sums over a step are exact, so a plan cannot depend on
+summation order or platform.
 """
 
 import math
@@ -52,10 +52,9 @@ class TokenCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuadraticCost:
-    """`c(s) = linear * s + quadratic * s**2`; the default is the constant that published schedulers
-    use.
+    """`c(s) = linear * s + quadratic * s**2`; the default is what published schedulers use.
 
-    The default stands for the layers of a 7B transformer with full attention: 24576 = 6 * hidden
+    It stands for the layers of a 7B transformer with full attention: 24576 = 6 * hidden
     4096, so the unit is FLOPs up to one common factor. Example:
     `QuadraticCost()(np.array([70_000]))` is 6_620_320_000, beyond int32.
     """
@@ -118,13 +117,13 @@ def integer_costs(costs: npt.NDArray[Any], *, terms: int) -> IntArray:
     if costs.size == 0:
         return np.empty(0, dtype=np.int64)
     bits = _SUM_BITS - max(1, terms).bit_length()
+    # fsum is exact, so the factor below is the same whatever the order of the samples.
     total = math.fsum(costs.tolist())
     if costs.dtype.kind in "iu" and total < 2.0**bits:
         return costs.astype(np.int64)
     if total == 0.0:
         return np.zeros(costs.size, dtype=np.int64)
+    # total < 2**exponent, so the scaled total is below 2**(bits - 1): one bit is left for rounding up.
     _, exponent = math.frexp(total)
-    rounded: IntArray = np.rint(np.ldexp(costs.astype(np.float64), bits - 1 - exponent)).astype(
-        np.int64
-    )
-    return rounded
+    scaled = np.ldexp(costs.astype(np.float64), bits - 1 - exponent)
+    return np.rint(scaled).astype(np.int64)

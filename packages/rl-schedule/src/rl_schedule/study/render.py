@@ -1,9 +1,10 @@
-"""A plan as one self-contained HTML page; layer above `plan` and `simulation`.
+"""A plan as one self-contained HTML page.
 
-Decides what the picture shows: a lane per rank, a bar per micro-batch as wide as its cost and
-coloured by its tokens, slots aligned. Invariants: the page loads nothing from anywhere; text from
-the caller is data, never markup; at most `MOST_LANES` lanes are drawn, and the page says so when
-there are more ranks.
+It shows a lane per rank and a bar per micro-batch, as wide as its cost and coloured by its tokens,
+with slots aligned.
+
+Invariants: the page loads nothing from anywhere; text from the caller is data, never markup; at
+most `MOST_LANES` lanes are drawn, and the page says so when there are more ranks.
 """
 
 import html
@@ -18,7 +19,7 @@ from rl_schedule.arrays import IntArray
 from rl_schedule.cost import evaluate_cost
 from rl_schedule.plan import SchedulePlan
 from rl_schedule.request import ScheduleRequest
-from rl_schedule.simulation import StepTiming
+from rl_schedule.study.simulation import StepTiming
 
 __all__ = ["MOST_LANES", "render_html"]
 
@@ -69,6 +70,7 @@ def render_html(
     page = (
         resources.files(__package__).joinpath("templates", "plan.html").read_text(encoding="utf-8")
     )
+    # "<" is escaped, so that no text in the data can end the script element.
     script = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     return page.replace("__TITLE__", html.escape(title)).replace("__DATA__", script)
 
@@ -144,7 +146,7 @@ def _batch(samples: IntArray, cost: float, lengths: IntArray, oversized: IntArra
 
 
 def _chosen_ranks(loads: np.ndarray[Any, Any]) -> list[int]:
-    """Return the ranks to draw, ascending: all, or the costliest and cheapest few and an even choice between."""
+    """Return the ranks to draw, ascending: all, or an even choice by cost with both extremes."""
     if loads.size <= MOST_LANES:
         return list(range(loads.size))
     by_cost = np.argsort(-loads, kind="stable")

@@ -1,0 +1,36 @@
+"""Which samples share a micro-batch when only the token cap matters: bins, packers, dealing."""
+
+from rl_schedule.packing.bins import (
+    align_bins,
+    bin_sums,
+    group_bins,
+    number_bins,
+    round_up,
+    split_bins,
+)
+from rl_schedule.packing.karmarkar_karp import deal_by_differencing, karmarkar_karp
+from rl_schedule.packing.packers import (
+    best_fit_decreasing,
+    decreasing_order,
+    fill_best_fit,
+    fill_first_fit,
+    first_fit,
+    first_fit_decreasing,
+)
+
+__all__ = [
+    "align_bins",
+    "best_fit_decreasing",
+    "bin_sums",
+    "deal_by_differencing",
+    "decreasing_order",
+    "fill_best_fit",
+    "fill_first_fit",
+    "first_fit",
+    "first_fit_decreasing",
+    "group_bins",
+    "karmarkar_karp",
+    "number_bins",
+    "round_up",
+    "split_bins",
+]
