@@ -7,12 +7,25 @@ import pytest
 PUBLIC = {
     "rl_runtime.config": ["Recipe", "absolute_paths", "load_recipe", "recipe_to_toml"],
     "rl_runtime.contract_table": [
-        "READS_GROUP", "WRITES_GROUP", "ContractTable", "differences", "gaps", "installed_contracts", "refuse_mixed_cluster", "version_differences",
+        "READS_GROUP",
+        "WRITES_GROUP",
+        "ContractTable",
+        "differences",
+        "gaps",
+        "installed_contracts",
+        "refuse_mixed_cluster",
+        "version_differences",
     ],
     "rl_runtime.records": ["Prompt", "PromptGroup", "Rollout", "Sample"],
-    "rl_runtime.rollout.hooks": ["Engine", "GenerateContext", "GenerateHook", "RewardHook", "load_hook"],
+    "rl_runtime.rollout.hooks": [
+        "Engine",
+        "GenerateContext",
+        "GenerateHook",
+        "RewardHook",
+        "load_hook",
+    ],
     "rl_runtime.setup.doctor": ["Finding", "Report", "diagnose", "report_document"],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("module", PUBLIC)

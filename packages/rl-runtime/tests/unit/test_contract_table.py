@@ -15,8 +15,8 @@ from rl_runtime.contract_table import (
     refuse_mixed_cluster,
     version_differences,
 )
-from rl_runtime.setup.doctor import Finding, Report, diagnose, report_document
 from rl_runtime.errors import RuntimeSetupError
+from rl_runtime.setup.doctor import Finding, Report, diagnose, report_document
 
 
 def _install(
@@ -120,7 +120,7 @@ def test_equal_contracts_of_other_versions_are_no_mixed_cluster(
 
 
 def test_a_mixed_cluster_is_refused_before_the_first_step(complete: Path, newer: Path) -> None:
-    """Each rank is a process of its own that sees other dist-info folders, as on a node with another installation."""
+    """Each rank is a process that sees other dist-info folders, as on another installation's node."""
     code = (
         "import json, sys; from rl_runtime.contract_table import installed_contracts;"
         " print(json.dumps(installed_contracts([sys.argv[1]])))"

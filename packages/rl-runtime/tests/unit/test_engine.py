@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from rl_runtime.config.recipe import Recipe
-from rl_runtime.errors import DeadlineError, EngineError, RuntimeSetupError
 from rl_runtime.engine import process as engine_module
 from rl_runtime.engine.process import EngineProcess, server_arguments
 from rl_runtime.engine.server import CPU_DEFAULTS, cpu_arguments, cpu_environment
+from rl_runtime.errors import DeadlineError, EngineError, RuntimeSetupError
 from rl_runtime.process.ports import check_port_free, choose_port
 
 
@@ -129,7 +129,8 @@ SERVE = """
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self): self.send_response(200); self.end_headers()
         do_POST = do_GET
-    http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+    port = int(sys.argv[sys.argv.index("--port") + 1])
+    http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 
 
@@ -222,7 +223,7 @@ def test_a_server_that_never_answers_is_stopped_at_its_deadline(stub: Stub, tmp_
 
 
 def test_a_server_outlives_the_thread_that_started_it(stub: Stub) -> None:
-    """The kernel's parent-death signal follows the starting thread; actors start engines from pool threads."""
+    """The kernel's signal follows the starting thread; actors start engines from pool threads."""
     engine = stub(
         "import ctypes, signal\nctypes.CDLL(None).prctl(1, signal.SIGKILL)\n"
         + textwrap.dedent(SERVE)

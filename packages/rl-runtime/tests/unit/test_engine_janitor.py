@@ -1,4 +1,4 @@
-"""The janitor removes what it was told when the last process that holds the pipe is gone, and not before."""
+"""The janitor removes what it was told when the last holder of the pipe is gone, not before."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ Family = tuple[subprocess.Popen[bytes], int, Path, Path]
 
 @pytest.fixture
 def family(tmp_path: Path) -> Iterator[Family]:
-    """A server with one forked child, a scratch folder and two files to be removed, of which one is not there."""
+    """A server with a forked child, a scratch folder and two files, of which one is not there."""
     scratch, told = tmp_path / "scratch", tmp_path / "told"
     (scratch / "deeper").mkdir(parents=True)
     (scratch / "deeper" / "socket").touch()
