@@ -226,22 +226,21 @@ def _loaded_dumps(recipe: Recipe) -> Iterator[str]:
     if not given:
         return
     try:
-        paths = {
-            loaded_dump_path(recipe, batch_id): batch_id
-            for batch_id in reversed(range(recipe.train.num_batches))
-        }
+        # One file for all batches where it is no template.
+        paths = dict.fromkeys(
+            loaded_dump_path(recipe, batch_id) for batch_id in range(recipe.train.num_batches)
+        )
     except DumpError as error:
         yield f"debug.load_rollout_dump = {given}: {error}"
         return
-    missing = sorted(batch_id for path, batch_id in paths.items() if not path.is_file())
+    missing = [path for path in paths if not path.is_file()]
     if missing:
-        first = loaded_dump_path(recipe, missing[0])
         others = (
             f", nor are those of {len(missing) - 1} other batches: lower train.num_batches"
             if len(missing) > 1
             else ""
         )
-        yield f"debug.load_rollout_dump = {given}: no such file: {first}{others}"
+        yield f"debug.load_rollout_dump = {given}: no such file: {missing[0]}{others}"
 
 
 def _passed_through(recipe: Recipe) -> Iterator[str]:

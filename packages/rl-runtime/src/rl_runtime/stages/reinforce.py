@@ -1,7 +1,7 @@
 """The training loop: generate, plan, train and sync, batch by batch.
 
 Data flows one way: the rollout actor generates and plans, the trainers train, their weights go back
-to the engines. Here pass references only; every line that calls actors waits until they are done.
+to the engines. Only references pass through here, and every call of actors waits until it is done.
 
 Invariants: a batch is sampled by the weights of the batch before it; an evaluation is made before
 the first batch and after the last.
@@ -86,10 +86,12 @@ def _one_batch(run: Run, batch_id: int) -> None:
     with _timed(seconds, "batch"):
         with _timed(seconds, "rollout"):
             run.display.update("batches", phase="rollout")
+            # Waits for the engines: sampled, scored, dumped and planned.
             rank_batches, metrics = _generate(run, batch_id)
         if run.trains:
             with _timed(seconds, "train"):
                 run.display.update("batches", phase="train")
+                # Waits for every rank's optimizer steps.
                 lr = reinforcement_lr(run.recipe, batch_id)
                 reports = run.actors.train(
                     "train_batch", rank_batches, lr, what=f"training on batch {batch_id}"
@@ -97,6 +99,7 @@ def _one_batch(run: Run, batch_id: int) -> None:
             with _timed(seconds, "sync"):
                 run.display.update("batches", phase="weights to engines")
                 if run.samples:
+                    # Waits for every engine to say that it holds the new version.
                     run.sync_weights()
     _log_batch(run, batch_id, metrics | seconds, reports)
     run.display.update("batches", advance=1)
