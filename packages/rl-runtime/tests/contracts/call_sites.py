@@ -41,7 +41,8 @@ class Site:
 
 
 def _sites() -> tuple[list[Site], list[Site]]:
-    writers, readers = [], []
+    writers: list[Site] = []
+    readers: list[Site] = []
     page = (PACKAGES.parent / "docs" / "contracts.md").read_text(encoding="utf-8")
     for contract, written, read in re.findall(
         r"^\| `([a-z-]+\.v\d+)` \| [^|]* \| ([^|]*) \| ([^|]*) \|$", page, re.MULTILINE

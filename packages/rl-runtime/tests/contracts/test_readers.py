@@ -33,8 +33,8 @@ ADAPTERS: dict[str, Callable[[Callable[..., Any], Path], object]] = {
 
 
 def _read(reader: Site, path: Path) -> object:
-    adapter = ADAPTERS.get(reader.name, lambda read, given: read(given))
-    return adapter(reader.load(), path)
+    read = reader.load()
+    return ADAPTERS[reader.name](read, path) if reader.name in ADAPTERS else read(path)
 
 
 def _prepared(reader: Site, path: Path, folder: Path) -> Path:

@@ -75,7 +75,7 @@ def test_the_page_of_contracts_has_the_dtypes_of_a_batchs_columns() -> None:
     rows = re.findall(
         r"^\| ((?:`\w+`(?:, )?)+) \| ([^|]+) \|", (DOCS / "contracts.md").read_text(), re.MULTILINE
     )
-    stated = {}
+    stated: dict[str, str] = {}
     for cell, types in rows:
         names = re.findall(r"`(\w+)`", cell)
         dtypes = re.findall(r"(\w+) \[", types)

@@ -18,7 +18,7 @@ from rl_runtime.batch.rank_batch import Column
 from rl_runtime.config import Recipe
 from rl_runtime.errors import BatchMismatchError, GenerateError, RewardError
 from rl_runtime.records import Sample
-from rl_schedule import SchedulePlan, ScheduleRequest
+from rl_schedule import SchedulePlan, ScheduleRequest, plan_schedule
 from rl_topp import NucleusSet
 
 
@@ -198,10 +198,9 @@ def test_a_column_of_another_dtype_or_form_is_a_problem() -> None:
 
 def test_a_plan_that_breaks_its_promises_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planner is made to ignore the token cap: its plan must not reach a trainer."""
-    planner = plan_module.plan_schedule
 
     def careless(request: ScheduleRequest) -> SchedulePlan:
-        return planner(replace(request, max_tokens_per_gpu=1000))
+        return plan_schedule(replace(request, max_tokens_per_gpu=1000))
 
     monkeypatch.setattr(plan_module, "plan_schedule", careless)
     columns = batch_columns(FOUR_ROLLOUTS, divide_by_std=True)

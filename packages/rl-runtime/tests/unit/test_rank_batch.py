@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rl_dump import RaggedArray
-from rl_runtime.batch.rank_batch import RankBatch, take_columns
+from rl_runtime.batch.rank_batch import Column, RankBatch, take_columns
 from rl_runtime.errors import BatchMismatchError
 from rl_schedule import ScheduleRequest, plan_schedule
 
@@ -24,7 +24,7 @@ def make_rank_batch() -> RankBatch:
         )
     )
     view = plan.rank_view(0)
-    columns = {
+    columns: dict[str, Column] = {
         "rollout_position": np.arange(3),
         "tokens": RaggedArray.from_list([[1, 2, 3, 4], [5, 6, 7], [8, 9, 10, 11, 12]], np.int64),
     }
