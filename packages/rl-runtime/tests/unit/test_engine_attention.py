@@ -1,12 +1,17 @@
 """Attention over whole batches equals a loop over sequences in float64."""
 
+import ast
+import importlib.util
+from pathlib import Path
+from typing import get_args
+
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor
 
-from rl_runtime.engine import cpu_attention as engine_attention
+from rl_runtime.engine import cpu_attention
 from rl_runtime.engine.cpu_attention import attend_decode, attend_extend
 
 G, H, D = 2, 6, 8
@@ -40,7 +45,7 @@ def reference(
 
 @pytest.mark.parametrize("group_elements", [1, 500, 1 << 24])
 def test_decode(monkeypatch: pytest.MonkeyPatch, group_elements: int) -> None:
-    monkeypatch.setattr(engine_attention, "_GROUP_ELEMENTS", group_elements)
+    monkeypatch.setattr(cpu_attention, "_GROUP_ELEMENTS", group_elements)
     rng = torch.Generator().manual_seed(0)
     lengths = [1, 7, 3, 12, 5]
     slots, keys, values = cache(lengths, rng)
@@ -60,7 +65,7 @@ def test_decode(monkeypatch: pytest.MonkeyPatch, group_elements: int) -> None:
 def test_extend_after_prefixes_of_any_length(
     monkeypatch: pytest.MonkeyPatch, group_elements: int
 ) -> None:
-    monkeypatch.setattr(engine_attention, "_GROUP_ELEMENTS", group_elements)
+    monkeypatch.setattr(cpu_attention, "_GROUP_ELEMENTS", group_elements)
     rng = torch.Generator().manual_seed(1)
     prefixes, news = [0, 4, 9, 0, 2], [3, 1, 2, 8, 5]
     lengths = [prefix + new for prefix, new in zip(prefixes, news, strict=True)]
@@ -76,3 +81,27 @@ def test_extend_after_prefixes_of_any_length(
         expected = reference(queries[mine], prefix + np.arange(new), keys[own], values[own])
         np.testing.assert_allclose(output[mine], expected, atol=2e-6)
         start += new
+
+
+@pytest.mark.parametrize(
+    ("name", "positional"),
+    [
+        ("_run_sdpa_forward_decode", cpu_attention._Decode),
+        ("_run_sdpa_forward_extend", cpu_attention._Extend),
+    ],
+)
+def test_the_hooks_take_what_sglang_passes(name: str, positional: object) -> None:
+    """Parameters of the hooked function, read from SGLang's source: after `self`, our positional
+    ones end with the encoder lengths, and the rest are our options.
+    """
+    spec = importlib.util.find_spec("sglang")
+    assert spec is not None and spec.origin is not None
+    backend = "srt/layers/attention/torch_native_backend.py"
+    tree = ast.parse((Path(spec.origin).parent / backend).read_text())
+    (function,) = (
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name
+    )
+    names = [argument.arg for argument in function.args.args][1:]
+    count = len(get_args(positional))
+    assert names[count - 1] == "encoder_lens"
+    assert set(names[count:]) == set(cpu_attention._Options.__annotations__)

@@ -79,7 +79,7 @@ def _apply_override(table: dict[str, Any], override: str) -> None:
 
 def _origin(problem: Mapping[str, Any], path: str | Path, overrides: Sequence[str]) -> str:
     """Name the override that a wrong value came from, else the file."""
-    key = ".".join(str(part) for part in problem["loc"])
+    key = ".".join(map(str, problem["loc"]))
     given = [
         override
         for override in overrides
@@ -89,8 +89,7 @@ def _origin(problem: Mapping[str, Any], path: str | Path, overrides: Sequence[st
 
 
 def _describe(problem: Mapping[str, Any]) -> str:
-    location = tuple(str(part) for part in problem["loc"])
-    key = ".".join(location)
+    key = ".".join(map(str, problem["loc"]))
     if problem["type"] == "extra_forbidden":
         near = difflib.get_close_matches(key, _known_keys(Recipe), n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]}?" if near else ""

@@ -12,8 +12,8 @@ stock server starts faster and runs on a plain CPU:
   which an idle server keeps a core busy.
 
 Invariants: the server dies with its parent, and its children with it; what it leaves behind is
-removed (`engine.janitor`); it refuses to start when the plugin of rl-topp, which records the kept
-sets, did not apply every hook.
+removed (`engine.janitor`); it refuses to start when the plugin of rl-topp, which records nuclei,
+did not apply every hook.
 
 This module imports neither torch nor SGLang until `main` runs.
 """
@@ -137,10 +137,10 @@ def cpu_arguments(arguments: Sequence[str]) -> list[str]:
     """
     given = {argument.partition("=")[0] for argument in arguments}
     added = [
-        part
+        argument
         for flag, value in CPU_DEFAULTS.items()
         if flag not in given
-        for part in ((flag,) if value is None else (flag, value))
+        for argument in ((flag,) if value is None else (flag, value))
     ]
     return [*arguments, *added]
 

@@ -7,10 +7,10 @@ Invariants: a reward is a finite number; a reward function that fails or is late
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -155,34 +155,21 @@ class Scorer:
 
 def _in_own_thread(call: Callable[[], object]) -> asyncio.Future[object]:
     """Run a call in a daemon thread, which ends with the process however long the call takes."""
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[object] = loop.create_future()
-
-    def finish(value: object, error: BaseException | None) -> None:
-        if result.done():
-            return
-        if error is None:
-            result.set_result(value)
-        else:
-            result.set_exception(error)
+    result: Future[object] = Future()
+    # From here on a caller that gives up cannot cancel it: the thread sets it, late or not.
+    result.set_running_or_notify_cancel()
 
     def run() -> None:
-        value, error = None, None
         try:
-            value = call()
-        except BaseException as caught:
-            # A StopIteration cannot be set on a future, and an exit of the thread is no exit of the
-            # run.
-            error = (
-                caught
-                if isinstance(caught, Exception) and not isinstance(caught, StopIteration)
-                else RuntimeError(repr(caught))
-            )
-        with contextlib.suppress(RuntimeError):  # the loop was closed while the call was late
-            loop.call_soon_threadsafe(finish, value, error)
+            result.set_result(call())
+        except BaseException as error:
+            # A StopIteration cannot be set on asyncio's future, and an exit of the thread is no
+            # exit of the run.
+            is_plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
+            result.set_exception(error if is_plain else RuntimeError(repr(error)))
 
     threading.Thread(target=run, name="reward", daemon=True).start()
-    return result
+    return asyncio.wrap_future(result)
 
 
 def _numbers(given: object, where: str) -> dict[str, float]:
