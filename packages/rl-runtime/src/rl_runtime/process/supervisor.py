@@ -59,7 +59,7 @@ def _exit_code_of(child: int, failed: int) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     ended = status = 0
     while ended != child:
-        # Without a deadline: a run ends at its own. Orphans that were adopted are reaped on the way.
+        # No deadline: a run ends at its own. Adopted orphans are reaped on the way.
         ended, status = os.waitpid(-1, 0)
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
