@@ -7,7 +7,6 @@ handle is no actor, and a reference no result, is checked.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
 import ray
@@ -25,10 +24,17 @@ LIFE_GROUP = "life"
 class Actor:
     """A process of a run. It is made at once; what is slow to load is left to a method `start`."""
 
-    def __init__(self, recipe: Recipe, *, log_path: Path) -> None:
-        """Send everything that the process prints to a file."""
-        log_to_file(log_path)
+    def __init__(self, recipe: Recipe, *, log: str, index: int = 0) -> None:
+        """Send everything that the process prints to a file of the run.
+
+        Args:
+            recipe: the run's.
+            log: name of the file.
+            index: which engine or trainer rank it is.
+        """
+        log_to_file(recipe.run.dir / "logs" / log)
         self._recipe = recipe
+        self._index = index
 
     def contracts(self) -> ContractTable:
         """Say which contracts the packages on this node write and read."""

@@ -48,18 +48,17 @@ class ActorGroup:
         daemons: Sequence[psutil.Process] = (),
     ) -> None:
         """Create all actors in their places, watched by `waiter` with Ray's own `daemons`."""
-        logs = recipe.run.dir / "logs"
         self._recipe = recipe
         self._waiter = waiter
-        self.rollout = remote_class(RolloutActor, placement.rollout)(
-            recipe, log_path=logs / "rollout.log"
-        )
+        self.rollout = remote_class(RolloutActor, placement.rollout)(recipe, log="rollout.log")
         self.engines = [
-            remote_class(EngineActor, options, calls=_ENGINE_CALLS)(recipe, index=index)
+            remote_class(EngineActor, options, calls=_ENGINE_CALLS)(
+                recipe, log=f"engine_actor_{index}.log", index=index
+            )
             for index, options in enumerate(placement.engines)
         ]
         self.trainers = [
-            remote_class(TrainerActor, options)(recipe, rank=rank)
+            remote_class(TrainerActor, options)(recipe, log=f"trainer_{rank}.log", index=rank)
             for rank, options in enumerate(placement.trainers)
         ]
         self._named = {
@@ -74,7 +73,7 @@ class ActorGroup:
             name: actor.live.options(concurrency_group=LIFE_GROUP).remote()
             for name, actor in self._named.items()
         }
-        waiter.watch = Liveness(lives, daemons=daemons, logs=logs).check
+        waiter.watch = Liveness(lives, daemons=daemons, logs=recipe.run.dir / "logs").check
 
     def start(self, model_folder: Path) -> list[Ref]:
         """Begin to start engines (slow), and start the rollout side and the trainers.

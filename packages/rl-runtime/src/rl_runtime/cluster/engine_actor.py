@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_runtime.cluster.actor import Actor
-from rl_runtime.config.recipe import Recipe
 from rl_runtime.engine.process import EngineProcess
 from rl_runtime.weights.sync.inline import update_weights
 
@@ -22,11 +21,7 @@ __all__ = ["EngineActor"]
 class EngineActor(Actor):
     """The keeper of one server, which it starts, watches and stops."""
 
-    def __init__(self, recipe: Recipe, *, index: int) -> None:
-        """Remember which server it is; starting is `start`'s task."""
-        super().__init__(recipe, log_path=recipe.run.dir / "logs" / f"engine_actor_{index}.log")
-        self._index = index
-        self._process: EngineProcess | None = None
+    _process: EngineProcess | None = None
 
     def start(self, model_folder: Path) -> str:
         """Start the server on a model folder and wait until it answers.

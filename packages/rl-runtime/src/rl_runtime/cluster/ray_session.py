@@ -65,7 +65,7 @@ def ray_session(recipe: Recipe) -> Iterator[list[psutil.Process]]:
 
 def _init(recipe: Recipe) -> None:
     address = recipe.cluster.address
-    arguments = _joining(recipe) if address else _starting(recipe)
+    arguments = _arguments(recipe)
     attempts = 1 if address else _START_ATTEMPTS
     before = set(psutil.Process().children())
     for attempt in range(1, attempts + 1):
@@ -99,20 +99,13 @@ def _init(recipe: Recipe) -> None:
                     process.kill()
 
 
-def _environment(recipe: Recipe) -> dict[str, str]:
-    return {"OMP_NUM_THREADS": str(recipe.cluster.threads_per_trainer)}
-
-
-def _joining(recipe: Recipe) -> dict[str, Any]:
-    return {
-        "address": recipe.cluster.address,
-        "runtime_env": {"env_vars": _environment(recipe)},
-    }
-
-
-def _starting(recipe: Recipe) -> dict[str, Any]:
+def _arguments(recipe: Recipe) -> dict[str, Any]:
+    """Say to `ray.init` which cluster to join, or what kind to start."""
+    environment = {"OMP_NUM_THREADS": str(recipe.cluster.threads_per_trainer)}
+    if recipe.cluster.address:
+        return {"address": recipe.cluster.address, "runtime_env": {"env_vars": environment}}
     # Ray's daemons hand the environment of this process down to every worker.
-    os.environ.update(_environment(recipe) | {"RAY_worker_niceness": _WORKER_NICENESS})
+    os.environ.update(environment | {"RAY_worker_niceness": _WORKER_NICENESS})
     return {
         # Without an address Ray would join any cluster that it finds on this machine, another run's
         # for instance.

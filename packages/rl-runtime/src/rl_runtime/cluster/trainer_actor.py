@@ -14,7 +14,6 @@ import ray
 
 from rl_runtime.batch.rank_batch import RankBatch
 from rl_runtime.cluster.actor import Actor, Ref
-from rl_runtime.config.recipe import Recipe
 from rl_runtime.process.ports import choose_port
 
 if TYPE_CHECKING:
@@ -27,11 +26,6 @@ class TrainerActor(Actor):
     """One rank of the trainer's mesh: a `Trainer`, once `start` was called."""
 
     _trainer: Trainer
-
-    def __init__(self, recipe: Recipe, *, rank: int) -> None:
-        """Remember which rank it is; starting is `start`'s task."""
-        super().__init__(recipe, log_path=recipe.run.dir / "logs" / f"trainer_{rank}.log")
-        self._rank = rank
 
     def live(self) -> None:
         """Last as long as the actor; see `cluster.liveness`."""
@@ -52,7 +46,7 @@ class TrainerActor(Actor):
 
         self._trainer = Trainer(
             self._recipe,
-            rank=self._rank,
+            rank=self._index,
             world_size=self._recipe.parallel.world_size,
             rendezvous=rendezvous,
             model_folder=model_folder,
