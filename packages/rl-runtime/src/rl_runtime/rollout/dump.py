@@ -60,10 +60,7 @@ class RolloutDumper:
         """Write nothing when `dump.rollout` is empty."""
         self._recipe = recipe
         # Given up before the driver gives this actor up: so the error says which file it was.
-        deadline_seconds = recipe.cluster.actor_timeout_seconds / 2
-        self._writer = (
-            BackgroundWriter(deadline_seconds=deadline_seconds) if recipe.dump.rollout else None
-        )
+        self._writer = BackgroundWriter(deadline_seconds=recipe.cluster.actor_timeout_seconds / 2)
 
     def write(self, batch_id: int, columns: dict[str, Column], samples: Sequence[Sample]) -> None:
         """Queue one batch.
@@ -71,7 +68,7 @@ class RolloutDumper:
         Raises:
             WriteError: an earlier file could not be written; the message names it.
         """
-        if self._writer is None:
+        if not self._recipe.dump.rollout:
             return
         absent = [
             None if index == ABSENT_INDEX else int(index)
@@ -91,8 +88,7 @@ class RolloutDumper:
 
     def close(self) -> None:
         """Wait for pending files."""
-        if self._writer is not None:
-            self._writer.close()
+        self._writer.close()
 
 
 def loaded_dump_path(recipe: Recipe, batch_id: int) -> Path:
