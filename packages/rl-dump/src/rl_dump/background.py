@@ -168,10 +168,13 @@ class BackgroundWriter(AbstractContextManager["BackgroundWriter"]):
                     self._working = False
                     return
                 job = self._running = self._waiting.popleft()
-            failure = _run(job)
+            failure = []
+            try:
+                job.run()
+            except BaseException as error:  # It is told by the next call, the jobs behind it run.
+                failure = [(job.path, error)]
             with self._changed:
-                if failure is not None:
-                    self._failed.append((job.path, failure))
+                self._failed += failure
                 self._running = None
                 self._changed.notify_all()
 
@@ -189,14 +192,6 @@ class BackgroundWriter(AbstractContextManager["BackgroundWriter"]):
         ] + stuck
         if told:
             raise WriteError("; ".join(told)) from (failed[0][1] if failed else None)
-
-
-def _run(job: _Job) -> BaseException | None:
-    try:
-        job.run()
-    except BaseException as error:
-        return error
-    return None
 
 
 _open_writers: weakref.WeakSet[BackgroundWriter] = weakref.WeakSet()

@@ -45,15 +45,13 @@ def structure_problems(header: DumpHeader, columns: Mapping[str, Column]) -> lis
         columns: all its columns.
     """
     problems = [Problem(code="alignment", message=text) for text in alignment_problems(columns)]
-    positions = _positions(columns)
+    column = columns.get("rollout_position")
+    positions = None
+    if column is not None and column.valid is None:
+        positions = np.asarray(column.values)
     if positions is not None:
         problems += _position_problems(header, positions)
     return problems + _shard_problems(header, positions)
-
-
-def _positions(columns: Mapping[str, Column]) -> NDArray[np.int64] | None:
-    column = columns.get("rollout_position")
-    return None if column is None or column.valid is not None else np.asarray(column.values)
 
 
 def _position_problems(header: DumpHeader, positions: NDArray[np.int64]) -> list[Problem]:
@@ -92,12 +90,8 @@ def _position_problems(header: DumpHeader, positions: NDArray[np.int64]) -> list
 
 def placed_positions(shards: Sequence[Mapping[str, Any]]) -> set[int]:
     """Return every rollout position that a shard's partition names."""
-    return {int(position) for shard in shards for position in _partition(shard)}
-
-
-def _partition(shard: Mapping[str, Any]) -> Any:
-    partition = shard.get("partition")
-    return () if partition is None else partition
+    known = [shard["partition"] for shard in shards if shard.get("partition") is not None]
+    return {int(position) for partition in known for position in partition}
 
 
 def _shard_problems(header: DumpHeader, positions: NDArray[np.int64] | None) -> list[Problem]:

@@ -79,7 +79,10 @@ class Dump(AbstractContextManager["Dump"]):
         Raises:
             DumpError: there is no such field, or its bytes are damaged.
         """
-        self._check_name(name)
+        if name not in self.fields:
+            raise DumpError(
+                f"{self.path}: no field {name!r}; it has {', '.join(self.fields) or 'none'}"
+            )
         return self._source.column(name, stored=stored).plain()
 
     def sample(self, row: int) -> dict[str, Any]:
@@ -103,12 +106,11 @@ class Dump(AbstractContextManager["Dump"]):
         Raises:
             DumpError: the column is damaged.
         """
-        if "rollout_position" not in self.fields:
-            return np.arange(self.num_samples, dtype=np.int64)
-        column = self._source.column("rollout_position", stored=False)
-        if column.valid is not None and not column.valid.all():
-            return np.arange(self.num_samples, dtype=np.int64)
-        return np.asarray(column.values, np.int64)
+        found = self.column("rollout_position") if "rollout_position" in self.fields else []
+        # A list: some sample has no position, or the dump holds none.
+        return (
+            np.arange(self.num_samples) if isinstance(found, list) else np.asarray(found, np.int64)
+        )
 
     def columns(self) -> dict[str, Column]:
         """Read every field of all samples, with what each is: what a conversion needs.
@@ -144,12 +146,6 @@ class Dump(AbstractContextManager["Dump"]):
             f"Dump({str(self.path)!r}, {self.contract}, batch {self.batch_id}, {self.num_samples}"
             f" samples, {len(self.fields)} fields)"
         )
-
-    def _check_name(self, name: str) -> None:
-        if name not in self.fields:
-            raise DumpError(
-                f"{self.path}: no field {name!r}; it has {', '.join(self.fields) or 'none'}"
-            )
 
 
 def open_dump(path: str | os.PathLike[str], *, check_sums: bool = True) -> Dump:

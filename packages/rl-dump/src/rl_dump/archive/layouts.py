@@ -9,16 +9,14 @@ are kept as they are.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from rl_dump.columns.tagged_json import Tensor
 from rl_dump.contract import RESPONSE_FIELDS, ROLLOUT_DUMP, TRAIN_DUMP, DumpHeader
 from rl_dump.errors import DumpError
 from rl_dump.header import content_problem, header_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["ArchiveContent", "recognise"]
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rl_dump.archive.layouts import ArchiveContent, recognise
 from rl_dump.archive.pickle_machine import run_pickle
@@ -33,15 +34,9 @@ from rl_dump.columns.column_types import column_of, contract_column, ragged_colu
 from rl_dump.columns.fields import Column, Field
 from rl_dump.columns.ragged import RaggedArray
 from rl_dump.columns.tagged_json import Tensor
+from rl_dump.contract import DumpHeader
 from rl_dump.errors import DumpError
 from rl_dump.header import field_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from rl_dump.contract import DumpHeader
 
 __all__ = ["ArchiveSource"]
 

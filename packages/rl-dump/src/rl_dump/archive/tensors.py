@@ -12,19 +12,16 @@ Invariants, each matched by a test in `tests/unit/test_torch_archive.py`:
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rl_dump.archive.pickle_machine import Rebuild
 from rl_dump.archive.pickle_stack import Globals
 from rl_dump.errors import DumpError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
 
 __all__ = [
     "STORAGE_DTYPES",

@@ -12,14 +12,12 @@ Invariants, each matched by a test in `tests/unit/test_zip_index.py`:
 
 from __future__ import annotations
 
+import mmap
 import struct
 import zlib
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from rl_dump.errors import DumpError
-
-if TYPE_CHECKING:
-    import mmap
 
 __all__ = ["Entry", "ZipIndex"]
 

@@ -29,7 +29,7 @@ from rl_dump.tools.doctor import Thresholds, doctor
 from rl_dump.tools.html import write_html
 from rl_dump.tools.join import Join, join
 from rl_dump.tools.replay import export_micro_batch
-from rl_dump.tools.summary import BatchSummary, summary, trend
+from rl_dump.tools.summary import summary, trend
 
 __all__ = ["app", "main"]
 
@@ -131,7 +131,7 @@ def trend_command(
             batch.batch_id,
             batch.num_samples,
             batch.num_dropped,
-            *(_mean(batch, name) for name in names),
+            *(getattr(batch.field(name), "mean", None) for name in names),
         )
         for batch in batches
     ]
@@ -289,11 +289,6 @@ _TREND = (
     "advantages",
     "kept_set_size",
 )
-
-
-def _mean(batch: BatchSummary, name: str) -> float | None:
-    found = batch.field(name)
-    return None if found is None else found.mean
 
 
 def _show_overview(dump: Dump) -> None:

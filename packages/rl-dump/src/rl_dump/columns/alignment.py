@@ -14,6 +14,15 @@ from rl_dump.contract import FIELD_RULES
 __all__ = ["alignment_problems", "count_problems"]
 
 
+_LENGTHS = ("total_lengths", "response_lengths")
+_LENGTHS_OF_SHAPE = {
+    "[L]": ("total_lengths", 0),
+    "[R]": ("response_lengths", 0),
+    "[R+1]": ("response_lengths", 1),
+}
+"""By the shape of a field: the column that says how many values a sample has, and how many more."""
+
+
 def count_problems(columns: Mapping[str, Column]) -> list[str]:
     """List, in one sentence, the fields that hold different numbers of samples."""
     counts = {name: len(column) for name, column in columns.items()}
@@ -33,15 +42,15 @@ def alignment_problems(columns: Mapping[str, Column]) -> list[str]:
 
     Those are `total_lengths`, `response_lengths` and, for nucleus ids, the nucleus offsets.
     """
-    problems: list[str] = []
-    expected = {}
-    for name in ("total_lengths", "response_lengths"):
-        if name in columns:
-            values = columns[name].values
-            if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
-                expected[name] = values
-            else:
-                problems.append(f"{name}: must hold one whole number per sample")
+    given = {name: columns[name].values for name in _LENGTHS if name in columns}
+    expected = {
+        name: values
+        for name, values in given.items()
+        if isinstance(values, np.ndarray) and values.dtype.kind in "iu"
+    }
+    problems = [
+        f"{name}: must hold one whole number per sample" for name in given if name not in expected
+    ]
     for name, column in columns.items():
         rule = FIELD_RULES.get(name)
         shape = "[R]" if column.field.response_aligned else (rule.shape if rule else "[]")
@@ -49,11 +58,7 @@ def alignment_problems(columns: Mapping[str, Column]) -> list[str]:
             if shape != "[]" and column.field.kind != "object":
                 problems.append(f"{name}: must hold {shape} values per sample, got one per sample")
             continue
-        lengths_name, extra = {
-            "[L]": ("total_lengths", 0),
-            "[R]": ("response_lengths", 0),
-            "[R+1]": ("response_lengths", 1),
-        }.get(shape, ("", 0))
+        lengths_name, extra = _LENGTHS_OF_SHAPE.get(shape, ("", 0))
         if lengths_name in expected:
             problems += _misaligned(
                 column, expected[lengths_name] + extra, f"{lengths_name}{' + 1' if extra else ''}"

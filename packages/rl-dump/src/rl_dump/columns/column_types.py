@@ -32,7 +32,6 @@ def build_columns(
     *,
     response_fields: Iterable[str],
     dtypes: Mapping[str, str] | None = None,
-    forms: Mapping[str, Form] | None = None,
 ) -> dict[str, Column]:
     """Bring a producer's columns into canonical form and check that they belong together.
 
@@ -42,7 +41,6 @@ def build_columns(
         response_fields: names of the fields with one value per response token.
         dtypes: logical dtype of fields whose numpy dtype does not say it (`bfloat16` held as
             float32).
-        forms: what the producer held per sample, for conversions.
 
     Returns:
         The columns by name, in the order given.
@@ -56,9 +54,7 @@ def build_columns(
     problems: list[str] = []
     for name, values in columns.items():
         try:
-            column = column_of(
-                name, values, dtype=(dtypes or {}).get(name), form=(forms or {}).get(name)
-            )
+            column = column_of(name, values, dtype=(dtypes or {}).get(name))
         except DumpError as error:
             problems.append(str(error))
             continue
@@ -78,7 +74,6 @@ def column_of(
     values: ColumnInput,
     *,
     dtype: str | None = None,
-    form: Form | None = None,
     strict: bool = True,
 ) -> Column:
     """Bring one field's values into canonical form.
@@ -87,7 +82,6 @@ def column_of(
         name: the field.
         values: an array [N] or [N, ...], a `RaggedArray` of N items, or a list of N values.
         dtype: the logical dtype if the values' own does not say it.
-        form: what the producer held per sample, if the values do not say it.
         strict: refuse values that do not have the contract's type; False keeps them as they are.
 
     Raises:
@@ -116,8 +110,6 @@ def column_of(
             f"{name}: a {type(values).__name__} is not a column; give an array, a RaggedArray or a"
             " list with one value per sample"
         )
-    if form is not None:
-        column = replace(column, field=replace(column.field, form=form))
     if dtype is not None:
         return replace(column, field=replace(column.field, dtype=dtype))
     return column if rule is None else contract_column(column, strict=strict)
@@ -177,19 +169,14 @@ def _empty_column(name: str, items: list[Any], valid: NDArray[np.bool_] | None) 
 def _numbers(items: list[Any]) -> NDArray[Any] | None:
     """Return a list of numbers as an array, None if it holds anything else or would lose digits."""
     types = set(map(type, items))
-    if types == {bool}:
-        return np.array(items, np.bool_)
-    if types == {float}:
-        return np.array(items, np.float64)
+    if types in ({bool}, {float}):
+        return np.array(items)
     if types <= {int, float}:
         whole = [item for item in items if type(item) is int]
-        if all(-(1 << 63) <= item < 1 << 63 for item in whole) and types == {int}:
+        if types == {int} and all(-(1 << 63) <= item < 1 << 63 for item in whole):
             return np.array(items, np.int64)
-        return (
-            np.array(items, np.float64)
-            if all(abs(item) <= _EXACT_INTEGERS for item in whole)
-            else None
-        )
+        exact = all(abs(item) <= _EXACT_INTEGERS for item in whole)
+        return np.array(items, np.float64) if exact else None
     if len(types) == 1 and isinstance(items[0], np.generic) and items[0].dtype.kind in "iufb":
         return np.array(items, items[0].dtype)
     return None

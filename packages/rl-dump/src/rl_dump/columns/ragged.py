@@ -100,8 +100,7 @@ class RaggedArray:
                 " ragged in its first dimension only"
             )
         trailing = next(iter(shapes), ())
-        offsets = np.zeros(len(items) + 1, np.int64)
-        np.cumsum([len(item) for item in items], out=offsets[1:])
+        offsets = _offsets_of(np.array([len(item) for item in items], np.int64))
         values = np.empty((int(offsets[-1]), *trailing), target)
         for item, start, stop in zip(items, offsets[:-1], offsets[1:], strict=True):
             if stop > start:

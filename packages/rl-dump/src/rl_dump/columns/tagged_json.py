@@ -128,10 +128,6 @@ def _pack(value: object, what: str, depth: int) -> Any:
     )
 
 
-def _pack_float(value: float) -> Any:
-    return value if math.isfinite(value) else {"$float": repr(value)}
-
-
 def _pack_dict(value: dict[Any, Any], what: str, depth: int) -> Any:
     if all(isinstance(key, str) and not key.startswith("$") for key in value):
         return {str(key): _pack(item, f"{what}.{key}", depth + 1) for key, item in value.items()}
@@ -149,20 +145,12 @@ def _pack_items(value: list[Any] | tuple[Any, ...], what: str, depth: int) -> li
     return [_pack(item, what, depth + 1) for item in value]
 
 
-def _pack_scalar(value: np.generic, what: str) -> Any:
-    return {"$scalar": _dtype_name(value.dtype, what), "data": _encode(value.tobytes())}
-
-
 def _pack_array(value: np.ndarray[Any, Any], what: str) -> Any:
-    name = _dtype_name(value.dtype, what)
+    head = {"$array": _dtype_name(value.dtype, what), "shape": list(value.shape)}
     if value.dtype.kind in "iub":
         # Integers stay readable: schedules and shard layouts are looked at by people.
-        return {"$array": name, "shape": list(value.shape), "values": value.reshape(-1).tolist()}
-    return {
-        "$array": name,
-        "shape": list(value.shape),
-        "data": _encode(np.ascontiguousarray(value).tobytes()),
-    }
+        return {**head, "values": value.reshape(-1).tolist()}
+    return {**head, "data": _encode(np.ascontiguousarray(value).tobytes())}
 
 
 def _dtype_name(dtype: np.dtype[Any], what: str) -> str:
@@ -222,8 +210,17 @@ _PLAIN = {int, float, str, bool, type(None)}
 
 # In this order: a numpy float64 is a Python float as well.
 _PACKERS: tuple[tuple[type, Callable[[Any, str, int], Any]], ...] = (
-    (np.generic, lambda value, what, _depth: _pack_scalar(value, what)),
-    (float, lambda value, _what, _depth: _pack_float(value)),
+    (
+        np.generic,
+        lambda value, what, _depth: {
+            "$scalar": _dtype_name(value.dtype, what),
+            "data": _encode(value.tobytes()),
+        },
+    ),
+    (
+        float,
+        lambda value, _what, _depth: value if math.isfinite(value) else {"$float": repr(value)},
+    ),
     (dict, _pack_dict),
     (list, _pack_items),
     (tuple, lambda value, what, depth: {"$tuple": _pack_items(value, what, depth)}),

@@ -80,7 +80,12 @@ def encode(column: Column, *, first_row: int = 0) -> pa.Array:
         return pa.array(values, pa.string())
     if field.kind == "object":
         return pa.array(
-            [_dump_object(field, row, value) for row, value in enumerate(values, first_row)],
+            [
+                None
+                if value is None
+                else tagged_json.dumps(value, what=f"{field.name} of sample {row}")
+                for row, value in enumerate(values, first_row)
+            ],
             pa.string(),
         )
     missing = None if column.valid is None else ~column.valid
@@ -191,8 +196,6 @@ def _arrow_type(field: Field) -> pa.DataType:
 
 def _numbers(field: Field, array: pa.Array, *, stored: bool) -> NDArray[Any]:
     if array.null_count:
-        if field.kind == "ragged":
-            raise DumpError(f"{field.name}: a missing value inside a sample")
         array = pc.fill_null(array, False if pa.types.is_boolean(array.type) else 0)
     values: NDArray[Any] = array.to_numpy(zero_copy_only=False)
     return values if stored else values.astype(field.numpy_dtype, copy=False)
@@ -207,7 +210,3 @@ def _with_trailing(
     if width <= 0 or np.any(offsets % width):
         raise DumpError(f"{field.name}: samples do not divide into items of shape {field.trailing}")
     return flat.reshape(-1, *field.trailing), offsets // width
-
-
-def _dump_object(field: Field, row: int, value: object) -> str | None:
-    return None if value is None else tagged_json.dumps(value, what=f"{field.name} of sample {row}")

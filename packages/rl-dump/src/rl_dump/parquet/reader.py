@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -74,11 +76,9 @@ class ParquetSource:
         plain = self._plain_column(field, stored=stored)
         if plain is not None:
             return plain
-        try:
+        with self._arrow_errors(f"field {name}"):
             chunks = self._file.read(columns=[name], use_threads=False).column(name)
             whole = chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
-        except _ARROW_ERRORS as error:
-            raise self._damaged(f"field {name}", error) from error
         for group in range(len(self.header["row_groups"])):
             self._check(
                 name,
@@ -170,30 +170,30 @@ class ParquetSource:
         return np.asarray(lengths.values) if usable else None
 
     def _read_group(self, group: int) -> pa.Table:
-        try:
+        with self._arrow_errors(f"row group {group}"):
             return self._file.read_row_group(group, use_threads=False)
-        except _ARROW_ERRORS as error:
-            raise self._damaged(f"row group {group}", error) from error
 
     def _check(self, name: str, group: int, array: pa.Array) -> None:
-        expected = self.header["checksums"][name][group]
-        try:
+        with self._arrow_errors(f"field {name}, row group {group}"):
             found = checksum(array)
-        except _ARROW_ERRORS as error:
-            raise self._damaged(f"field {name}, row group {group}", error) from error
-        if found != expected:
+        if found != self.header["checksums"][name][group]:
             raise DumpError(
                 f"{self._path}: field {name}, row group {group}: the checksum does not match: the"
                 " file is damaged or was rewritten"
             )
 
-    def _damaged(self, where: str, error: BaseException) -> DumpError:
-        if isinstance(error, MemoryError):
-            return DumpError(
+    @contextmanager
+    def _arrow_errors(self, where: str) -> Iterator[None]:
+        """Turn what arrow raises for a damaged file, or for want of memory, into a `DumpError`."""
+        try:
+            yield
+        except MemoryError as error:
+            raise DumpError(
                 f"{self._path}: {where}: does not fit into memory ({_one_line(error)}); read it"
                 " where there is more"
-            )
-        return DumpError(f"{self._path}: {where}: damaged ({_one_line(error)})")
+            ) from error
+        except _ARROW_ERRORS as error:
+            raise DumpError(f"{self._path}: {where}: damaged ({_one_line(error)})") from error
 
     def _check_layout(self) -> list[int]:
         rows, checksums = self.header["row_groups"], self.header["checksums"]
@@ -210,10 +210,8 @@ class ParquetSource:
             for name in self.fields
         ):
             raise DumpError(f"{self._path}: a row group without checksums")
-        try:
+        with self._arrow_errors("schema"):
             schema = self._file.schema_arrow
-        except _ARROW_ERRORS as error:
-            raise self._damaged("schema", error) from error
         expected = arrow_schema(list(self.fields.values()))
         if not schema.remove_metadata().equals(expected):
             raise DumpError(

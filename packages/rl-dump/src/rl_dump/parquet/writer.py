@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -206,11 +206,13 @@ class DumpWriter:
             raise DumpError(f"{self._path}: columns of one row group have {sorted(rows)} samples")
         if not rows or rows == {0}:
             return
-        with self._write_errors():
+        try:
             parquet = self._parquet or self._open(arrays)
             parquet.write_table(
                 pa.table(dict(arrays), schema=parquet.schema), row_group_size=max(rows)
             )
+        except OSError as error:
+            raise WriteError(f"cannot write {self._path}: {error.strerror or error}") from error
         self._rows.append(max(rows))
         for name, array in arrays.items():
             self._checksums[name].append(checksum(array))
@@ -228,8 +230,7 @@ class DumpWriter:
                 # its name.
                 assert error is not None
                 raise error
-            with self._write_errors():
-                self._seal()
+            self._seal()
 
     def _open(self, first: Mapping[str, pa.Array]) -> pq.ParquetWriter:
         fields = list(self._fields.values())
@@ -250,13 +251,6 @@ class DumpWriter:
         parquet.add_key_value_metadata({HEADER_KEY: text, CRC_KEY: crc})
         parquet.close()
         self._temporary = None
-
-    @contextlib.contextmanager
-    def _write_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise WriteError(f"cannot write {self._path}: {error.strerror or error}") from error
 
 
 def store_smallest(column: Column) -> Column:

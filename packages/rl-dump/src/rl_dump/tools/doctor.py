@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rl_dump.checks import placed_positions
 from rl_dump.columns.ragged import RaggedArray
 from rl_dump.contract import TRAIN_DUMP
 from rl_dump.reader import Dump
@@ -89,20 +90,22 @@ def _non_finite(dump: Dump, _: Thresholds) -> Alarm | None:
     ]
     if not wrong:
         return None
-    row = next((_first_non_finite(dump, name) for name, _ in wrong if name in dump.fields), None)
+    row = next(
+        (
+            row
+            for name, _ in wrong
+            if name in dump.fields
+            for row, value in enumerate(dump.column(name))
+            if value is not None and not np.isfinite(np.asarray(value, np.float64)).all()
+        ),
+        None,
+    )
     listed = ", ".join(f"{count} in {name}" for name, count in wrong)
     return Alarm(
         code="non-finite",
         message=f"NaN or infinite values where tokens were trained on: {listed}",
         row=row,
     )
-
-
-def _first_non_finite(dump: Dump, name: str) -> int | None:
-    for row, value in enumerate(dump.column(name)):
-        if value is not None and not np.isfinite(np.asarray(value, np.float64)).all():
-            return row
-    return None
 
 
 def _gap(dump: Dump, thresholds: Thresholds) -> Alarm | None:
@@ -120,12 +123,15 @@ def _gap(dump: Dump, thresholds: Thresholds) -> Alarm | None:
     if mean <= thresholds.mean_log_prob_gap and large <= thresholds.large_gap_fraction:
         return None
     worst = int(np.argmax([float(np.fmax.reduce(item)) if len(item) else 0.0 for item in gap]))
-    text = (
-        f"|trainer - engine| log-prob is {mean:.4g} nats on average, {large:.2%} of the trained"
-        f" tokens are above {thresholds.large_log_prob_gap:g}; were the weights synchronised, and"
-        " the kept sets recorded?"
+    return Alarm(
+        code="log-prob-gap",
+        message=(
+            f"|trainer - engine| log-prob is {mean:.4g} nats on average, {large:.2%} of the trained"
+            f" tokens are above {thresholds.large_log_prob_gap:g}; were the weights synchronised, and"
+            " the kept sets recorded?"
+        ),
+        row=worst,
     )
-    return Alarm(code="log-prob-gap", message=text, row=worst)
 
 
 def _zero_std(dump: Dump, thresholds: Thresholds) -> Alarm | None:
@@ -146,11 +152,13 @@ def _zero_std(dump: Dump, thresholds: Thresholds) -> Alarm | None:
     flat = sum(len(found) == 1 for found in several)
     if not several or flat / len(several) <= thresholds.zero_std_fraction:
         return None
-    text = (
-        f"in {flat} of {len(several)} prompt groups every rollout has the same reward: they teach"
-        " nothing; are the prompts too easy or too hard?"
+    return Alarm(
+        code="zero-std-groups",
+        message=(
+            f"in {flat} of {len(several)} prompt groups every rollout has the same reward: they teach"
+            " nothing; are the prompts too easy or too hard?"
+        ),
     )
-    return Alarm(code="zero-std-groups", message=text)
 
 
 def _whole_batch_rewards(dump: Dump) -> np.ndarray[tuple[int], np.dtype[np.float64]] | None:
@@ -164,11 +172,14 @@ def _truncated(dump: Dump, thresholds: Thresholds) -> Alarm | None:
     flags = scalar_field(dump, "truncated")
     if flags is None or not flags.size or float(flags.mean()) <= thresholds.truncated_fraction:
         return None
-    text = (
-        f"{float(flags.mean()):.0%} of the samples were cut off at the length limit; does the"
-        " reward pay for an unfinished answer?"
+    return Alarm(
+        code="truncated",
+        message=(
+            f"{float(flags.mean()):.0%} of the samples were cut off at the length limit; does the"
+            " reward pay for an unfinished answer?"
+        ),
+        row=int(np.argmax(flags)),
     )
-    return Alarm(code="truncated", message=text, row=int(np.argmax(flags)))
 
 
 def _dropped(dump: Dump, _: Thresholds) -> Alarm | None:
@@ -206,12 +217,15 @@ def _untrained(dump: Dump, _: Thresholds) -> Alarm | None:
     rows = np.flatnonzero(~fine[of_rollout])
     if not rows.size:
         return None
-    text = (
-        f"{int((~fine).sum())} rollouts ({rows.size} samples) have no trained token, though they"
-        " were not cut off and have an advantage: they cost time and teach nothing; how are their"
-        " loss masks made?"
+    return Alarm(
+        code="fully-masked",
+        message=(
+            f"{int((~fine).sum())} rollouts ({rows.size} samples) have no trained token, though they"
+            " were not cut off and have an advantage: they cost time and teach nothing; how are their"
+            " loss masks made?"
+        ),
+        row=int(rows[0]),
     )
-    return Alarm(code="fully-masked", message=text, row=int(rows[0]))
 
 
 def _any_per_item(column: RaggedArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -230,18 +244,16 @@ def _no_signal(dump: Dump, _: Thresholds) -> Alarm | None:
 
 
 def _missing_shards(dump: Dump, _: Thresholds) -> Alarm | None:
-    partitions = [shard.get("partition") for shard in dump.dp_shards]
-    placed = {
-        int(position) for partition in partitions if partition is not None for position in partition
-    }
-    missing = sorted(placed - set(dump.positions().tolist()))
+    missing = sorted(placed_positions(dump.dp_shards) - set(dump.positions().tolist()))
     if not missing:
         return None
-    text = (
-        f"{len(missing)} samples of the shards' partitions are not in the dump, the first at"
-        f" rollout position {missing[0]}"
+    return Alarm(
+        code="incomplete",
+        message=(
+            f"{len(missing)} samples of the shards' partitions are not in the dump, the first at"
+            f" rollout position {missing[0]}"
+        ),
     )
-    return Alarm(code="incomplete", message=text)
 
 
 def _outside_kept_set(dump: Dump, _: Thresholds) -> Alarm | None:
@@ -272,11 +284,14 @@ def _outside_kept_set(dump: Dump, _: Thresholds) -> Alarm | None:
     if not outside.any():
         return None
     row = int(np.searchsorted(sizes.offsets, np.flatnonzero(outside)[0], side="right")) - 1
-    text = (
-        f"{int(outside.sum())} sampled tokens are not in their own kept set; are the sets of"
-        " another token or another sample?"
+    return Alarm(
+        code="outside-kept-set",
+        message=(
+            f"{int(outside.sum())} sampled tokens are not in their own kept set; are the sets of"
+            " another token or another sample?"
+        ),
+        row=row,
     )
-    return Alarm(code="outside-kept-set", message=text, row=row)
 
 
 _CHECKS: tuple[Callable[[Dump, Thresholds], Alarm | None], ...] = (

@@ -39,6 +39,8 @@ from rl_dump.tools.token_statistics import (
     log_prob_gap,
     mean_of,
     ragged_field,
+    sample_values,
+    scalar_field,
     trained_tokens,
 )
 from rl_dump.tools.token_text import token_bytes
@@ -161,22 +163,15 @@ def _facts(dump: Dump) -> dict[str, list[Any]]:
     for name, field in dump.fields.items():
         if name in _TEXT_FIELDS or field.kind not in {"scalar", "text"}:
             continue
-        column = dump.column(name)
-        facts[_page_name(name, dump)] = (
-            column.tolist() if isinstance(column, np.ndarray) else list(column)
-        )
+        facts[_page_name(name, dump)] = sample_values(dump, name)
     if dump.raw_reward is not None and "raw_reward" not in facts and dump.num_samples:
         whole = dump.raw_reward
         facts["raw_reward"] = [
             whole[position] if position < len(whole) else None
             for position in facts["rollout_position"]
         ]
-    masks = ragged_field(dump, "loss_masks")
-    if masks is not None:
-        facts["trained_fraction"] = [
-            float((mask != 0).mean()) if len(mask) else None for mask in masks
-        ]
     for name, source, reduce in (
+        ("trained_fraction", ragged_field(dump, "loss_masks"), lambda mask: (mask != 0).mean()),
         ("mean_log_prob_gap", log_prob_gap(dump), mean_of),
         ("max_log_prob_gap", log_prob_gap(dump), np.max),
         ("mean_advantage", ragged_field(dump, "advantages"), mean_of),
@@ -204,24 +199,24 @@ def _numbers(facts: Mapping[str, list[Any]]) -> list[str]:
 
 def _strips(dump: Dump) -> dict[str, RaggedArray]:
     """Return what can colour a token: fields with one number per response token, and statistics."""
-    strips: dict[str, RaggedArray] = {}
-    derived = {"log_prob_gap": log_prob_gap(dump), "kept_set_size": kept_set_sizes(dump)}
-    lengths = dump.column("response_lengths") if "response_lengths" in dump.fields else None
+    lengths = scalar_field(dump, "response_lengths")
     fields = [name for name in ("advantages", "loss_masks") if name in dump.fields]
     fields += [name for name in dump.fields if name not in {*fields, "tokens"}]
     sources = {name: ragged_field(dump, name) for name in fields}
     ordered = {
-        "log_prob_gap": derived["log_prob_gap"],
+        "log_prob_gap": log_prob_gap(dump),
         **dict(list(sources.items())[:2]),
-        "kept_set_size": derived["kept_set_size"],
+        "kept_set_size": kept_set_sizes(dump),
     }
     ordered |= {_page_name(name, dump): source for name, source in sources.items()}
-    for name, source in ordered.items():
-        if source is None or source.values.ndim != 1:
-            continue
-        if isinstance(lengths, np.ndarray) and np.array_equal(source.lengths, lengths):
-            strips[name] = RaggedArray(_packed(source.values), source.offsets)
-    return strips
+    return {
+        name: RaggedArray(_packed(source.values), source.offsets)
+        for name, source in ordered.items()
+        if source is not None
+        and source.values.ndim == 1
+        and lengths is not None
+        and np.array_equal(source.lengths, lengths)
+    }
 
 
 def _packed(values: NDArray[Any]) -> NDArray[Any]:

@@ -11,9 +11,10 @@ Invariants, each matched by a test in `tests/property/test_join_laws.py`:
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from rl_dump.errors import DumpError
 from rl_dump.reader import Dump
 from rl_dump.tools.plan_drops import plan_drops
 from rl_dump.tools.replay import REPLAY_KEY
+from rl_dump.tools.token_statistics import sample_values
 
 __all__ = ["Join", "Method", "Missing", "Pair", "join"]
 
@@ -120,7 +122,7 @@ class _Side:
         self.rollouts = _integers(dump, "rollout_ids")
         tokens = dump.column("tokens", stored=True) if "tokens" in dump.fields else None
         self.tokens = tokens if isinstance(tokens, RaggedArray) else None
-        self.removed = list(map(bool, _values(dump, "remove_sample")))
+        self.removed = list(map(bool, sample_values(dump, "remove_sample")))
         if dump.contract == ROLLOUT_DUMP and all(position is None for position in self.positions):
             # A rollout dump is written in rollout order: its row is the position.
             self.positions = list(self.rows)
@@ -317,18 +319,12 @@ def _noted_reasons(rollout: _Side, train: _Side) -> dict[tuple[str, int | None],
 def _by_key(
     side: _Side, rows: Iterable[int], key: Callable[[_Side, int], Hashable]
 ) -> dict[Hashable, list[int]]:
-    groups: dict[Hashable, list[int]] = {}
+    groups: dict[Hashable, list[int]] = defaultdict(list)
     for row in rows:
-        value = key(side, row)
-        if value is not None:
-            groups.setdefault(value, []).append(row)
+        groups[key(side, row)].append(row)
+    groups.pop(None, None)
     return groups
 
 
-def _values(dump: Dump, name: str) -> list[Any]:
-    column = dump.column(name) if name in dump.fields else [None] * dump.num_samples
-    return column.tolist() if isinstance(column, np.ndarray) else list(column)
-
-
 def _integers(dump: Dump, name: str) -> list[int | None]:
-    return [value if type(value) is int else None for value in _values(dump, name)]
+    return [value if type(value) is int else None for value in sample_values(dump, name)]

@@ -63,7 +63,9 @@ def export_micro_batch(
         {},
     )
     sizes = {
-        key: _of_step(shard.get(name), step)
+        key: values[step]
+        if isinstance(values := shard.get(name), list) and 0 <= step < len(values)
+        else None
         for key, name in (("num_microbatches",) * 2, ("global_batch_size", "global_batch_sizes"))
     }
     source: dict[str, Any] = {
@@ -118,7 +120,3 @@ def _rows(
             f" {dict(zip(('step', 'rank', 'micro-batch'), highest, strict=False))}"
         )
     return rows
-
-
-def _of_step(values: Any, step: int) -> int | None:
-    return int(values[step]) if isinstance(values, list) and 0 <= step < len(values) else None

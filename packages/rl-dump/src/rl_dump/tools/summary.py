@@ -80,11 +80,12 @@ def summary(dump: Dump) -> BatchSummary:
         column = dump.column(name)
         aligned = field.response_aligned and isinstance(column, RaggedArray) and trained is not None
         fields.append(_summarise(name, column, trained if aligned else None))
-    gap, kept = log_prob_gap(dump), kept_set_sizes(dump)
-    if gap is not None:
-        fields.append(_summarise("log_prob_gap", gap, trained))
-    if kept is not None:
-        fields.append(_summarise("kept_set_size", kept, trained))
+    for name, derived in (
+        ("log_prob_gap", log_prob_gap(dump)),
+        ("kept_set_size", kept_set_sizes(dump)),
+    ):
+        if derived is not None:
+            fields.append(_summarise(name, derived, trained))
     return BatchSummary(
         batch_id=dump.batch_id,
         path=str(dump.path),
@@ -104,8 +105,8 @@ def trend(paths: Iterable[str | os.PathLike[str]]) -> list[BatchSummary]:
     contracts = set()
     for path in paths:
         with open_dump(path) as dump:
-            contracts.add(dump.contract)
             found.append(summary(dump))
+            contracts.add(dump.contract)
     if len(contracts) > 1:
         raise DumpError(
             f"dumps of different contracts: {', '.join(sorted(contracts))}; give the train dumps or"

@@ -18,6 +18,7 @@ __all__ = [
     "log_prob_gap",
     "mean_of",
     "ragged_field",
+    "sample_values",
     "scalar_field",
     "trained_tokens",
 ]
@@ -48,6 +49,12 @@ def scalar_field(dump: Dump, name: str) -> NDArray[Any] | None:
     """
     column = dump.column(name) if name in dump.fields else None
     return column if isinstance(column, np.ndarray) else None
+
+
+def sample_values(dump: Dump, name: str) -> list[Any]:
+    """Return a field's value of every sample as a list, all None if the dump has no such field."""
+    column = dump.column(name) if name in dump.fields else [None] * dump.num_samples
+    return column.tolist() if isinstance(column, np.ndarray) else list(column)
 
 
 def trained_tokens(dump: Dump) -> NDArray[np.bool_] | None:

@@ -43,6 +43,14 @@ class CpuColumns:
     dtypes: Mapping[str, str]
     """`bfloat16` for fields held as float32."""
 
+    @classmethod
+    def of(cls, columns: Mapping[str, tuple[ColumnInput, str | None]]) -> CpuColumns:
+        """Return the columns of a mapping to values and logical dtype, None where numpy names it."""
+        return cls(
+            values={name: values for name, (values, _) in columns.items()},
+            dtypes={name: dtype for name, (_, dtype) in columns.items() if dtype is not None},
+        )
+
 
 def new_cpu_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Return a CPU tensor without values.
@@ -96,9 +104,7 @@ def end_to_end(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 def is_sample_list(value: object) -> bool:
     """Say whether a value has an item per sample: a ragged array, a list of tensors or arrays."""
-    if isinstance(value, RaggedArray):
-        return True
-    return (
+    return isinstance(value, RaggedArray) or (
         isinstance(value, (list, tuple))
         and bool(value)
         and all(isinstance(item, (torch.Tensor, np.ndarray)) for item in value)
@@ -115,14 +121,8 @@ def to_cpu_columns(columns: Mapping[str, Any]) -> CpuColumns:
     Raises:
         DumpError: the tensors of one field have different dtypes or trailing dimensions.
     """
-    values: dict[str, ColumnInput] = {}
-    dtypes: dict[str, str] = {}
-    for name, value in columns.items():
-        with torch.no_grad():
-            values[name], dtype = _to_cpu(name, value)
-        if dtype is not None:
-            dtypes[name] = dtype
-    return CpuColumns(values=values, dtypes=dtypes)
+    with torch.no_grad():
+        return CpuColumns.of({name: _to_cpu(name, value) for name, value in columns.items()})
 
 
 def to_ragged(values: torch.Tensor, lengths: Sequence[int]) -> tuple[RaggedArray, str | None]:

@@ -89,8 +89,7 @@ def restore_context_parallel_fields_to_cpu(
         lengths = _piece_lengths(name, rollout_data[name], len(responses))
         if gather_tensor is None:
             _check_restored(name, lengths, responses, 0)
-    values: dict[str, ColumnInput] = {}
-    dtypes: dict[str, str] = {}
+    found: dict[str, tuple[ColumnInput, str | None]] = {}
     for name in present:
         with torch.no_grad():
             flat = _restore_field(
@@ -102,12 +101,9 @@ def restore_context_parallel_fields_to_cpu(
                 keep=keep_restored,
                 chunk_bytes=chunk_bytes,
             )
-        if flat is None:
-            continue
-        values[name], dtype = to_ragged(flat, responses)
-        if dtype is not None:
-            dtypes[name] = dtype
-    return CpuColumns(values=values, dtypes=dtypes)
+        if flat is not None:
+            found[name] = to_ragged(flat, responses)
+    return CpuColumns.of(found)
 
 
 def _restore_field(

@@ -95,7 +95,13 @@ def _write(
 ) -> None:
     peers = range(1, topology.dp_size)
     try:
-        summaries = [_summary(shard), *(_received_summary(peer, topology) for peer in peers)]
+        summaries = [_summary(shard)]
+        for peer in peers:
+            message, what = (
+                bytes(receive_bytes(peer, topology)),
+                f"summary of data-parallel rank {peer}",
+            )
+            summaries.append(tagged_json.loads(message, what=what))
         layout = _plan(summaries)
         assert isinstance(shard, Shard)
         for peer in peers:
@@ -193,13 +199,6 @@ def _summary(shard: Shard | DumpError) -> dict[str, Any]:
         "indices": _keys(shard, "sample_index"),
         "document": dict(shard.document),
     }
-
-
-def _received_summary(peer: int, topology: DumpTopology) -> dict[str, Any]:
-    found: dict[str, Any] = tagged_json.loads(
-        bytes(receive_bytes(peer, topology)), what=f"summary of data-parallel rank {peer}"
-    )
-    return found
 
 
 def _keys(shard: Shard, name: str) -> NDArray[np.int64] | None:
