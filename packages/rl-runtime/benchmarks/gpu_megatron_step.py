@@ -1,10 +1,13 @@
-"""One Megatron-Core training step, end to end: logits and cross-entropy against scores of kept ids
-only, everything else the same.
+"""One Megatron-Core training step, end to end: cross-entropy against scores of kept ids only.
 
-    python packages/rl-runtime/benchmarks/gpu_megatron_step.py             one GPU, Qwen3-0.6B shape, 16,384 packed tokens in 8 sequences
-    python packages/rl-runtime/benchmarks/gpu_megatron_step.py --tiny      a few tokens on the CPU: that both heads run and agree
+Everything else is the same.
 
-Every token is a response token with a kept set (mean 5). Forward, backward, gradient clipping and
+    python packages/rl-runtime/benchmarks/gpu_megatron_step.py
+        one GPU, Qwen3-0.6B shape, 16,384 packed tokens in 8 sequences
+    python packages/rl-runtime/benchmarks/gpu_megatron_step.py --tiny
+        a few tokens on the CPU: that both heads run and agree
+
+Every token is a response token with a nucleus (mean 5). Forward, backward, gradient clipping and
 Adam; bfloat16 weights, float32 gradients, Megatron-Core's data parallelism with the distributed
 optimizer, its local layer spec with `rl_runtime`'s packed attention; kept ids are scored as
 `rl_runtime`'s trainer scores them. Norms and rotary embeddings run through torch.compile and SwiGLU
@@ -27,7 +30,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 sys.path.extend(
@@ -55,10 +60,10 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from rl_runtime.megatron import attention
-from rl_runtime.megatron.cpu_shim import cpu_construction, install_device_shim
-from rl_runtime.training.scores import ResponseScores, ScoreRequest, score_responses
+from rl_runtime.megatron.cpu_shim import cpu_construction, install_cpu_shim
+from rl_runtime.megatron.rotary import apply_rotary, rotary_frequencies
 from rl_runtime.megatron.shape import ModelShape
-from rl_runtime.megatron.rotary import RotaryTable
+from rl_runtime.training.scores import ResponseScores, score_responses
 from rl_topp import NucleusSet
 
 QWEN3_06B = ModelShape(
@@ -121,7 +126,7 @@ class Batch:
 
     tokens_1T: torch.Tensor
     positions_1T: torch.Tensor
-    targets_T: torch.Tensor
+    targets_K: torch.Tensor
     stream: attention.PackedStream
 
 
@@ -190,7 +195,7 @@ def build(
 
 
 def packed_batch(
-    shape: ModelShape, lengths: list[int], targets_T: torch.Tensor, device: torch.device
+    shape: ModelShape, lengths: list[int], targets_K: torch.Tensor, device: torch.device
 ) -> Batch:
     positions = torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])).to(
         device
@@ -198,13 +203,13 @@ def packed_batch(
     stream = attention.pack_stream(
         lengths,
         positions,
-        RotaryTable(shape, device),
+        rotary_frequencies(shape).to(device),
         cp_size=1,
         cp_rank=0,
         dtype=torch.bfloat16 if device.type == "cuda" else torch.float32,
     )
     tokens = torch.randint(0, shape.vocab_size, (1, positions.numel()), device=device)
-    return Batch(tokens_1T=tokens, positions_1T=positions[None], targets_T=targets_T, stream=stream)
+    return Batch(tokens_1T=tokens, positions_1T=positions[None], targets_K=targets_K, stream=stream)
 
 
 class Trial:
@@ -225,7 +230,7 @@ class Trial:
     def cross_entropy(self, *, fused: bool) -> torch.Tensor:
         self.config.cross_entropy_loss_fusion = fused
         batch = self.batch
-        labels = batch.targets_T[None]
+        labels = batch.targets_K[None]
         losses: torch.Tensor = self.model(
             batch.tokens_1T, batch.positions_1T, None, labels=labels, packed_seq_params=batch.stream
         )
@@ -233,21 +238,24 @@ class Trial:
 
     def sparse(self, rows: NucleusSet) -> torch.Tensor:
         batch = self.batch
-        request = ScoreRequest(
+        # The head reads no more of a micro-batch than this.
+        micro_batch: Any = SimpleNamespace(
             rows_K=torch.arange(len(rows), device=self.device),
-            targets_K=batch.targets_T,
-            kept_sets=rows,
-            temperature=1.0,
-            wanted=frozenset(),
-            tp_group=mpu.get_tensor_model_parallel_group(),
+            targets_K=batch.targets_K,
+            nucleus=rows,
         )
         scores: ResponseScores = self.model(
             batch.tokens_1T,
             batch.positions_1T,
             None,
             packed_seq_params=batch.stream,
-            output_processor=score_responses,
-            output_processor_context=request,
+            output_processor=partial(
+                score_responses,
+                micro_batch=micro_batch,
+                temperature=1.0,
+                wanted=frozenset(),
+                tp_group=mpu.get_tensor_model_parallel_group(),
+            ),
         )
         return -scores.log_probs.mean()
 
@@ -380,7 +388,7 @@ def main() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     device = torch.device("cpu" if options.tiny else "cuda:0")
     torch.manual_seed(0)
-    install_device_shim()
+    install_cpu_shim()
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group(
             "gloo" if options.tiny else "nccl",
@@ -393,11 +401,11 @@ def main() -> None:
             model_parallel_cuda_manual_seed(0)
             # The default stream cannot be captured, and gradients are accumulated on the stream on
             # which the model was wrapped.
-            torch.cuda.set_stream(torch.cuda.Stream())
+            torch.cuda.set_stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
         fused = not (options.eager or options.tiny)
         if fused:
             RmsNorm.compute = staticmethod(torch.compile(rms_norm, dynamic=False))
-            attention.apply_rotary = torch.compile(attention.apply_rotary, dynamic=False)
+            vars(attention)["apply_rotary"] = torch.compile(apply_rotary, dynamic=False)
         shape, lengths = (TINY, [7, 20, 1, 36]) if options.tiny else (QWEN3_06B, [2_048] * 8)
         trial = Trial(shape, lengths, device, fused=fused)
         name = "CPU" if options.tiny else torch.cuda.get_device_properties(0).name

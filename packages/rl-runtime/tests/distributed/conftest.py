@@ -1,5 +1,6 @@
-"""Real gloo ranks, forked from this process after it has imported torch and Megatron-Core once; and
-one synthetic batch that trainers of any layout train on, with what comes out of it.
+"""Real gloo ranks, and one synthetic batch that trainers of any layout train on.
+
+Ranks are forked from this process after it has imported torch and Megatron-Core once.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ _DTYPES = {
 
 
 class RunRanks(Protocol):
-    """Call `function(rank, rendezvous)` in as many processes and return their results in rank order."""
+    """Call `function(rank, rendezvous)` in as many processes; gives results in rank order."""
 
     def __call__(
         self, world_size: int, function: Callable[[int, str], _Result]
@@ -129,7 +130,7 @@ class Batch:
         """All columns, as the rollout side hands them out."""
         return {**self.ragged, **self.scalars}
 
-    def part(
+    def rank_batch(
         self,
         recipe: Recipe,
         dp_rank: int,
@@ -138,7 +139,7 @@ class Batch:
         token_cap: int = TOKEN_CAP,
         **changed: Column,
     ) -> RankBatch:
-        """What one data-parallel rank of a recipe's layout receives; `changed` columns replace the batch's."""
+        """What one data-parallel rank receives; `changed` columns replace the batch's."""
         cp_size = recipe.parallel.context
         plan = build_dp_schedule(
             total_lengths=self.scalars["total_lengths"],
@@ -164,7 +165,7 @@ class Trained:
 
     before: dict[str, npt.NDArray[Any]]
     """Weights as loaded."""
-    supervised: dict[str, float]
+    sft: dict[str, float]
     """Report of the warm-start step; empty without one."""
     steps: list[dict[str, float]]
     """Reports of the batch's steps."""
@@ -187,7 +188,7 @@ class Trained:
 
 
 class MakeRecipe(Protocol):
-    """A recipe of the tiny model whose run lives in `run_dir`, in a layout, with further sections."""
+    """A recipe of the tiny model, of a run in `run_dir`, in a layout, with further sections."""
 
     def __call__(
         self, run_dir: Path, parallel: Mapping[str, int], **sections: object
@@ -195,7 +196,7 @@ class MakeRecipe(Protocol):
 
 
 class Train(Protocol):
-    """One supervised step (unless `warm_start` is off), one batch, weights before and after, and the train dump."""
+    """One step of fine-tuning (unless `warm_start` is off) and one batch, with their dump."""
 
     def __call__(
         self, recipe: Recipe, model_folder: Path, batch: Batch, *, warm_start: bool = True
@@ -239,12 +240,12 @@ def _sample(generator: np.random.Generator) -> dict[str, npt.NDArray[Any]]:
     prompt, response = int(generator.integers(2, 12)), int(generator.integers(1, 11))
     tokens = generator.integers(0, VOCAB_SIZE, prompt + response)
     mask = (generator.random(response) < 0.8).astype(np.int32)
-    kept, status = [], []
+    nuclei, status = [], []
     for position in range(response):
-        # Every kind of token: kept set, sampled without a filter, not sampled (never trained).
+        # Every kind of token: nucleus, sampled without a filter, not sampled (never trained).
         kind = 2 if mask[position] == 0 and position % 2 else int(position % 5 == 4)
         others = generator.integers(0, VOCAB_SIZE, int(generator.integers(0, 8)))
-        kept.append(
+        nuclei.append(
             np.unique([*others, tokens[prompt + position]]) if kind == 0 else np.zeros(0, int)
         )
         status.append(kind)
@@ -252,15 +253,15 @@ def _sample(generator: np.random.Generator) -> dict[str, npt.NDArray[Any]]:
         "tokens": tokens,
         "loss_masks": mask,
         "rollout_log_probs": -generator.random(response),
-        "nucleus_ids": np.concatenate(kept),
-        "nucleus_offsets": np.cumsum([0, *map(len, kept)]),
+        "nucleus_ids": np.concatenate(nuclei),
+        "nucleus_offsets": np.cumsum([0, *map(len, nuclei)]),
         "nucleus_status": np.array(status),
     }
 
 
 @pytest.fixture(scope="session")
 def batch() -> Batch:
-    """17 rollouts of 1 + (i mod 3) siblings, masks with holes, one rollout without trained tokens."""
+    """17 rollouts of 1 + (i mod 3) siblings, masks with holes, one rollout without any token."""
     generator = np.random.default_rng(7)
     rollout_ids = np.array(
         [rollout for rollout in range(NUM_ROLLOUTS) for _ in range(1 + rollout % 3)]
@@ -303,33 +304,32 @@ def _train(recipe: Recipe, model_folder: Path, batch: Batch, *, warm_start: bool
             rendezvous=rendezvous,
             model_folder=model_folder,
         )
-        dp_rank = trainer.data_parallel_rank
+        dp_rank = trainer.topology.dp_rank
         examples: dict[str, Column] = {
             name: batch.ragged[name] for name in ("tokens", "loss_masks")
         }
         mine = np.arange(dp_rank, len(batch.ragged["tokens"]), recipe.parallel.data)
         before = trainer.export_weights()
-        supervised = (
-            trainer.train_sft_step(take_columns(examples, mine), 1e-4) if warm_start else {}
-        )
+        sft = trainer.train_sft_step(take_columns(examples, mine), 1e-4) if warm_start else {}
         trainer.start_reinforcement()
         steps = trainer.train_batch(
-            batch.part(recipe, dp_rank, global_batch_size=recipe.train.global_batch_size), 1e-3
+            batch.rank_batch(recipe, dp_rank, global_batch_size=recipe.train.global_batch_size),
+            1e-3,
         )
         after = trainer.export_weights()
         trainer.save_hf(recipe.run.dir / "export")
         trainer.close()
-        return _without_speed(supervised), [_without_speed(step) for step in steps], before, after
+        return _without_speed(sft), [_without_speed(step) for step in steps], before, after
 
     results = _run_ranks(recipe.parallel.world_size, rank_main)
-    supervised, steps, _, _ = results[0]
-    for other_supervised, other_steps, _, _ in results:
-        assert supervised == other_supervised
+    sft, steps, _, _ = results[0]
+    for other_sft, other_steps, _, _ in results:
+        assert sft == other_sft
         assert steps == other_steps
     (before,) = (weights for _, _, weights, _ in results if weights is not None)
     (after,) = (weights for _, _, _, weights in results if weights is not None)
     dump = open_dump(recipe.run.dir / "dumps" / "train_0.parquet")
-    return Trained(before=before, supervised=supervised, steps=steps, after=after, dump=dump)
+    return Trained(before=before, sft=sft, steps=steps, after=after, dump=dump)
 
 
 @pytest.fixture(scope="session")

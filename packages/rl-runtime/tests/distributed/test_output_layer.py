@@ -2,7 +2,7 @@
 layer, and no tensor of its size.
 
 `_score_from_logits` is the other way to the same scores: Megatron-Core's output layer is called,
-and rl-topp reads the kept ids out of its logits.
+and rl-topp reads the ids of the nucleus out of its logits.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,14 +27,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rl_dump import RaggedArray
 from rl_metrics import MicroBatchMetrics
 from rl_runtime.config.recipe import Recipe
-from rl_runtime.training import forward_backward as passes
-from rl_runtime.training.micro_batch import MicroBatch, PackingRules, pack_micro_batch
-from rl_runtime.megatron.cpu_shim import install_device_shim
-from rl_runtime.training.scores import ResponseScores, ScoreName, ScoreRequest, score_responses
+from rl_runtime.megatron.cpu_shim import install_cpu_shim
 from rl_runtime.megatron.model import build_model, megatron_config
-from rl_runtime.megatron.shape import ModelShape, read_model_config
 from rl_runtime.megatron.parallel_state import end_process_groups, start_process_groups
-from rl_runtime.megatron.rotary import RotaryTable
+from rl_runtime.megatron.shape import ModelShape
+from rl_runtime.training import forward_backward
+from rl_runtime.training.micro_batch import MicroBatch, MicroBatchPacker
+from rl_runtime.training.scores import ResponseScores, ScoreName, score_responses
 from rl_runtime.training.trainer import Trainer
 from rl_runtime.weights.convert import load_hf_weights
 from rl_topp.torch import nucleus_log_probs
@@ -65,21 +65,24 @@ def _score_from_logits(
     hidden_states: torch.Tensor,
     output_layer: Any,
     output_weight: torch.Tensor | None,
-    context: ScoreRequest,
+    micro_batch: MicroBatch,
+    temperature: float,
+    wanted: AbstractSet[ScoreName],
+    tp_group: dist.ProcessGroup,
     **_: Any,
 ) -> ResponseScores:
     logits_T1V, _bias = output_layer(hidden_states, weight=output_weight)
-    logits_KV = logits_T1V[context.rows_K].squeeze(1)
+    logits_KV = logits_T1V[micro_batch.rows_K].squeeze(1)
     scores = nucleus_log_probs(
         logits_KV,
-        context.targets_K,
-        context.kept_sets,
-        vocab_start=dist.get_rank(context.tp_group) * logits_KV.shape[1],
-        tp_group=context.tp_group,
-        temperature=context.temperature,
-        full_log_probs="full_log_probs" in context.wanted,
-        entropy="entropy" in context.wanted,
-        full_entropy="full_entropy" in context.wanted,
+        micro_batch.targets_K,
+        micro_batch.nucleus,
+        vocab_start=dist.get_rank(tp_group) * logits_KV.shape[1],
+        tp_group=tp_group,
+        temperature=temperature,
+        full_log_probs="full_log_probs" in wanted,
+        entropy="entropy" in wanted,
+        full_entropy="full_entropy" in wanted,
     )
     return ResponseScores(
         log_probs=scores.log_probs,
@@ -115,7 +118,7 @@ def large_vocabulary(
 
 @pytest.fixture(scope="session")
 def long_batch(batch: Batch) -> Batch:
-    """Samples with ids of the whole vocabulary; every second one has kept sets alone, the others tokens of every kind."""
+    """Samples with ids of the whole vocabulary; every second one has tokens of every kind."""
     generator = np.random.default_rng(2)
     status = np.zeros((NUM_SAMPLES, RESPONSE), np.uint8)
     status[1::2] = generator.integers(0, 4, status[1::2].shape)
@@ -179,11 +182,14 @@ class _LargestTensor(TorchDispatchMode):
 def _largest_of_a_batch(
     run_ranks: RunRanks, recipe: Recipe, folder: Path, batch: Batch, processor: Any
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Shapes of the largest tensors of one supervised step, and of one batch: a log-prob pass and a training step. One entry per rank."""
+    """Shapes of the largest tensors of one step of fine-tuning, and of one batch, by rank.
+
+    A batch is a scoring pass and a training step.
+    """
 
     def rank_main(rank: int, rendezvous: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(passes, "score_responses", processor)
+            patch.setattr(forward_backward, "score_responses", processor)
             trainer = Trainer(
                 recipe,
                 rank=rank,
@@ -191,19 +197,20 @@ def _largest_of_a_batch(
                 rendezvous=rendezvous,
                 model_folder=folder,
             )
-            with _LargestTensor() as supervised:
+            with _LargestTensor() as sft:
                 trainer.train_sft_step(
                     {name: batch.ragged[name] for name in ("tokens", "loss_masks")}, 1e-4
                 )
             trainer.start_reinforcement()
             with _LargestTensor() as reinforced:
                 trainer.train_batch(
-                    batch.part(recipe, 0, global_batch_size=NUM_SAMPLES, token_cap=TOKEN_CAP), 1e-4
+                    batch.rank_batch(recipe, 0, global_batch_size=NUM_SAMPLES, token_cap=TOKEN_CAP),
+                    1e-4,
                 )
             trainer.close()
-        assert supervised.saw_backward
+        assert sft.saw_backward
         assert reinforced.saw_backward
-        return supervised.shape, reinforced.shape
+        return sft.shape, reinforced.shape
 
     return run_ranks(recipe.parallel.world_size, rank_main)
 
@@ -213,9 +220,9 @@ def _largest_of_a_batch(
 @pytest.mark.parametrize(
     "algorithm",
     [{}, {"kl_coef": 0.1, "full_scores": True}],
-    ids=["kept sets", "full scores and a reference"],
+    ids=["nuclei", "full scores and a reference"],
 )
-def test_no_tensor_of_tokens_times_vocabulary_exists_in_training_nor_in_log_prob_passes(
+def test_no_tensor_of_tokens_times_vocabulary_exists_in_training_nor_in_log_prob_forward_backward(
     algorithm: dict[str, Any],
     layout: str,
     tied: bool,
@@ -235,7 +242,7 @@ def test_no_tensor_of_tokens_times_vocabulary_exists_in_training_nor_in_log_prob
     )
     ids = VOCAB_SIZE // recipe.parallel.tensor
     # Elements of the logits of one micro-batch's response tokens on one rank: all samples in the
-    # supervised step, two of them in the others.
+    # step of fine-tuning, two of them in the others.
     limits = (NUM_SAMPLES * RESPONSE * ids, 2 * RESPONSE * ids)
     for found in _largest_of_a_batch(
         run_ranks, recipe, large_vocabulary[tied], long_batch, score_responses
@@ -262,8 +269,8 @@ def _main_grad(parameter: Any) -> Array:
 def _scores_and_gradients(
     rank: int, rendezvous: str, *, recipe: Recipe, folder: Path, batch: Batch, dtype: torch.dtype
 ) -> list[tuple[dict[str, Array], dict[str, Array]]]:
-    """Scores of all tokens (on the last stage) and gradients of all parameters, without logits and from them."""
-    install_device_shim()
+    """Scores of all tokens (on the last stage) and all gradients, without logits and from them."""
+    install_cpu_shim()
     topology = start_process_groups(
         recipe.parallel,
         rank=rank,
@@ -271,7 +278,7 @@ def _scores_and_gradients(
         rendezvous=rendezvous,
         timeout_seconds=100,
     )
-    shape = ModelShape.from_hf_config(read_model_config(folder))
+    shape = ModelShape.of_folder(folder)
     config = megatron_config(shape, recipe)
     config.params_dtype = config.pipeline_dtype = dtype
     model = build_model(shape, config, topology)
@@ -279,40 +286,33 @@ def _scores_and_gradients(
     wrapped = DistributedDataParallel(
         config, DistributedDataParallelConfig(grad_reduce_in_fp32=dtype == torch.float32), model
     )
-    rules = PackingRules(
-        cp=topology.context_parallel,
-        tp_size=topology.tp_size,
-        vocab_size=shape.vocab_size,
-        rotary=RotaryTable(shape, topology.device),
-        device=topology.device,
-        dtype=dtype,
-        use_kept_sets=True,
-    )
+    packer = MicroBatchPacker(shape, topology, dtype=dtype, use_nucleus=True)
     # Two micro-batches, so that the second one's gradient is added to the first one's.
     micro_batches = [
-        pack_micro_batch(batch.columns, samples, rules)
-        for samples in (np.array([0, 1]), np.array([2, 3]))
+        packer.pack(batch.columns, samples) for samples in (np.array([0, 1]), np.array([2, 3]))
     ]
     found = []
     for processor in (score_responses, _score_from_logits):
         scores: dict[str, Array] = {}
 
-        def loss(part: MicroBatch, given: ResponseScores, scores: dict[str, Array] = scores) -> Any:
+        def loss(
+            micro_batch: MicroBatch, given: ResponseScores, scores: dict[str, Array] = scores
+        ) -> Any:
             total = given.log_probs.new_zeros(())
             for seed, name in enumerate(ALL_SCORES):
-                scores[f"{name} of {part.samples.tolist()}"] = given[name].detach().numpy()
+                scores[f"{name} of {micro_batch.samples.tolist()}"] = given[name].detach().numpy()
                 weights = torch.randn(
-                    part.num_local_tokens,
+                    micro_batch.targets_K.numel(),
                     generator=torch.Generator().manual_seed(seed),
                     dtype=given[name].dtype,
                 )
                 total = total + (weights * given[name]).sum()
-            return total, MicroBatchMetrics(sums={}, num_tokens=part.num_trained_tokens)
+            return total, MicroBatchMetrics(sums={}, num_tokens=micro_batch.num_trained_tokens)
 
         wrapped.zero_grad_buffer()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(passes, "score_responses", processor)
-            passes.run_training_pass(
+            patch.setattr(forward_backward, "score_responses", processor)
+            forward_backward.run_training_pass(
                 wrapped,
                 micro_batches,
                 loss,

@@ -46,7 +46,7 @@ def exported(dump_path: Path, folder: Path) -> dict[Path, int]:
         pytest.param(
             {"data": 2, "context": 2},
             {"temperature": 0.7},
-            id="DP 2 x CP 2, kept sets, temperature 0.7",
+            id="DP 2 x CP 2, nuclei, temperature 0.7",
         ),
         pytest.param(
             {"data": 1, "tensor": 2},

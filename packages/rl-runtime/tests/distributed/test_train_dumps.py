@@ -1,4 +1,4 @@
-"""Train dumps of real ranks: written beside the training, whole, and without a trace in its numbers."""
+"""Train dumps of real ranks: written beside the training, whole, without a trace in numbers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_training_is_the_same_bits_with_the_dump_on_and_off(
             reports = [
                 report
                 for _ in range(2)
-                for report in trainer.train_batch(batch.part(recipe, rank), 1e-3)
+                for report in trainer.train_batch(batch.rank_batch(recipe, rank), 1e-3)
             ]
             weights = trainer.export_weights()
             trainer.close()
@@ -73,15 +73,15 @@ def test_a_dump_that_cannot_be_written_ends_the_run_at_the_next_batch_or_at_the_
             recipe, rank=rank, world_size=1, rendezvous=rendezvous, model_folder=model_folder
         )
         trainer.start_reinforcement()
-        part = batch.part(recipe, 0)
-        assert len(trainer.train_batch(part, 1e-3)) == 2, "the batch itself is trained on"
+        rank_batch = batch.rank_batch(recipe, 0)
+        assert len(trainer.train_batch(rank_batch, 1e-3)) == 2, "the batch itself is trained on"
         with pytest.raises(WriteError) as next_batch:
-            trainer.train_batch(part, 1e-3)
-            trainer.train_batch(part, 1e-3)
+            trainer.train_batch(rank_batch, 1e-3)
+            trainer.train_batch(rank_batch, 1e-3)
         try:
-            trainer.train_batch(part, 1e-3)
+            trainer.train_batch(rank_batch, 1e-3)
         except WriteError:
-            trainer.train_batch(part, 1e-3)
+            trainer.train_batch(rank_batch, 1e-3)
         with pytest.raises(WriteError) as end:
             trainer.close()
         return [str(next_batch.value), str(end.value)]
@@ -114,7 +114,7 @@ def test_what_the_batch_brought_along_is_whole_again_under_context_parallelism(
             recipe, rank=rank, world_size=2, rendezvous=rendezvous, model_folder=model_folder
         )
         trainer.start_reinforcement()
-        trainer.train_batch(batch.part(recipe, 0, rollout_full_log_probs=full), 1e-3)
+        trainer.train_batch(batch.rank_batch(recipe, 0, rollout_full_log_probs=full), 1e-3)
         trainer.close()
 
     run_ranks(2, rank_main)

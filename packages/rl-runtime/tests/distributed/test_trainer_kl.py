@@ -1,4 +1,4 @@
-"""KL against a reference with replay: over the kept set or over the vocabulary, as the recipe says; policy and reference always over the same."""
+"""KL against a reference with replay: over the nucleus or the vocabulary, as the recipe says."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ def _assert_same(result: Trained, expected: Trained) -> None:
             rtol=0,
             atol=LOG_PROB_TOLERANCE,
         )
-    assert result.supervised["warm_start/grad_norm"] == pytest.approx(
-        expected.supervised["warm_start/grad_norm"], rel=FIRST_STEP_TOLERANCE
+    assert result.sft["warm_start/grad_norm"] == pytest.approx(
+        expected.sft["warm_start/grad_norm"], rel=FIRST_STEP_TOLERANCE
     )
     _assert_same_steps(result, expected)
     for name, weight in expected.after.items():

@@ -1,4 +1,7 @@
-"""What the trainer computes: the log-probs of transformers, reports that are means of what is dumped, old log-probs of every kind."""
+"""What the trainer computes.
+
+The log-probs of transformers, reports that are means of what is dumped, old log-probs of all kinds.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def test_the_ratio_starts_at_one_and_the_second_step_has_moved(single: Trained) 
     assert abs(second["train/ratio"] - 1) > 1e-5
 
 
-def test_dumped_log_probs_have_full_length_and_are_kept_set_log_probs(single: Trained) -> None:
+def test_dumped_log_probs_have_full_length_and_are_over_the_nucleus(single: Trained) -> None:
     lengths = single.scalars("response_lengths")
     for name in ("log_probs", "entropy", "advantages"):
         assert np.array_equal(single.ragged(name).lengths, lengths)
@@ -91,7 +94,10 @@ def _write_family(folder: Path, family: str, *, tied: bool) -> Any:
 def transformers_logits(
     run_ranks: RunRanks, batch: Batch, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, tuple[Path, list[npt.NDArray[np.float64]]]]:
-    """Per family: its folder and, per sample, the logits that predict the response, by transformers in eager float32."""
+    """Per family: its folder and, per sample, the logits that predict the response.
+
+    By transformers, in eager float32.
+    """
     folder = tmp_path_factory.mktemp("families")
     tokens, masks = batch.ragged["tokens"], batch.ragged["loss_masks"]
 
@@ -130,9 +136,9 @@ def test_log_probs_are_those_of_transformers(
         ids, offsets, status = (
             batch.ragged[f"nucleus_{name}"][position] for name in ("ids", "offsets", "status")
         )
-        kept = NucleusSet(ids=ids, offsets=offsets, status=status, vocab_size=ODD_VOCAB_SIZE)
+        nucleus = NucleusSet(ids=ids, offsets=offsets, status=status, vocab_size=ODD_VOCAB_SIZE)
         expected = nucleus_scores(
-            logits[position], batch.ragged["tokens"][position][-len(kept) :], kept
+            logits[position], batch.ragged["tokens"][position][-len(nucleus) :], nucleus
         )
         np.testing.assert_allclose(
             result.ragged("log_probs")[row], expected.log_probs, rtol=0, atol=1e-4
@@ -145,7 +151,7 @@ def test_log_probs_are_those_of_transformers(
 def test_reuse_takes_the_training_forward_as_old_log_probs(
     train: Train, make_recipe: MakeRecipe, model_folder: Path, batch: Batch, tmp_path: Path
 ) -> None:
-    """With one step per batch, reuse and recompute are the same update, and the dump holds the same log-probs."""
+    """With one step per batch, reuse and recompute are the same update and the same dump."""
     rollouts = int(batch.scalars["rollout_ids"].max()) + 1
     sections: dict[str, object] = {
         "train": {"global_batch_size": rollouts},

@@ -42,7 +42,7 @@ def test_reuse_refuses_a_plan_of_several_steps(
         )
         trainer.start_reinforcement()
         with pytest.raises(TrainerError, match="2 steps"):
-            trainer.train_batch(batch.part(recipe, 0), 1e-3)
+            trainer.train_batch(batch.rank_batch(recipe, 0), 1e-3)
         trainer.close()
 
     run_ranks(1, rank_main)
@@ -58,13 +58,15 @@ def test_ranks_with_different_plans_all_raise(
             recipe, rank=rank, world_size=2, rendezvous=rendezvous, model_folder=model_folder
         )
         trainer.start_reinforcement()
-        part = batch.part(recipe, rank)
+        rank_batch = batch.rank_batch(recipe, rank)
         if rank:
-            part = dataclasses.replace(part, plan=dataclasses.replace(part.plan, digest="ab" * 32))
+            rank_batch = dataclasses.replace(
+                rank_batch, plan=dataclasses.replace(rank_batch.plan, digest="ab" * 32)
+            )
         with pytest.raises(BatchMismatchError) as raised:
-            trainer.train_batch(part, 1e-3)
+            trainer.train_batch(rank_batch, 1e-3)
         trainer.close()
-        return part.plan.digest, str(raised.value)
+        return rank_batch.plan.digest, str(raised.value)
 
     (first, message), (second, other) = run_ranks(2, rank_main)
     assert message == other
@@ -84,7 +86,44 @@ def test_tensor_ranks_with_different_columns_all_raise(
         trainer.start_reinforcement()
         rewards = np.asarray(batch.scalars["rewards"], np.float64) + rank
         with pytest.raises(BatchMismatchError, match="columns of one data-parallel rank"):
-            trainer.train_batch(batch.part(recipe, 0, rewards=rewards), 1e-3)
+            trainer.train_batch(batch.rank_batch(recipe, 0, rewards=rewards), 1e-3)
+        trainer.close()
+
+    run_ranks(2, rank_main)
+
+
+def test_tensor_ranks_with_different_batch_ids_all_raise(
+    run_ranks: RunRanks, make_recipe: MakeRecipe, model_folder: Path, batch: Batch, tmp_path: Path
+) -> None:
+    recipe = make_recipe(tmp_path / "run", {"data": 1, "tensor": 2})
+
+    def rank_main(rank: int, rendezvous: str) -> None:
+        trainer = Trainer(
+            recipe, rank=rank, world_size=2, rendezvous=rendezvous, model_folder=model_folder
+        )
+        trainer.start_reinforcement()
+        rank_batch = dataclasses.replace(batch.rank_batch(recipe, 0), batch_id=rank)
+        with pytest.raises(
+            BatchMismatchError, match=r"batch 0 of data-parallel rank 0 on ranks \[0\]; batch 1 of"
+        ):
+            trainer.train_batch(rank_batch, 1e-3)
+        trainer.close()
+
+    run_ranks(2, rank_main)
+
+
+def test_the_share_of_another_rank_is_refused(
+    run_ranks: RunRanks, make_recipe: MakeRecipe, model_folder: Path, batch: Batch, tmp_path: Path
+) -> None:
+    recipe = make_recipe(tmp_path / "run", {"data": 2})
+
+    def rank_main(rank: int, rendezvous: str) -> None:
+        trainer = Trainer(
+            recipe, rank=rank, world_size=2, rendezvous=rendezvous, model_folder=model_folder
+        )
+        trainer.start_reinforcement()
+        with pytest.raises(BatchMismatchError, match=f"was given the part of rank {1 - rank}"):
+            trainer.train_batch(batch.rank_batch(recipe, 1 - rank), 1e-3)
         trainer.close()
 
     run_ranks(2, rank_main)
@@ -105,7 +144,7 @@ def test_methods_out_of_order_are_refused(
             recipe, rank=rank, world_size=1, rendezvous=rendezvous, model_folder=model_folder
         )
         with pytest.raises(TrainerError, match="before start_reinforcement"):
-            trainer.train_batch(batch.part(recipe, 0), 1e-3)
+            trainer.train_batch(batch.rank_batch(recipe, 0), 1e-3)
         with pytest.raises(TrainerError, match="no token"):
             trainer.train_sft_step(nothing, 1e-3)
         trainer.start_reinforcement()
@@ -131,7 +170,7 @@ def test_a_gradient_that_is_no_number_leaves_the_weights_alone(
         before = trainer.export_weights()
         rewards = np.asarray(batch.scalars["rewards"], np.float64) * 1e38
         with pytest.raises(TrainerError, match="gradient norm"):
-            trainer.train_batch(batch.part(recipe, 0, rewards=rewards), 1e-3)
+            trainer.train_batch(batch.rank_batch(recipe, 0, rewards=rewards), 1e-3)
         after = trainer.export_weights()
         trainer.close()
         assert before is not None

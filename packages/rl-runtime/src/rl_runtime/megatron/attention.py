@@ -35,13 +35,13 @@ from rl_runtime.megatron.rotary import apply_rotary, rotary_angles
 __all__ = ["PackedAttention", "PackedStream", "pack_stream"]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class PackedStream(PackedSeqParams):  # type: ignore[misc]
     """Megatron-Core's description of a packed stream, with what all attention layers share."""
 
-    cos_T1D: torch.Tensor | None = None
+    cos_T1D: torch.Tensor
     """float32 [T, 1, D]: cosines of the local tokens' rotary angles."""
-    sin_T1D: torch.Tensor | None = None
+    sin_T1D: torch.Tensor
     """float32 [T, 1, D]: sines of the same."""
     dense_calls: tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None], ...] = ()
     """Per call: query rows [B, Q], key rows [B, K], visible [B, 1, Q, K] or None.
@@ -185,7 +185,6 @@ class PackedAttention(torch.nn.Module):
         assert attention_mask is None and attention_bias is None
         assert isinstance(packed_seq_params, PackedStream)
         stream = packed_seq_params
-        assert stream.cos_T1D is not None and stream.sin_T1D is not None
         query = apply_rotary(query, stream.cos_T1D, stream.sin_T1D)
         # Keys are rotated where their positions are known, before they travel.
         key = apply_rotary(key, stream.cos_T1D, stream.sin_T1D)

@@ -17,7 +17,7 @@ import contextlib
 import importlib
 import importlib.metadata
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -41,33 +41,12 @@ _MODULES = (
     "megatron.core.tensor_parallel.layers",
     "megatron.core.tensor_parallel.mappings",
 )
+_FACTORIES = ("empty", "full", "ones", "tensor", "zeros")
 _log = logging.getLogger(__name__)
 
 
 def _nothing(*_args: object, **_kwargs: object) -> None:
     """Stand in for what has no meaning on a CPU."""
-
-
-class _CudaOfCpu:
-    """The few answers that a train step wants of `torch.cuda`; all others are the real one's."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch.cuda, name)
-
-    @staticmethod
-    def current_device() -> torch.device:
-        return _CPU
-
-    synchronize = current_stream = staticmethod(_nothing)
-
-
-class _TorchOfCpu:
-    """`torch`, with factories that put "cuda" tensors on the CPU."""
-
-    cuda = _CudaOfCpu()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
 
 
 def _on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,8 +58,32 @@ def _on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
     return create
 
 
-for _name in ("empty", "full", "ones", "tensor", "zeros"):
-    setattr(_TorchOfCpu, _name, staticmethod(_on_cpu(getattr(torch, _name))))
+class _Proxy:
+    """A module with some answers of its own; all others are the real one's."""
+
+    def __init__(self, module: Any, answers: Mapping[str, Any]) -> None:
+        self.__dict__.update(answers)
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+_TORCH_OF_CPU = _Proxy(
+    torch,
+    {
+        # What a train step asks of a device.
+        "cuda": _Proxy(
+            torch.cuda,
+            {
+                "current_device": lambda: _CPU,
+                "synchronize": _nothing,
+                "current_stream": _nothing,
+            },
+        ),
+        **{name: _on_cpu(getattr(torch, name)) for name in _FACTORIES},
+    },
+)
 
 
 def _clip_grads_by_total_norm(
@@ -118,20 +121,10 @@ def install_cpu_shim() -> bool:
             f" {found}: install the tested version, or train on a GPU"
         )
     modules: list[Any] = [importlib.import_module(name) for name in _MODULES]
-    if all(isinstance(module.torch, _TorchOfCpu) for module in modules):
+    if all(module.torch is _TORCH_OF_CPU for module in modules):
         return True
     for module in modules:
-        module.torch = _TorchOfCpu()
-    _replace_functions()
-    _log.warning(
-        "no GPU: Megatron-Core %s runs on the CPU through a shim (%d modules)",
-        TESTED_MEGATRON_VERSION,
-        len(modules),
-    )
-    return True
-
-
-def _replace_functions() -> None:
+        module.torch = _TORCH_OF_CPU
     optimizer_module: Any = importlib.import_module("megatron.core.optimizer.optimizer")
     optimizer_module.clip_grad_by_total_norm_fp32 = _clip_grads_by_total_norm
     random_module: Any = importlib.import_module("megatron.core.tensor_parallel.random")
@@ -141,6 +134,12 @@ def _replace_functions() -> None:
     # Sequence parallelism forks a stream of this name; there is no dropout, so nothing is drawn
     # from it.
     random_module.get_cuda_rng_tracker().set_states({tracker_name: _no_rng_state()})
+    _log.warning(
+        "no GPU: Megatron-Core %s runs on the CPU through a shim (%d modules)",
+        TESTED_MEGATRON_VERSION,
+        len(modules),
+    )
+    return True
 
 
 def _no_rng_state(*_args: object, **_kwargs: object) -> torch.Tensor:

@@ -102,19 +102,18 @@ def megatron_config(shape: ModelShape, recipe: Recipe) -> ModelConfig:
         "use_mup": False,
         "defer_embedding_wgrad_compute": False,
     }
-    given = recipe.megatron
     problems = [
         *mesh_problems(shape, recipe),
         *(
             f"megatron.{name}: is decided by the other sections or by the model; remove it"
-            for name in given
+            for name in recipe.megatron
             if name in decided
         ),
-        *unknown_names(megatron=given, sglang={}),
+        *unknown_names(megatron=recipe.megatron, sglang={}),
     ]
     if problems:
         raise ConfigError("; ".join(problems))
-    config: ModelConfig = TransformerConfig(**{**decided, **given})
+    config: ModelConfig = TransformerConfig(**{**decided, **recipe.megatron})
     return config
 
 

@@ -11,10 +11,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import RuntimeSetupError
+
+if TYPE_CHECKING:
+    from rl_runtime.config.recipe import Recipe
 
 __all__ = [
     "LLAMA3_SCALING",

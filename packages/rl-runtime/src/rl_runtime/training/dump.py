@@ -149,11 +149,15 @@ def _response_fields(
         for name in sorted({*computed, *given})
     }
     for micro_batch in with_samples:
-        local = {name: micro_batch.local_values(column) for name, column in given.items()}
-        values = {**micro_batch.fields, **local}
+        values = micro_batch.fields | {
+            name: micro_batch.local_values(column) for name, column in given.items()
+        }
         for name, pieces in fields.items():
             # The K values lie sample by sample: cut them, and put each where its sample stands.
-            cut = torch.split(values[name], micro_batch.counts.tolist())
-            for sample, piece in zip(micro_batch.samples, cut, strict=True):
+            for sample, piece in zip(
+                micro_batch.samples,
+                torch.split(values[name], micro_batch.counts.tolist()),
+                strict=True,
+            ):
                 pieces[int(sample)] = piece
     return fields

@@ -89,8 +89,9 @@ class MicroBatch:
         """
         # Where each token's response begins in the column, plus its place in the response.
         starts_K = np.repeat(column.offsets[self.samples], self.counts)
-        values_K = column.values[starts_K + self.response_indices]
-        return torch.from_numpy(values_K).to(self.targets_K.device)
+        return torch.from_numpy(column.values[starts_K + self.response_indices]).to(
+            self.targets_K.device
+        )
 
 
 class MicroBatchPacker:
@@ -194,10 +195,8 @@ class MicroBatchPacker:
         multiple = math.lcm(2 * self._cp.size, self._cp.size * self._tp_size)
         used = int(padded.sum())
         length = -(-used // multiple) * multiple if used else 2 * self._cp.size * self._tp_size
-        tail = [length - used] if length > used else []
-        return [*padded.tolist(), *tail], packed_token_index(
-            total_lengths, self._cp, stream_length=length
-        )
+        lengths = [*padded.tolist(), *([length - used] if length > used else [])]
+        return lengths, packed_token_index(total_lengths, self._cp, stream_length=length)
 
     def _along_stream(self, sequences: _Arrays, source_T: npt.NDArray[np.int64]) -> torch.Tensor:
         """Give the local rows [1, T] of per-token values; 0 where padding."""
@@ -214,11 +213,12 @@ class MicroBatchPacker:
     ) -> NucleusSet:
         if not self._use_nucleus or "nucleus_ids" not in columns:
             return NucleusSet.unfiltered(flat_indices.size, vocab_size=self._vocab_size)
-        names = ("ids", "offsets", "status")
-        items = zip(*(_items(columns[f"nucleus_{name}"], samples) for name in names), strict=True)
+        recorded = (
+            _items(columns[f"nucleus_{name}"], samples) for name in ("ids", "offsets", "status")
+        )
         nuclei = [
             NucleusSet(ids=ids, offsets=offsets, status=status, vocab_size=self._vocab_size)
-            for ids, offsets, status in items
+            for ids, offsets, status in zip(*recorded, strict=True)
         ]
         for sample, nucleus, mask in zip(samples, nuclei, masks, strict=True):
             unscored = np.flatnonzero((mask != 0) & ~nucleus.scored_mask())

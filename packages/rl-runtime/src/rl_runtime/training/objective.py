@@ -85,15 +85,14 @@ def _step_objective(
         micro_batch: MicroBatch, scores: ResponseScores
     ) -> tuple[torch.Tensor, MicroBatchMetrics]:
         losses_K, shown = token_losses(micro_batch, scores)
-        reducer = loss_reducer(
+        reduced = loss_reducer(
             aggregation,
             micro_batch.total_lengths,
             micro_batch.response_lengths,
             micro_batch.loss_masks,
             denominators=micro_batch.denominators,
             cp=topology.context_parallel,
-        )
-        reduced = reducer(losses_K)
+        )(losses_K)
         return reduced * scale, micro_batch_metrics(micro_batch, reduced, shown, topology.cp_size)
 
     return objective
@@ -133,8 +132,9 @@ def policy_objective(
             entropy=scores.entropy,
             entropy_coef=algorithm.entropy_coef,
         )
-        recomputed = algorithm.old_log_probs == "recompute"
-        trainer_log_probs = first_log_probs if recomputed else scores.log_probs.detach()
+        trainer_log_probs = (
+            first_log_probs if algorithm.old_log_probs == "recompute" else scores.log_probs.detach()
+        )
         shown = {
             "ratio": loss.ratio,
             "clip_fraction": loss.clipped,

@@ -75,9 +75,9 @@ def check_same_batch(rank_batch: RankBatch, topology: Topology) -> None:
 
 def _compare(what: str, values: Mapping[int, str], batch_id: int) -> None:
     """Raise unless all ranks hold the same value."""
-    holders: dict[str, list[int]] = {}
-    for rank, value in values.items():
-        holders.setdefault(value, []).append(rank)
+    holders = {
+        value: [rank for rank in values if values[rank] == value] for value in values.values()
+    }
     if len(holders) > 1:
         held = "; ".join(f"{value} on ranks {ranks}" for value, ranks in holders.items())
         raise BatchMismatchError(

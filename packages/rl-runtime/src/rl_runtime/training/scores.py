@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.distributed as dist
@@ -28,9 +28,11 @@ from megatron.core.tensor_parallel.mappings import (
 )
 
 from rl_runtime.megatron.calls import OutputLayer
-from rl_runtime.training.micro_batch import MicroBatch
 from rl_topp import NucleusSet
 from rl_topp.lm_head import nucleus_lm_head_log_probs
+
+if TYPE_CHECKING:
+    from rl_runtime.training.micro_batch import MicroBatch
 
 __all__ = ["ResponseScores", "ScoreName", "score_responses"]
 

@@ -61,13 +61,13 @@ def micro_batch_metrics(
     ]
     # One transfer from the device for all of them.
     *totals, count = torch.stack([*sums, micro_batch.trained_K.sum(dtype=torch.float64)]).tolist()
-    # Every context-parallel rank knows all lengths: shared out, so that the sum counts each once.
-    num_tokens = float(micro_batch.total_lengths.sum()) / cp_size
     return MicroBatchMetrics(
         sums={"loss": loss.detach().clone()},
         num_tokens=micro_batch.num_trained_tokens,
         metrics=[
-            Metric.of_sum(_TOKENS, num_tokens, unit="token"),
+            # Every context-parallel rank knows all lengths: shared out, so that the sum over ranks
+            # counts each token once.
+            Metric.of_sum(_TOKENS, float(micro_batch.total_lengths.sum()) / cp_size, unit="token"),
             *(
                 Metric.of_mean(name, total, count, unit="token")
                 for name, total in zip(shown, totals, strict=True)
@@ -117,6 +117,5 @@ def step_report(
         )
     assert reduced[0] is not None
     found = {name: value for name, value in reduced[0].items() if value is not None}
-    tokens_per_second = found.pop(_TOKENS, 0.0) / seconds
-    report = {**found, **values, "tokens_per_second": tokens_per_second}
-    return {f"{prefix}/{name}": value for name, value in report.items()}
+    values = {**values, "tokens_per_second": found.pop(_TOKENS, 0.0) / seconds}
+    return {f"{prefix}/{name}": value for name, value in {**found, **values}.items()}

@@ -48,7 +48,7 @@ __all__ = ["Trainer"]
 
 
 class Trainer:
-    """One rank of the trainers."""
+    """One rank of the trainers; `topology` is its place in the mesh."""
 
     def __init__(
         self, recipe: Recipe, *, rank: int, world_size: int, rendezvous: str, model_folder: Path
@@ -63,10 +63,8 @@ class Trainer:
             model_folder: folder in Hugging Face layout.
 
         Raises:
-            RuntimeSetupError: the folder is missing something or holds a model that the trainer
-                does not know.
-            ConfigError: an axis does not divide the model, or `[megatron]` has a field it must not
-                have.
+            RuntimeSetupError: the folder lacks something, or holds a model of an unknown kind.
+            ConfigError: an axis does not divide the model, or `[megatron]` has a wrong field.
         """
         self._recipe = recipe
         self._model_folder = model_folder
@@ -74,38 +72,28 @@ class Trainer:
         self._config = megatron_config(self._shape, recipe)
         if install_cpu_shim():
             torch.set_num_threads(recipe.cluster.threads_per_trainer)
-        self._topology = start_process_groups(
+        self.topology = start_process_groups(
             recipe.parallel,
             rank=rank,
             world_size=world_size,
             rendezvous=rendezvous,
             timeout_seconds=recipe.cluster.actor_timeout_seconds,
         )
-        self._policy = Policy(model_folder, self._shape, self._config, self._topology)
+        self._policy = Policy(model_folder, self._shape, self._config, self.topology)
         self._reference: torch.nn.Module | None = None
         self._in_reinforcement = False
-        self._dumper = TrainDumper(recipe, self._topology)
+        self._dumper = TrainDumper(recipe, self.topology)
         self._packer = MicroBatchPacker(
             self._shape,
-            self._topology,
+            self.topology,
             dtype=self._config.params_dtype,
             use_nucleus=recipe.rollout.replay,
         )
         self._score = partial(
             run_scoring_pass,
             temperature=recipe.rollout.temperature,
-            tp_group=self._topology.tp_group,
+            tp_group=self.topology.tp_group,
         )
-
-    @property
-    def data_parallel_rank(self) -> int:
-        """Which share of a batch this rank trains on."""
-        return self._topology.dp_rank
-
-    @property
-    def is_writer(self) -> bool:
-        """Whether this rank writes dumps and exports weights."""
-        return self._topology.is_writer
 
     def train_sft_step(self, columns: Mapping[str, Column], lr: float) -> dict[str, float]:
         """Take one optimizer step of supervised fine-tuning, token mean.
@@ -131,14 +119,18 @@ class Trainer:
             changed = {"beta2": warm_start.beta2, "weight_decay": warm_start.weight_decay}
             self._policy.renew_optimizer(self._recipe.optimizer.model_copy(update=changed))
         started = time.perf_counter()
-        cap = self._recipe.train.max_tokens_per_gpu * self._topology.cp_size
-        micro_batches, trained_tokens = pack_examples(columns, cap, self._packer, self._topology)
+        micro_batches, trained_tokens = pack_examples(
+            columns,
+            self._recipe.train.max_tokens_per_gpu * self.topology.cp_size,
+            self._packer,
+            self.topology,
+        )
         aggregation = sft_aggregation(per_token=self._config.calculate_per_token_loss)
         objective = sft_objective(
             aggregation,
             num_microbatches=len(micro_batches),
             trained_tokens=trained_tokens,
-            topology=self._topology,
+            topology=self.topology,
         )
         return self._policy.step(
             micro_batches,
@@ -200,7 +192,7 @@ class Trainer:
         if not self._in_reinforcement:
             raise TrainerError("train_batch before start_reinforcement")
         self._dumper.check()
-        check_same_batch(rank_batch, self._topology)
+        check_same_batch(rank_batch, self.topology)
         steps = len(rank_batch.plan.num_microbatches)
         if self._recipe.algorithm.old_log_probs == "reuse" and steps > 1:
             raise TrainerError(
@@ -243,7 +235,7 @@ class Trainer:
             algorithm,
             num_microbatches=len(micro_batches),
             step_units=step_units,
-            topology=self._topology,
+            topology=self.topology,
         )
         return self._policy.step(
             micro_batches,
@@ -278,7 +270,7 @@ class Trainer:
             Full arrays on the writer rank (bfloat16 weights as float32, which holds them exactly),
             None elsewhere.
         """
-        tensors = export_hf_tensors(self._policy.model, self._shape, self._topology)
+        tensors = export_hf_tensors(self._policy.model, self._shape, self.topology)
         if tensors is None:
             return None
         return {
@@ -292,7 +284,7 @@ class Trainer:
         Args:
             folder: replaced where it exists.
         """
-        tensors = export_hf_tensors(self._policy.model, self._shape, self._topology)
+        tensors = export_hf_tensors(self._policy.model, self._shape, self.topology)
         if tensors is not None:
             save_hf_folder(folder, tensors, self._model_folder)
 

@@ -157,12 +157,11 @@ def export_hf_tensors(
         return None
     stage: dict[str, torch.Tensor] = {}
     for parameter, rule in _named_rules(model, shape):
-        if not rule.exported:
-            continue
-        shards = _over_tensor_ranks(parameter, rule, topology)
-        if topology.tp_rank == 0:
-            merged = (tensor.cpu() for tensor in rule.layout.merge(shards))
-            stage.update(zip(rule.hf_names, merged, strict=True))
+        if rule.exported:
+            shards = _over_tensor_ranks(parameter, rule, topology)
+            if topology.tp_rank == 0:
+                merged = (tensor.cpu() for tensor in rule.layout.merge(shards))
+                stage.update(zip(rule.hf_names, merged, strict=True))
     if topology.tp_rank:
         return None
     gathered = _over_stages(stage, topology)

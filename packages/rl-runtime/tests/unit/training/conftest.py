@@ -1,4 +1,4 @@
-"""Import Megatron-Core once, before test modules do: it warns at import, and warnings are errors here."""
+"""Import Megatron-Core once before test modules do: its import warns, which is an error here."""
 
 import warnings
 

@@ -115,23 +115,28 @@ def named_tensors_pickle(weights: NamedArrays) -> bytes:
             )
         data = np.ascontiguousarray(array).tobytes()
         sizes = b"".join(pickle.BININT + struct.pack("<i", size) for size in array.shape)
-        opcodes = [
-            _text(name),
-            _global("torch", "reshape"),
-            # functools.partial(torch.frombuffer, dtype=...): frombuffer takes its dtype by keyword
-            # only, and REDUCE passes none.
-            _global("functools", "partial"),
-            _global("torch", "frombuffer") + pickle.TUPLE1,
-            pickle.EMPTY_DICT + _text("dtype") + _global("torch", array.dtype.name),
-            pickle.SETITEM + pickle.NEWOBJ_EX,
-            # Called with the bytes it gives a flat tensor; reshape is called with it and a shape.
-            pickle.BYTEARRAY8 + struct.pack("<Q", len(data)) + data + pickle.TUPLE1 + pickle.REDUCE,
-            pickle.MARK + sizes + pickle.TUPLE,
-            pickle.TUPLE2 + pickle.REDUCE,
-            # The pair of name and tensor.
-            pickle.TUPLE2,
-        ]
-        out.writelines(opcodes)
+        out.writelines(
+            [
+                _text(name),
+                _global("torch", "reshape"),
+                # functools.partial(torch.frombuffer, dtype=...): frombuffer takes its dtype by
+                # keyword only, and REDUCE passes none.
+                _global("functools", "partial"),
+                _global("torch", "frombuffer") + pickle.TUPLE1,
+                pickle.EMPTY_DICT + _text("dtype") + _global("torch", array.dtype.name),
+                pickle.SETITEM + pickle.NEWOBJ_EX,
+                # Called with the bytes it gives a flat tensor, which reshape takes with a shape.
+                pickle.BYTEARRAY8
+                + struct.pack("<Q", len(data))
+                + data
+                + pickle.TUPLE1
+                + pickle.REDUCE,
+                pickle.MARK + sizes + pickle.TUPLE,
+                pickle.TUPLE2 + pickle.REDUCE,
+                # The pair of name and tensor.
+                pickle.TUPLE2,
+            ]
+        )
     out.write(pickle.APPENDS + pickle.STOP)
     return out.getvalue()
 

@@ -1,4 +1,4 @@
-"""Group-normalised rewards: worked numbers and laws."""
+"""Group-normalised rewards, and their way to the tokens: worked numbers and laws."""
 
 from collections.abc import Sequence
 
@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from rl_runtime.algorithms.advantages import normalise_group_rewards, spread_rewards
 from rl_runtime.errors import RewardError
-from rl_runtime.algorithms.group_rewards import normalise_group_rewards
 
 
 def normalise(
@@ -56,3 +56,19 @@ def test_siblings_that_disagree_are_refused_by_rollout(
 ) -> None:
     with pytest.raises(RewardError, match="rollout 7"):
         normalise(rewards, [7, 7, 8], groups)
+
+
+def test_every_token_of_a_response_carries_its_reward() -> None:
+    advantages = spread_rewards(np.array([1.5, -0.5]), np.array([2, 1]))
+    assert [advantages[0].tolist(), advantages[1].tolist()] == [[1.5, 1.5], [-0.5]]
+    assert advantages.dtype == np.float32
+
+
+def test_no_samples_give_no_advantages() -> None:
+    assert len(spread_rewards(np.zeros(0), np.zeros(0, np.int64))) == 0
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_reward_that_is_no_number_is_named(bad: float) -> None:
+    with pytest.raises(RewardError, match=r"samples \[1\]"):
+        spread_rewards(np.array([0.0, bad]), np.array([2, 1]))

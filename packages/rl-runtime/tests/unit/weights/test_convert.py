@@ -30,6 +30,16 @@ def test_an_export_replaces_an_older_one_and_has_the_sources_files(
     assert [path.name for path in tmp_path.iterdir() if "export" in path.name] == ["export"]
 
 
+def test_an_export_has_no_index_of_the_sources_files_of_weights(
+    tmp_path: Path, source: Path
+) -> None:
+    (source / "model.safetensors.index.json").write_text('{"weight_map": {"w": "gone"}}')
+    save_hf_folder(tmp_path / "export", {"w": torch.ones(3)}, source)
+    names = {path.name for path in (tmp_path / "export").iterdir()}
+    assert {"model.safetensors", "config.json"} <= names
+    assert "model.safetensors.index.json" not in names
+
+
 def test_a_failed_export_names_its_folder_and_leaves_the_older_one(
     tmp_path: Path, source: Path
 ) -> None:

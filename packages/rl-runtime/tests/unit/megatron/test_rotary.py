@@ -1,8 +1,10 @@
+"""Rotary angles: literal frequencies, and laws of rotation."""
+
 import pytest
 import torch
 
+from rl_runtime.megatron.rotary import apply_rotary, rotary_angles, rotary_frequencies
 from rl_runtime.megatron.shape import ModelShape
-from rl_runtime.megatron.rotary import RotaryTable, apply_rotary, rotary_frequencies
 
 CONFIG = {
     "model_type": "llama",
@@ -47,24 +49,26 @@ def test_llama3_scaling_is_that_of_transformers() -> None:
 
 
 def test_position_zero_changes_nothing_and_lengths_are_kept() -> None:
-    table = RotaryTable(ModelShape.from_hf_config(CONFIG), torch.device("cpu"))
+    frequencies = rotary_frequencies(ModelShape.from_hf_config(CONFIG))
     x = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(0))
-    rotated = apply_rotary(x, *table.at(torch.tensor([0, 5, 9])))
+    rotated = apply_rotary(x, *rotary_angles(torch.tensor([0, 5, 9]), frequencies))
     torch.testing.assert_close(rotated[0], x[0])
     torch.testing.assert_close(rotated.norm(dim=-1), x.norm(dim=-1))
 
 
 def test_scores_depend_on_distance_only() -> None:
-    table = RotaryTable(ModelShape.from_hf_config(CONFIG), torch.device("cpu"))
+    frequencies = rotary_frequencies(ModelShape.from_hf_config(CONFIG))
     generator = torch.Generator().manual_seed(1)
     query, key = (
         torch.randn(1, 1, 4, generator=generator),
         torch.randn(1, 1, 4, generator=generator),
     )
 
+    def rotated(x: torch.Tensor, position: int) -> torch.Tensor:
+        return apply_rotary(x, *rotary_angles(torch.tensor([position]), frequencies))
+
     def score(query_position: int, key_position: int) -> float:
-        q = apply_rotary(query, *table.at(torch.tensor([query_position])))
-        return (q * apply_rotary(key, *table.at(torch.tensor([key_position])))).sum().item()
+        return (rotated(query, query_position) * rotated(key, key_position)).sum().item()
 
     assert score(7, 3) == pytest.approx(score(24, 20), abs=1e-5)
     assert score(7, 3) != pytest.approx(score(7, 4), abs=1e-5)

@@ -33,7 +33,7 @@ def test_the_pickle_means_named_torch_tensors(dtype: str) -> None:
 
 
 def test_only_names_that_sglangs_unpickler_allows_are_used() -> None:
-    """torch, functools and no shared memory: SGLang refuses other modules, and a file descriptor it cannot open kills it."""
+    """SGLang refuses other modules, and a file descriptor that it cannot open kills it."""
     import pickletools
 
     opcodes = list(pickletools.genops(named_tensors_pickle({"w": np.ones((2, 2), np.float32)})))

@@ -1,16 +1,17 @@
 """What a micro-batch holds, on sequences small enough to write down."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from rl_dump import RaggedArray
-from rl_metrics import ContextParallel
 from rl_runtime.batch.rank_batch import Column
 from rl_runtime.errors import TrainerError
-from rl_runtime.training.micro_batch import PackingRules, pack_micro_batch
+from rl_runtime.megatron.parallel_state import Topology
 from rl_runtime.megatron.shape import ModelShape
-from rl_runtime.megatron.rotary import RotaryTable
+from rl_runtime.training.micro_batch import MicroBatchPacker
 
 SHAPE = ModelShape.from_hf_config(
     {
@@ -26,18 +27,27 @@ SHAPE = ModelShape.from_hf_config(
 )
 
 
-def _rules(
-    *, size: int = 1, rank: int = 0, tp_size: int = 1, use_kept_sets: bool = True
-) -> PackingRules:
-    return PackingRules(
-        cp=ContextParallel(size, rank),
-        tp_size=tp_size,
-        vocab_size=50,
-        rotary=RotaryTable(SHAPE, torch.device("cpu")),
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        use_kept_sets=use_kept_sets,
+def _packer(
+    *, size: int = 1, rank: int = 0, tp_size: int = 1, use_nucleus: bool = True
+) -> MicroBatchPacker:
+    groups: dict[str, Any] = dict.fromkeys(
+        ("tp_group", "cp_group", "dp_group", "dp_cp_group", "pp_group", "shard_group")
     )
+    topology = Topology(
+        rank=rank,
+        world_size=size * tp_size,
+        tp_rank=0,
+        tp_size=tp_size,
+        cp_rank=rank,
+        cp_size=size,
+        dp_rank=0,
+        dp_size=1,
+        pp_rank=0,
+        pp_size=1,
+        device=torch.device("cpu"),
+        **groups,
+    )
+    return MicroBatchPacker(SHAPE, topology, dtype=torch.float32, use_nucleus=use_nucleus)
 
 
 COLUMNS: dict[str, Column] = {
@@ -52,49 +62,47 @@ COLUMNS: dict[str, Column] = {
 
 
 def test_one_rank_holds_sequences_end_to_end_padded_to_even_lengths() -> None:
-    batch = pack_micro_batch(COLUMNS, np.array([1, 0]), _rules())
-    assert batch.tokens_1T.tolist() == [[6, 7, 8, 0, 1, 2, 3, 4, 5, 0]]
-    assert batch.positions_1T.tolist() == [[0, 1, 2, 0, 0, 1, 2, 3, 4, 0]]
-    assert batch.stream.cu_seqlens_q.tolist() == [0, 4, 10]
+    micro_batch = _packer().pack(COLUMNS, np.array([1, 0]))
+    assert micro_batch.tokens_1T.tolist() == [[6, 7, 8, 0, 1, 2, 3, 4, 5, 0]]
+    assert micro_batch.positions_1T.tolist() == [[0, 1, 2, 0, 0, 1, 2, 3, 4, 0]]
+    assert micro_batch.stream.cu_seqlens_q.tolist() == [0, 4, 10]
     # token 8 is predicted by the row of 7; tokens 4 and 5 by the rows of 3 and 4
-    assert batch.rows_K.tolist() == [1, 6, 7]
-    assert batch.targets_K.tolist() == [8, 4, 5]
-    assert batch.trained_K.tolist() == [True, True, False]
-    assert batch.fields["rollout_log_probs"].tolist() == [-1.0, -0.5, -0.25]
-    assert [ids.tolist() for ids in batch.kept_sets] == [[8], [4, 9], [5]]
-    assert batch.counts.tolist() == [1, 2]
-    assert batch.num_trained_tokens == 2
+    assert micro_batch.rows_K.tolist() == [1, 6, 7]
+    assert micro_batch.targets_K.tolist() == [8, 4, 5]
+    assert micro_batch.trained_K.tolist() == [True, True, False]
+    assert micro_batch.fields["rollout_log_probs"].tolist() == [-1.0, -0.5, -0.25]
+    assert [ids.tolist() for ids in micro_batch.nucleus] == [[8], [4, 9], [5]]
+    assert micro_batch.counts.tolist() == [1, 2]
+    assert micro_batch.num_trained_tokens == 2
 
 
 def test_two_ranks_share_each_sequence_in_zigzag_and_split_its_response() -> None:
-    first, second = (
-        pack_micro_batch(COLUMNS, np.array([0]), _rules(size=2, rank=rank)) for rank in range(2)
-    )
+    first, second = (_packer(size=2, rank=rank).pack(COLUMNS, np.array([0])) for rank in range(2))
     # 5 tokens are padded to 8: chunks of 2; rank 0 holds chunks 0 and 3, rank 1 chunks 1 and 2
     assert first.tokens_1T.tolist() == [[1, 2, 0, 0]]
     assert second.tokens_1T.tolist() == [[3, 4, 5, 0]]
-    assert first.num_local_tokens == 0
+    assert first.targets_K.numel() == 0
     assert second.targets_K.tolist() == [4, 5]
     assert second.rows_K.tolist() == [0, 1]
     assert first.num_trained_tokens == second.num_trained_tokens == 1
 
 
 def test_the_tail_is_padded_to_what_tensor_parallelism_needs() -> None:
-    batch = pack_micro_batch(COLUMNS, np.array([0]), _rules(tp_size=4))
-    assert batch.tokens_1T.shape == (1, 8)
-    assert batch.stream.cu_seqlens_q.tolist() == [0, 6, 8]
+    micro_batch = _packer(tp_size=4).pack(COLUMNS, np.array([0]))
+    assert micro_batch.tokens_1T.shape == (1, 8)
+    assert micro_batch.stream.cu_seqlens_q.tolist() == [0, 6, 8]
 
 
 @pytest.mark.parametrize(("size", "tp_size"), [(1, 1), (2, 1), (2, 2)])
 def test_a_filler_is_padding_without_samples(size: int, tp_size: int) -> None:
-    batch = pack_micro_batch(COLUMNS, np.zeros(0, np.int64), _rules(size=size, tp_size=tp_size))
-    assert batch.tokens_1T.tolist() == [[0] * (2 * tp_size)]
-    assert batch.num_local_tokens == batch.num_trained_tokens == 0
+    micro_batch = _packer(size=size, tp_size=tp_size).pack(COLUMNS, np.zeros(0, np.int64))
+    assert micro_batch.tokens_1T.tolist() == [[0] * (2 * tp_size)]
+    assert micro_batch.targets_K.numel() == micro_batch.num_trained_tokens == 0
 
 
 def test_without_replay_log_probs_are_over_the_vocabulary() -> None:
-    batch = pack_micro_batch(COLUMNS, np.array([0]), _rules(use_kept_sets=False))
-    assert batch.kept_sets.status.tolist() == [1, 1]
+    micro_batch = _packer(use_nucleus=False).pack(COLUMNS, np.array([0]))
+    assert micro_batch.nucleus.status.tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("status", [2, 3])
@@ -110,10 +118,7 @@ def test_a_trained_token_without_a_log_prob_is_named(status: int) -> None:
         TrainerError,
         match=rf"sample 1 of this rank: response token 0 is trained.*status {status}.*loss mask 0",
     ):
-        pack_micro_batch(lost, np.array([0, 1]), _rules())
-    assert (
-        pack_micro_batch(lost, np.array([0, 1]), _rules(use_kept_sets=False)).num_trained_tokens
-        == 2
-    )
+        _packer().pack(lost, np.array([0, 1]))
+    assert _packer(use_nucleus=False).pack(lost, np.array([0, 1])).num_trained_tokens == 2
     masked = {**lost, "loss_masks": RaggedArray.from_list([[1, 0], [0]], np.int32)}
-    assert pack_micro_batch(masked, np.array([0, 1]), _rules()).num_trained_tokens == 1
+    assert _packer().pack(masked, np.array([0, 1])).num_trained_tokens == 1
