@@ -14,7 +14,6 @@ PUBLIC = {
         "gaps",
         "installed_contracts",
         "refuse_mixed_cluster",
-        "version_differences",
     ],
     "rl_runtime.records": ["Prompt", "PromptGroup", "Rollout", "Sample"],
     "rl_runtime.rollout.hooks": [

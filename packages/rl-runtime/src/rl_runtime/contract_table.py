@@ -5,12 +5,11 @@ A distribution names its contracts in the entry-point groups `rl.contracts.write
 
 Invariants, each matched by a test in `tests/contracts` or `tests/unit/test_contract_table.py`:
 `gaps` is empty for a complete installation and otherwise names the id, who writes it, who reads it
-and what to do; `differences` finds a rank with another table, whichever rank it is.
+and what to do; `differences` finds a rank with other versions or contracts, whichever it is.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from typing import TypedDict
@@ -25,22 +24,24 @@ __all__ = [
     "gaps",
     "installed_contracts",
     "refuse_mixed_cluster",
-    "version_differences",
 ]
-
-_log = logging.getLogger(__name__)
 
 WRITES_GROUP = "rl.contracts.writes"
 """Entry-point group of the ids that a distribution writes, and so owns."""
 READS_GROUP = "rl.contracts.reads"
 """Entry-point group of the ids that a distribution reads."""
+_PACKAGES = frozenset({"rl-schedule", "rl-metrics", "rl-dump", "rl-topp", "rl-runtime"})
+"""Distributions whose versions count even where they have no contract.
+
+Records of theirs travel between the actors of a run as they are.
+"""
 
 
 class ContractTable(TypedDict):
     """The contracts of one Python installation; plain JSON, so that ranks can send it."""
 
     versions: dict[str, str]
-    """Version by distribution, of every distribution that writes or reads a contract."""
+    """Version by distribution: our own, and every other that writes or reads a contract."""
     writes: dict[str, list[str]]
     """By contract id: the distributions that write it, sorted."""
     reads: dict[str, list[str]]
@@ -65,6 +66,8 @@ def installed_contracts(path: Sequence[str] | None = None) -> ContractTable:
         if name in seen:
             continue
         seen.add(name)
+        if name in _PACKAGES:
+            table["versions"][name] = distribution.version
         for entry in distribution.entry_points:
             if entry.group in {WRITES_GROUP, READS_GROUP}:
                 ids = table["writes"] if entry.group == WRITES_GROUP else table["reads"]
@@ -103,20 +106,24 @@ def gaps(table: ContractTable) -> list[str]:
 
 
 def differences(tables: Mapping[str, ContractTable]) -> list[str]:
-    """Compare the contracts of all ranks with those of the first one.
+    """Compare versions and contracts of all ranks with those of the first one.
 
     Args:
         tables: by rank, such as "trainer rank 3"; the first is what the others are held to.
 
     Returns:
-        One sentence per rank and group that differ; empty when all agree. Versions of distributions
-        do not matter here.
+        One sentence per rank and group that differ; empty when all agree.
     """
     if not tables:
         return []
     (first, expected), *others = tables.items()
     found = []
     for rank, table in others:
+        if table["versions"] != expected["versions"]:
+            found.append(
+                f"{rank} has {_versions(table)} where {first} has {_versions(expected)}: install"
+                " the same versions on every node"
+            )
         for verb in ("writes", "reads"):
             ours, theirs = _pairs(expected, verb), _pairs(table, verb)
             if ours != theirs:
@@ -132,32 +139,14 @@ def differences(tables: Mapping[str, ContractTable]) -> list[str]:
 def refuse_mixed_cluster(tables: Mapping[str, ContractTable]) -> None:
     """Compare all ranks before the first step; see `differences`.
 
-    Other versions with equal contracts are logged.
+    Equal contracts are not enough: between actors, records travel as themselves.
 
     Raises:
-        RuntimeSetupError: a rank has other contracts; the message names all of them, their ids and
-            versions.
+        RuntimeSetupError: a rank has other versions or contracts; the message names all of them.
     """
     found = differences(tables)
     if found:
         raise RuntimeSetupError("mixed cluster: " + "; ".join(found))
-    for line in version_differences(tables):
-        _log.warning("packages differ, contracts agree: %s", line)
-
-
-def version_differences(tables: Mapping[str, ContractTable]) -> list[str]:
-    """List ranks whose distributions have other versions than the first one's.
-
-    Harmless while the contracts agree.
-    """
-    if not tables:
-        return []
-    (first, expected), *others = tables.items()
-    return [
-        f"{rank} has {_versions(table)}, {first} has {_versions(expected)}"
-        for rank, table in others
-        if table["versions"] != expected["versions"]
-    ]
 
 
 def _pairs(table: ContractTable, verb: str) -> set[tuple[str, str]]:
@@ -172,7 +161,7 @@ def _listed(pairs: Iterable[tuple[str, str]]) -> str:
 def _versions(table: ContractTable) -> str:
     return (
         ", ".join(f"{name} {version}" for name, version in sorted(table["versions"].items()))
-        or "no package with contracts"
+        or "none of our packages"
     )
 
 

@@ -13,7 +13,6 @@ from rl_runtime.contract_table import (
     gaps,
     installed_contracts,
     refuse_mixed_cluster,
-    version_differences,
 )
 from rl_runtime.errors import RuntimeSetupError
 from rl_runtime.setup.doctor import Finding, Report, diagnose, report_document
@@ -98,14 +97,12 @@ def test_a_rank_with_another_major_is_found_whichever_it_is(
     }
     found = differences(tables)
     assert found
-    assert all(
-        "train-dump.v2" in line and "train-dump.v3" in line and "rl-dump 2.0" in line
-        for line in found
-    )
+    assert all("rl-dump 2.0" in line and "rl-dump 1.0" in line for line in found)
+    assert any("train-dump.v2" in line and "train-dump.v3" in line for line in found)
     assert any(odd in line for line in found)
 
 
-def test_equal_contracts_of_other_versions_are_no_mixed_cluster(
+def test_equal_contracts_of_other_versions_are_a_mixed_cluster_too(
     complete: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "patched"
@@ -115,12 +112,21 @@ def test_equal_contracts_of_other_versions_are_no_mixed_cluster(
         "driver": installed_contracts([str(complete)]),
         "trainer rank 0": installed_contracts([str(folder)]),
     }
-    assert differences(tables) == []
-    assert "rl-dump 1.0.1" in version_differences(tables)[0]
+    (found,) = differences(tables)
+    assert found.startswith("trainer rank 0 has rl-dump 1.0.1, rl-runtime 1.1 where driver has")
+
+
+def test_a_package_of_ours_without_contracts_counts_by_its_version(tmp_path: Path) -> None:
+    for version in ("1.0", "1.1"):
+        _install(tmp_path / version, "rl-metrics", version)
+        _install(tmp_path / version, "numpy", version)
+    tables = {version: installed_contracts([str(tmp_path / version)]) for version in ("1.0", "1.1")}
+    assert tables["1.0"] == {"versions": {"rl-metrics": "1.0"}, "writes": {}, "reads": {}}
+    assert "1.1 has rl-metrics 1.1 where 1.0 has rl-metrics 1.0" in differences(tables)[0]
 
 
 def test_a_mixed_cluster_is_refused_before_the_first_step(complete: Path, newer: Path) -> None:
-    """Each rank is a process that sees other dist-info folders, as on another installation's node."""
+    """Each rank is a process that sees other dist-info folders, as on a node of its own."""
     code = (
         "import json, sys; from rl_runtime.contract_table import installed_contracts;"
         " print(json.dumps(installed_contracts([sys.argv[1]])))"
@@ -146,7 +152,7 @@ def test_a_mixed_cluster_is_refused_before_the_first_step(complete: Path, newer:
 
 
 def test_one_table_or_none_differs_from_nothing(complete: Path) -> None:
-    assert differences({}) == version_differences({}) == []
+    assert differences({}) == []
     assert differences({"driver": installed_contracts([str(complete)])}) == []
 
 
