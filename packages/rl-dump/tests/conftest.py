@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from stubs import dump_browser
 from stubs.dump_batches import Columns, Pair, batch, write_pair
 
 settings.register_profile(
@@ -43,3 +44,8 @@ def columns() -> Columns:
 def pair(tmp_path: Path) -> Pair:
     """The rollout dump and the train dump of one batch."""
     return write_pair(tmp_path)
+
+
+@pytest.fixture
+def needs_browser() -> None:
+    dump_browser.require()

@@ -1,18 +1,21 @@
 """Drive a headless Chromium through chromedriver's HTTP interface.
 
-Nothing but the standard library.
+The standard library is enough for that.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import socket
 import subprocess
 import time
 import urllib.request
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,8 +35,12 @@ _FLAGS = [
 ]
 
 
-def available() -> bool:
-    return shutil.which("chromium") is not None and shutil.which("chromedriver") is not None
+def require() -> None:
+    """Skip the test where there is no browser; fail it where CI is set, which has to bring one."""
+    missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
+    if missing:
+        end = pytest.fail if os.environ.get("CI") else pytest.skip
+        end(f"no {' and no '.join(missing)}; `apt-get install chromium chromium-driver`")
 
 
 class Browser:

@@ -34,6 +34,28 @@ def test_success_replaces_the_old_file(tmp_path: Path) -> None:
     assert list(target.parent.iterdir()) == [target]
 
 
+def test_the_bytes_reach_the_disk_before_the_name_and_the_name_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, events = tmp_path / "x", list[str]()
+    sync, replace = os.fsync, Path.replace
+
+    def recorded_sync(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        events.append("sync folder" if path == tmp_path else f"sync {path.suffix}")
+        sync(descriptor)
+
+    def recorded_replace(path: Path, other: Path) -> Path:
+        events.append("replace")
+        return replace(path, other)
+
+    monkeypatch.setattr(os, "fsync", recorded_sync)
+    monkeypatch.setattr(Path, "replace", recorded_replace)
+    with atomic_path(target) as temporary:
+        temporary.write_bytes(b"new")
+    assert events == ["sync .tmp", "replace", "sync folder"]
+
+
 def test_what_the_file_system_refuses_is_a_write_error_with_the_path(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with (

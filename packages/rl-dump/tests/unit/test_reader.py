@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from stubs.dump_batches import Columns, Pair, placed, taken
 
-from rl_dump import DumpError, Problem, open_dump, write_dump
+from rl_dump import DumpError, Problem, UnsupportedContractError, open_dump, write_dump
+from rl_dump.parquet.arrow_columns import CRC_KEY, HEADER_KEY
 
 
 def test_samples_by_row_from_either_end(pair: Pair) -> None:
@@ -137,3 +139,20 @@ def test_a_pipe_or_device_is_refused_before_it_is_opened(tmp_path: Path, suffix:
     for name in ("x" * 300, "a\0b", "missing"):
         with pytest.raises(DumpError, match="cannot be opened"):
             open_dump(tmp_path / f"{name}{suffix}")
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_whole_file_of_another_major_is_refused_for_its_major_and_not_as_damage(
+    pair: Pair, side: int
+) -> None:
+    path, contract = pair[side], ("rollout-dump.v1", "train-dump.v2")[side]
+    table, keys = pq.read_table(path), pq.read_metadata(path).metadata
+    header = keys[HEADER_KEY.encode()].replace(contract.encode(), b"other-dump.v9")
+    sealed = {HEADER_KEY: header, CRC_KEY: str(zlib.crc32(header))}
+    with pq.ParquetWriter(path, table.schema.remove_metadata()) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata(sealed)
+    with pytest.raises(
+        UnsupportedContractError, match=r"its contract is 'other-dump\.v9' .*'train-dump\.v2' or"
+    ):
+        open_dump(path)
