@@ -49,30 +49,8 @@ Ranks = Annotated[int, typer.Option("--dp", min=1, help="Data-parallel ranks.")]
 ContextRanks = Annotated[
     int, typer.Option("--cp", min=1, help="Context-parallel ranks per micro-batch.")
 ]
-TensorRanks = Annotated[
-    int, typer.Option("--tp", min=1, help="Tensor-parallel ranks, for the simulated time.")
-]
-Stages = Annotated[
-    int, typer.Option("--pp", min=1, help="Pipeline stages, for the simulated time.")
-]
-Chunks = Annotated[int, typer.Option("--vpp", min=1, help="Virtual pipeline chunks per stage.")]
-PipelineGroup = Annotated[
-    int | None, typer.Option(min=1, help="Micro-batches per chunk turn; pp by default.")
-]
 TokenLimit = Annotated[
     int | None, typer.Option(min=1, help="Dynamic packing: tokens per GPU and micro-batch.")
-]
-SampleLimit = Annotated[
-    int | None, typer.Option(min=1, help="Static packing: samples per micro-batch.")
-]
-BatchSize = Annotated[
-    int | None, typer.Option(min=1, help="Rollouts per step; all in one step by default.")
-]
-Speed = Annotated[
-    float, typer.Option(min=0.001, help="TFLOP/s one GPU achieves, for the simulated time.")
-]
-SyncTime = Annotated[
-    float, typer.Option(min=0.0, help="Gradient reduction and optimizer per step.")
 ]
 ModelFile = Annotated[
     Path | None,
@@ -92,18 +70,34 @@ def plan(
     lengths: LengthsFile,
     dp: Ranks,
     cp: ContextRanks = 1,
-    tp: TensorRanks = 1,
-    pp: Stages = 1,
-    vpp: Chunks = 1,
-    pipeline_group: PipelineGroup = None,
+    tp: Annotated[
+        int, typer.Option("--tp", min=1, help="Tensor-parallel ranks, for the simulated time.")
+    ] = 1,
+    pp: Annotated[
+        int, typer.Option("--pp", min=1, help="Pipeline stages, for the simulated time.")
+    ] = 1,
+    vpp: Annotated[
+        int, typer.Option("--vpp", min=1, help="Virtual pipeline chunks per stage.")
+    ] = 1,
+    pipeline_group: Annotated[
+        int | None, typer.Option(min=1, help="Micro-batches per chunk turn; pp by default.")
+    ] = None,
     max_tokens_per_gpu: TokenLimit = None,
-    micro_batch_size: SampleLimit = None,
-    global_batch_size: BatchSize = None,
+    micro_batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Static packing: samples per micro-batch.")
+    ] = None,
+    global_batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Rollouts per step; all in one step by default.")
+    ] = None,
     balance: Annotated[Balance, typer.Option(help="What to level over ranks and slots.")] = "flops",
     rank_slack: Annotated[str, typer.Option(help="0, a fraction, or auto.")] = "0",
     model: ModelFile = None,
-    tflops: Speed = 400.0,
-    sync_seconds: SyncTime = 0.0,
+    tflops: Annotated[
+        float, typer.Option(min=0.001, help="TFLOP/s one GPU achieves, for the simulated time.")
+    ] = 400.0,
+    sync_seconds: Annotated[
+        float, typer.Option(min=0.0, help="Gradient reduction and optimizer per step.")
+    ] = 0.0,
     on_oversized: Annotated[OnOversized, typer.Option()] = "alone",
     on_misaligned: Annotated[OnMisaligned, typer.Option()] = "split_then_filler",
     on_trailing: Annotated[OnTrailing, typer.Option()] = "drop",
@@ -144,8 +138,7 @@ def plan(
     planned = plan_schedule(request)
     timings = simulate_plan(planned, request.padded_lengths, cost, timing)
     if html is not None:
-        page = render_html(planned, request, timings, title=lengths.name, seconds=model is not None)
-        _write_page(html, page)
+        _write_page(html, lengths.name, planned, request, timings, seconds=model is not None)
     if as_json:
         sys.stdout.write(json.dumps(planned.to_document()) + "\n")
         return
@@ -182,11 +175,11 @@ def compare(
     if as_json:
         sys.stdout.write(json.dumps([asdict(row) for row in rows]) + "\n")
         return
-    title = (
+    table = _table(
         f"{lengths.name}: {dp} ranks, {request.token_cap:,} tokens per micro-batch; micro-batches"
-        " per rank, max / mean, slots / ideal"
+        " per rank, max / mean, slots / ideal",
+        *("method", "mb", "fill", "over cap", "ranks", "slots", "ms"),
     )
-    table = _table(title, "method", "mb", "fill", "over cap", "ranks", "slots", "ms")
     for row in rows:
         table.add_row(
             row.method,
@@ -206,7 +199,7 @@ def check(
     lengths: LengthsFile,
     as_json: AsJson = False,
 ) -> None:
-    """Check every promise of a plan against the lengths it was made for; exit 1 if one is broken."""
+    """Check every promise of a plan against the lengths it is for; exit 1 if one is broken."""
     planned = SchedulePlan.from_document(_read_json(plan_file))
     batch = read_batch(lengths)
     request = ScheduleRequest.from_settings(
@@ -214,8 +207,13 @@ def check(
     )
     problems = check_plan(planned, request)
     if as_json:
-        named = ("promise", "message", "samples", "rank", "step")
-        found = [{name: getattr(problem, name) for name in named} for problem in problems]
+        found = [
+            {
+                name: getattr(problem, name)
+                for name in ("promise", "message", "samples", "rank", "step")
+            }
+            for problem in problems
+        ]
         sys.stdout.write(json.dumps({"digest": planned.digest, "problems": found}) + "\n")
     else:
         _print_problems(Console(), planned, problems)
@@ -244,7 +242,16 @@ def _read_json(path: Path) -> Any:
         raise ScheduleError(f"{path}: cannot be read as JSON: {error}") from error
 
 
-def _write_page(path: Path, page: str) -> None:
+def _write_page(
+    path: Path,
+    title: str,
+    planned: SchedulePlan,
+    request: ScheduleRequest,
+    timings: list[StepTiming],
+    *,
+    seconds: bool,
+) -> None:
+    page = render_html(planned, request, timings, title=title, seconds=seconds)
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as error:

@@ -56,7 +56,7 @@ class PlanArrays(TypedDict):
     dropped_rollouts: ArrayDocument
     """[]: rollout ids that run nowhere, in first-occurrence order."""
     oversized_samples: ArrayDocument
-    """[]: rollout positions whose padded length exceeds the token cap, ascending; alone or dropped."""
+    """[]: rollout positions with more padded tokens than the cap, ascending; alone or dropped."""
     filler_micro_batches: ArrayDocument
     """[F, 2]: (rank, micro-batch of that rank) of each micro-batch without samples."""
 

@@ -1,4 +1,4 @@
-"""Between `schedule-plan.v1` documents and arrays: what a reader accepts.
+"""What a reader of `schedule-plan.v1` documents accepts.
 
 Invariants: another contract id is refused with both ids; every other fault of a document is
 collected and reported at once; unknown keys and newer minors are read past, a newer minor is logged
@@ -13,48 +13,13 @@ from typing import Any, cast
 import numpy as np
 
 from rl_schedule.arrays import IntArray, read_only
-from rl_schedule.contract import (
-    ARRAY_NAMES,
-    CONTRACT_ID,
-    MINOR,
-    PlanArrays,
-    SchedulePlanDocument,
-)
-from rl_schedule.contract_header import check_header, producer
+from rl_schedule.contract import ARRAY_NAMES, CONTRACT_ID, MINOR
+from rl_schedule.contract_header import check_header
 from rl_schedule.errors import PlanDocumentError
 from rl_schedule.request import SETTING_NAMES
 from rl_schedule.statistics import ScheduleStats, StepStats
 
-__all__ = ["decode_plan", "encode_plan", "layout_problems"]
-
-
-def encode_plan(
-    *,
-    dp_size: int,
-    digest: str,
-    settings: dict[str, Any],
-    stats: dict[str, Any],
-    arrays: Mapping[str, IntArray],
-) -> SchedulePlanDocument:
-    """Return the document of plain JSON values for one plan."""
-    columns = {
-        name: {
-            "dtype": "int64",
-            "shape": list(arrays[name].shape),
-            "data": arrays[name].ravel().tolist(),
-        }
-        for name in ARRAY_NAMES
-    }
-    return {
-        "contract": CONTRACT_ID,
-        "minor": MINOR,
-        "producer": producer(),
-        "dp_size": dp_size,
-        "digest": digest,
-        "settings": settings,
-        "stats": stats,
-        "arrays": cast("PlanArrays", columns),
-    }
+__all__ = ["decode_plan", "layout_problems"]
 
 
 def decode_plan(document: Mapping[str, object]) -> dict[str, IntArray]:
@@ -71,7 +36,7 @@ def decode_plan(document: Mapping[str, object]) -> dict[str, IntArray]:
     check_header(document, {CONTRACT_ID: MINOR}, where="plan")
     content = cast("dict[str, Any]", document)
     problems = [*_header_problems(content), *_missing_keys(content)]
-    columns = content.get("arrays")
+    columns: Any = content.get("arrays")
     if isinstance(columns, Mapping):
         faults = {name: _array_fault(name, columns.get(name)) for name in ARRAY_NAMES}
         problems += [f"arrays.{name} {fault}" for name, fault in faults.items() if fault]
@@ -173,8 +138,8 @@ def layout_problems(dp_size: int, arrays: Mapping[str, IntArray]) -> Iterator[tu
         yield (
             "P1",
             (
-                f"global_batch_sizes has {arrays['global_batch_sizes'].size} steps, num_microbatches"
-                f" {steps.size}"
+                f"global_batch_sizes has {arrays['global_batch_sizes'].size} steps,"
+                f" num_microbatches {steps.size}"
             ),
         )
     if arrays["filler_micro_batches"].shape[1] != 2:

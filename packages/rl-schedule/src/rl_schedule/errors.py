@@ -17,7 +17,7 @@ __all__ = [
 
 
 class ScheduleError(ValueError):
-    """A request that cannot be planned: bad lengths, bad settings, or data that a policy refuses."""
+    """A request that cannot be planned: bad lengths or settings, or data that a policy refuses."""
 
 
 class InfeasibleScheduleError(ScheduleError):

@@ -9,7 +9,7 @@ read.
 Axis letters: N samples, P of them placed, K micro-batches, M of one rank, S steps.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from rl_schedule.cost import evaluate_cost, integer_costs
 from rl_schedule.document import layout_problems
 from rl_schedule.packing import bin_sums, first_fit_decreasing, number_bins, split_bins
 from rl_schedule.plan import SchedulePlan, plan_digest
-from rl_schedule.request import MOST_TOKENS, ScheduleRequest
+from rl_schedule.request import ScheduleRequest
 from rl_schedule.steps import group_rollouts
 
 __all__ = ["Problem", "check_plan"]
@@ -53,31 +53,6 @@ class Problem:
         return f"{self.promise}: {self.message}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Case:
-    """A plan, its request, and the arrays every check reads."""
-
-    plan: SchedulePlan
-    request: ScheduleRequest
-    lengths: IntArray
-    """Padded tokens [N]."""
-    row_of: IntArray
-    """Micro-batch row of each entry of `sample_positions` [P]."""
-    step_of: IntArray
-    """Step of each micro-batch of a rank [M]."""
-
-    @property
-    def per_rank(self) -> int:
-        """M."""
-        return self.plan.micro_batches_per_rank
-
-    @property
-    def step_of_placed(self) -> IntArray:
-        """Step of each entry of `sample_positions` [P]."""
-        # At least 1 only for a plan without micro-batches, in which nothing is placed.
-        return self.step_of[self.row_of % max(1, self.per_rank)]
-
-
 def check_plan(plan: SchedulePlan, request: ScheduleRequest) -> list[Problem]:
     """List every promise that `plan` breaks for `request`; an empty list is a good plan.
 
@@ -93,26 +68,16 @@ def check_plan(plan: SchedulePlan, request: ScheduleRequest) -> list[Problem]:
     structure = list(_check_structure(plan, request))
     if structure:
         return structure
-    case = _Case(
-        plan=plan,
-        request=request,
-        lengths=request.padded_lengths,
-        row_of=plan.rows,
-        step_of=np.repeat(np.arange(len(plan.num_microbatches)), plan.num_microbatches).astype(
-            np.int64
-        ),
-    )
-    checks: tuple[Callable[[_Case], Iterator[Problem]], ...] = (
-        _check_alignment,
-        _check_placement,
-        _check_local_indices,
-        _check_rollouts,
-        _check_cap,
-        _check_fillers,
-        _check_digest,
-        _check_balance,
-    )
-    return [problem for check in checks for problem in check(case)]
+    return [
+        *_check_alignment(plan, request),
+        *_check_placement(plan, request),
+        *_check_local_indices(plan),
+        *_check_rollouts(plan, request),
+        *_check_cap(plan, request),
+        *_check_fillers(plan),
+        *_check_digest(plan),
+        *_check_balance(plan, request),
+    ]
 
 
 def _check_structure(plan: SchedulePlan, request: ScheduleRequest) -> Iterator[Problem]:
@@ -129,10 +94,10 @@ def _check_structure(plan: SchedulePlan, request: ScheduleRequest) -> Iterator[P
     yield from _if_any("P3", f"positions outside 0..{last} are placed", outside)
 
 
-def _check_alignment(case: _Case) -> Iterator[Problem]:
+def _check_alignment(plan: SchedulePlan, request: ScheduleRequest) -> Iterator[Problem]:
     """P2: the count per rank is a positive multiple of the pipeline group."""
-    group = case.request.alignment // case.request.dp_size
-    for step, count in enumerate(case.plan.num_microbatches):
+    group = request.alignment // request.dp_size
+    for step, count in enumerate(plan.num_microbatches):
         if count < 1 or count % group:
             yield Problem(
                 promise="P2",
@@ -144,11 +109,12 @@ def _check_alignment(case: _Case) -> Iterator[Problem]:
             )
 
 
-def _check_placement(case: _Case) -> Iterator[Problem]:
+def _check_placement(plan: SchedulePlan, request: ScheduleRequest) -> Iterator[Problem]:
     """P3: placed exactly once, or listed as dropped."""
-    times_N = np.bincount(case.plan.sample_positions, minlength=case.lengths.size)
+    ids = np.asarray(request.rollout_ids)
+    times_N = np.bincount(plan.sample_positions, minlength=ids.size)
     unplaced = np.flatnonzero(times_N == 0)
-    listed = np.asarray(case.plan.dropped_samples, dtype=np.int64)
+    listed = np.asarray(plan.dropped_samples, dtype=np.int64)
     for message, samples in (
         ("samples are placed more than once", np.flatnonzero(times_N > 1)),
         ("samples are neither placed nor listed as dropped", np.setdiff1d(unplaced, listed)),
@@ -158,22 +124,21 @@ def _check_placement(case: _Case) -> Iterator[Problem]:
         ),
     ):
         yield from _if_any("P3", message, samples)
-    ids = np.asarray(case.request.rollout_ids)
     gone = set(np.setdiff1d(ids, ids[times_N > 0]).tolist())
-    if gone != set(case.plan.dropped_rollouts):
+    if gone != set(plan.dropped_rollouts):
         yield Problem(
             promise="P3",
             message=(
-                f"dropped_rollouts lists {len(case.plan.dropped_rollouts)} ids, {len(gone)}"
+                f"dropped_rollouts lists {len(plan.dropped_rollouts)} ids, {len(gone)}"
                 " rollouts run nowhere"
             ),
         )
 
 
-def _check_local_indices(case: _Case) -> Iterator[Problem]:
+def _check_local_indices(plan: SchedulePlan) -> Iterator[Problem]:
     """P4: flattened local indices count up from 0."""
-    for rank in range(case.plan.dp_size):
-        view = case.plan.rank_view(rank)
+    for rank in range(plan.dp_size):
+        view = plan.rank_view(rank)
         flat = np.concatenate([np.empty(0, dtype=np.int64), *view.micro_batch_indices])
         if not np.array_equal(flat, np.arange(view.partition.size)):
             yield Problem(
@@ -183,21 +148,21 @@ def _check_local_indices(case: _Case) -> Iterator[Problem]:
             )
 
 
-def _check_rollouts(case: _Case) -> Iterator[Problem]:
+def _check_rollouts(plan: SchedulePlan, request: ScheduleRequest) -> Iterator[Problem]:
     """P5: a rollout is in one step, whole or not at all; step sizes count rollouts."""
-    rollouts = group_rollouts(np.asarray(case.request.rollout_ids))
-    number_N = np.empty(case.lengths.size, dtype=np.int64)
+    rollouts = group_rollouts(np.asarray(request.rollout_ids))
+    number_N = np.empty_like(rollouts.positions)
     number_N[rollouts.positions] = np.repeat(np.arange(len(rollouts)), np.diff(rollouts.offsets))
-    step_N = np.full(case.lengths.size, -1, dtype=np.int64)
-    step_N[case.plan.sample_positions] = case.step_of_placed
+    step_N = np.full_like(number_N, -1)
+    step_N[plan.sample_positions] = plan.steps
     # The step of a rollout's first sample stands for the rollout.
     step_R = step_N[rollouts.positions[rollouts.offsets[:-1]]]
     torn = np.flatnonzero(step_N != step_R[number_N])
     ids = sorted({int(rollouts.ids[number_N[i]]) for i in torn})
     yield from _if_any("P5", f"rollouts {ids[:_SHOWN]} span more than one step", torn)
-    counts = np.bincount(step_R[step_R >= 0], minlength=len(case.plan.global_batch_sizes))
+    counts = np.bincount(step_R[step_R >= 0], minlength=len(plan.global_batch_sizes))
     for number, (stated, found) in enumerate(
-        zip(case.plan.global_batch_sizes, counts.tolist(), strict=False)
+        zip(plan.global_batch_sizes, counts.tolist(), strict=False)
     ):
         if stated != found:
             yield Problem(
@@ -207,44 +172,45 @@ def _check_rollouts(case: _Case) -> Iterator[Problem]:
             )
 
 
-def _check_cap(case: _Case) -> Iterator[Problem]:
+def _check_cap(plan: SchedulePlan, request: ScheduleRequest) -> Iterator[Problem]:
     """P6 and P9: padded tokens under the cap, or one oversized sample alone, which is listed."""
-    cap, request = case.request.token_cap, case.request
-    size_K = np.diff(case.plan.micro_batch_offsets)
+    cap = request.token_cap
+    size_K = np.diff(plan.micro_batch_offsets)
     if cap is None:
         amount_K, most = size_K, request.micro_batch_size or 0
         promise, unit = "P6", "samples, micro_batch_size is"
     else:
-        amount_K = bin_sums(case.lengths[case.plan.sample_positions], case.row_of, size_K.size)
+        tokens = request.padded_lengths[plan.sample_positions]
+        amount_K = bin_sums(tokens, plan.rows, size_K.size)
         promise, unit, most = (
             "P9" if request.pad_to_multiple > 1 else "P6",
             "tokens, the cap is",
             cap,
         )
     for row in np.flatnonzero((amount_K > most) & (size_K > 1)).tolist():
-        yield _in_row(promise, f"holds {int(amount_K[row])} {unit} {most}", case, row)
-    oversized = np.flatnonzero(case.lengths > (cap or MOST_TOKENS))
-    if oversized.tolist() != list(case.plan.oversized_samples):
-        differing = np.setxor1d(oversized, np.asarray(case.plan.oversized_samples, dtype=np.int64))
+        yield _in_row(promise, f"holds {int(amount_K[row])} {unit} {most}", plan, row)
+    oversized = request.oversized_samples
+    if oversized.tolist() != list(plan.oversized_samples):
+        differing = np.setxor1d(oversized, np.asarray(plan.oversized_samples, dtype=np.int64))
         yield _about(
             "P6",
             f"oversized_samples does not list exactly the samples above {cap} tokens; these differ",
             differing,
         )
     if request.on_oversized == "drop":
-        placed = np.intersect1d(oversized, case.plan.sample_positions)
+        placed = np.intersect1d(oversized, plan.sample_positions)
         yield from _if_any(
             "P6", 'oversized samples are placed although on_oversized is "drop"', placed
         )
 
 
-def _check_fillers(case: _Case) -> Iterator[Problem]:
+def _check_fillers(plan: SchedulePlan) -> Iterator[Problem]:
     """P7: empty micro-batches are exactly the listed fillers."""
     empty = {
-        divmod(row, case.per_rank)
-        for row in np.flatnonzero(np.diff(case.plan.micro_batch_offsets) == 0).tolist()
+        divmod(row, plan.micro_batches_per_rank)
+        for row in np.flatnonzero(np.diff(plan.micro_batch_offsets) == 0).tolist()
     }
-    for rank, number in sorted(empty ^ set(case.plan.filler_micro_batches)):
+    for rank, number in sorted(empty ^ set(plan.filler_micro_batches)):
         found = (
             "is empty and no listed filler"
             if (rank, number) in empty
@@ -258,29 +224,28 @@ def _check_fillers(case: _Case) -> Iterator[Problem]:
         )
 
 
-def _check_digest(case: _Case) -> Iterator[Problem]:
+def _check_digest(plan: SchedulePlan) -> Iterator[Problem]:
     """P8: the digest belongs to these arrays."""
-    expected = plan_digest(case.plan.dp_size, case.plan.arrays())
-    if case.plan.digest != expected:
+    expected = plan_digest(plan.dp_size, plan.arrays())
+    if plan.digest != expected:
         yield Problem(
-            promise="P8", message=f"the digest is {case.plan.digest}, the arrays give {expected}"
+            promise="P8", message=f"the digest is {plan.digest}, the arrays give {expected}"
         )
 
 
-def _check_balance(case: _Case) -> Iterator[Problem]:
-    """P10: a balanced dynamic plan is no worse than as many first-fit-decreasing bins dealt in turn."""
-    request, cap = case.request, case.request.token_cap
-    if cap is None or request.balance == "none" or request.rank_slack != 0.0 or not case.per_rank:
+def _check_balance(plan: SchedulePlan, request: ScheduleRequest) -> Iterator[Problem]:
+    """P10: a balanced plan is no worse than as many first-fit-decreasing bins dealt in turn."""
+    cap, slots = request.token_cap, plan.micro_batches_per_rank
+    if cap is None or request.balance == "none" or request.rank_slack != 0.0 or not slots:
         return
-    for step, count in enumerate(case.plan.num_microbatches):
-        here = case.step_of_placed == step
-        lengths = case.lengths[case.plan.sample_positions[here]]
+    rows, steps, ranks = plan.rows, plan.steps, request.dp_size
+    for step, count in enumerate(plan.num_microbatches):
+        lengths = request.padded_lengths[plan.sample_positions[steps == step]]
         if not lengths.size:
             continue
         weights = evaluate_cost(request.balance_model, lengths)
         costs = integer_costs(weights, terms=lengths.size + request.alignment)
-        ranks = request.dp_size
-        ours = int(bin_sums(costs, case.row_of[here] // case.per_rank, ranks).max())
+        ours = int(bin_sums(costs, rows[steps == step] // slots, ranks).max())
         # So close to the mean that no reference can be better by more than the tolerance.
         if ours * ranks <= _TOLERANCE * int(costs.sum()):
             continue
@@ -332,9 +297,9 @@ def _about(promise: str, message: str, samples: IntArray) -> Problem:
     )
 
 
-def _in_row(promise: str, message: str, case: _Case, row: int) -> Problem:
-    rank, number = divmod(row, case.per_rank)
-    samples = tuple(sorted(case.plan.micro_batch_samples(rank, number).tolist()))
+def _in_row(promise: str, message: str, plan: SchedulePlan, row: int) -> Problem:
+    rank, number = divmod(row, plan.micro_batches_per_rank)
+    samples = tuple(sorted(plan.micro_batch_samples(rank, number).tolist()))
     return Problem(
         promise=promise,
         message=(
@@ -344,5 +309,5 @@ def _in_row(promise: str, message: str, case: _Case, row: int) -> Problem:
         samples=samples,
         rank=rank,
         micro_batch=number,
-        step=int(case.step_of[number]),
+        step=int(np.searchsorted(np.cumsum(plan.num_microbatches), number, side="right")),
     )

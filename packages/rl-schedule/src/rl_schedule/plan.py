@@ -19,8 +19,15 @@ from typing import Any, cast
 import numpy as np
 
 from rl_schedule.arrays import IntArray, read_only
-from rl_schedule.contract import ARRAY_NAMES, CONTRACT_ID, SchedulePlanDocument
-from rl_schedule.document import decode_plan, encode_plan
+from rl_schedule.contract import (
+    ARRAY_NAMES,
+    CONTRACT_ID,
+    MINOR,
+    PlanArrays,
+    SchedulePlanDocument,
+)
+from rl_schedule.contract_header import producer
+from rl_schedule.document import decode_plan
 from rl_schedule.errors import PlanDocumentError, ScheduleError
 from rl_schedule.statistics import ScheduleStats
 
@@ -34,7 +41,7 @@ class RankView:
     rank: int
     """Data-parallel rank, 0-based."""
     partition: IntArray
-    """int64 [local samples]: rollout positions this rank owns, in micro-batch order over all steps."""
+    """int64 [local samples]: rollout positions of this rank, in micro-batch order of all steps."""
     micro_batch_indices: list[IntArray]
     """One int64 array per micro-batch, flat over steps: 0-based indices INTO `partition`.
 
@@ -123,17 +130,24 @@ class SchedulePlan:
         return np.repeat(np.arange(sizes.size), sizes)
 
     @property
+    def steps(self) -> IntArray:
+        """Step of each entry of `sample_positions`, int64."""
+        step_M = np.repeat(np.arange(len(self.num_microbatches)), self.num_microbatches)
+        # At least 1 only for a plan without micro-batches, in which there are no rows.
+        return step_M[self.rows % max(1, self.micro_batches_per_rank)]
+
+    @property
     def partitions(self) -> list[IntArray]:
-        """Per rank, int64 [local samples]: rollout positions in micro-batch order; read-only views."""
+        """Per rank, int64 [local samples]: rollout positions in micro-batch order; read-only."""
         return [self.rank_view(rank).partition for rank in range(self.dp_size)]
 
     @property
     def micro_batch_indices(self) -> list[list[IntArray]]:
-        """Per rank, one int64 array per micro-batch, flat over steps: indices into its partition."""
+        """Per rank, one int64 array per micro-batch over all steps: indices into its partition."""
         return [self.rank_view(rank).micro_batch_indices for rank in range(self.dp_size)]
 
     def micro_batch_samples(self, rank: int, micro_batch: int) -> IntArray:
-        """Return the rollout positions of one micro-batch, int64; `micro_batch` is over all steps."""
+        """Return the rollout positions of one micro-batch, int64, counted over all steps."""
         row = rank * self.micro_batches_per_rank + micro_batch
         return self.sample_positions[
             self.micro_batch_offsets[row] : self.micro_batch_offsets[row + 1]
@@ -141,16 +155,13 @@ class SchedulePlan:
 
     def placement(self) -> SamplePlacement:
         """Return step, rank and micro-batch of every sample, by rollout position."""
-        sizes_S = np.asarray(self.num_microbatches, dtype=np.int64)
-        step_M = np.repeat(np.arange(sizes_S.size), sizes_S)
-        # A step's first micro-batch has the number of all those before it.
-        in_step_M = np.arange(step_M.size) - (np.cumsum(sizes_S) - sizes_S)[step_M]
-        # At least 1 only for a plan without micro-batches, in which there are no rows.
         rank, number = divmod(self.rows, max(1, self.micro_batches_per_rank))
+        # A step's first micro-batch has the number of all those before it.
+        first_S = np.cumsum([0, *self.num_microbatches])
         placed = np.full(
             (3, self.sample_positions.size + len(self.dropped_samples)), -1, dtype=np.int64
         )
-        placed[:, self.sample_positions] = step_M[number], rank, in_step_M[number]
+        placed[:, self.sample_positions] = self.steps, rank, number - first_S[self.steps]
         step_N, rank_N, micro_batch_N = map(read_only, placed)
         return SamplePlacement(step=step_N, data_parallel_rank=rank_N, micro_batch=micro_batch_N)
 
@@ -187,13 +198,20 @@ class SchedulePlan:
 
     def to_document(self) -> SchedulePlanDocument:
         """Return the plan as a `schedule-plan.v1` document of plain JSON values."""
-        return encode_plan(
-            dp_size=self.dp_size,
-            digest=self.digest,
-            settings=self.settings,
-            stats=self.stats.to_document(),
-            arrays=self.arrays(),
-        )
+        columns = {
+            name: {"dtype": "int64", "shape": list(array.shape), "data": array.ravel().tolist()}
+            for name, array in self.arrays().items()
+        }
+        return {
+            "contract": CONTRACT_ID,
+            "minor": MINOR,
+            "producer": producer(),
+            "dp_size": self.dp_size,
+            "digest": self.digest,
+            "settings": self.settings,
+            "stats": self.stats.to_document(),
+            "arrays": cast("PlanArrays", columns),
+        }
 
     @classmethod
     def from_document(cls, document: Mapping[str, object]) -> "SchedulePlan":
@@ -224,8 +242,8 @@ class SchedulePlan:
             raise PlanDocumentError(
                 [
                     (
-                        f"digest is {content['digest']} but the arrays give {plan.digest}; the document"
-                        " was altered"
+                        f"digest is {content['digest']} but the arrays give {plan.digest}; the"
+                        " document was altered"
                     )
                 ]
             )
@@ -244,10 +262,8 @@ def plan_digest(dp_size: int, arrays: Mapping[str, IntArray]) -> str:
         "dp_size": dp_size,
         "shapes": {name: list(arrays[name].shape) for name in ARRAY_NAMES},
     }
-    state = hashlib.sha256(
-        json.dumps(header, sort_keys=True, separators=(",", ":")).encode("ascii")
-    )
-    state.update(b"\n")
+    text = json.dumps(header, sort_keys=True, separators=(",", ":")) + "\n"
+    state = hashlib.sha256(text.encode("ascii"))
     for name in ARRAY_NAMES:
         state.update(np.ascontiguousarray(arrays[name], dtype="<i8").tobytes())
     return state.hexdigest()

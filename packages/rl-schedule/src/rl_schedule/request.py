@@ -41,13 +41,13 @@ Balance: TypeAlias = Literal["none", "tokens", "flops"]
 """Plain arrival-order reference mode, or what is levelled over ranks and slots."""
 
 OnOversized: TypeAlias = Literal["alone", "error", "drop"]
-"""A sample longer than the token cap: own micro-batch, refusal, or its whole rollout dropped first."""
+"""A sample longer than the cap: own micro-batch, refusal, or its whole rollout dropped first."""
 
 OnMisaligned: TypeAlias = Literal["split_then_filler", "error"]
 """Too few samples to give every rank the same number of micro-batches: fillers, or refusal."""
 
 OnTrailing: TypeAlias = Literal["drop", "partial_step", "error"]
-"""Rollouts that do not fill a last step: dropped and listed, trained as a smaller step, or refused."""
+"""Rollouts that fill no step: dropped and listed, trained as a smaller step, or refused."""
 
 RankSlack: TypeAlias = float | Literal["auto"]
 """How far ranks with an unsplittable long sample may end above the mean (0.0025 = 0.25 %)."""
@@ -205,6 +205,12 @@ class ScheduleRequest:
         return lengths if multiple == 1 else -(-lengths // multiple) * multiple
 
     @property
+    def oversized_samples(self) -> IntArray:
+        """Rollout positions whose padded length exceeds the cap, ascending; none if static."""
+        # Nothing is longer than the longest sample accepted.
+        return np.flatnonzero(self.padded_lengths > (self.token_cap or MOST_TOKENS))
+
+    @property
     def cost_model(self) -> CostModel:
         """The model that `stats` measure: `cost`, or the default."""
         return QuadraticCost() if self.cost is None else self.cost
@@ -258,17 +264,12 @@ def _checked_batch_size(
             f"splitter must be a name, an import path or a callable, got {splitter!r}"
         )
     if splitter == "sizes":
-        if value is None or isinstance(value, int):
+        if value is None or isinstance(value, int) or not len(value):
             raise ScheduleError(
-                'splitter="sizes" needs global_batch_size as a list of rollouts per step, got'
-                f" {value!r}"
+                'splitter="sizes" needs global_batch_size as a list of rollouts per step, with at'
+                f" least one step, got {value!r}"
             )
-        sizes = tuple(int(size) for size in positive_column(value, "global_batch_size"))
-        if not sizes:
-            raise ScheduleError(
-                'splitter="sizes" needs at least one step in global_batch_size, got []'
-            )
-        return sizes
+        return tuple(positive_column(value, "global_batch_size").tolist())
     if value is None and splitter != "fixed":
         return None
     if value is not None and not isinstance(value, (int, str)) and hasattr(value, "__len__"):

@@ -70,8 +70,8 @@ def plan_schedule(request: ScheduleRequest) -> SchedulePlan:
     started = time.perf_counter()
     lengths = request.padded_lengths
     rollouts = group_rollouts(np.asarray(request.rollout_ids))
-    oversized = _oversized(request, lengths)
-    kept = _without_oversized(request, rollouts, lengths, oversized)
+    oversized = request.oversized_samples
+    kept = _without_oversized(request, rollouts, oversized)
     sizes = cut_steps(
         kept,
         lengths,
@@ -94,14 +94,11 @@ def plan_schedule(request: ScheduleRequest) -> SchedulePlan:
     return _assemble(request, rollouts, kept.ids[: ends[-1]], oversized, steps, started)
 
 
-def _oversized(request: ScheduleRequest, lengths: IntArray) -> IntArray:
-    """Return the positions longer than the cap; none under static packing."""
-    cap = request.token_cap
-    oversized = (
-        np.empty(0, dtype=np.int64)
-        if cap is None
-        else np.flatnonzero(lengths > cap).astype(np.int64)
-    )
+def _without_oversized(
+    request: ScheduleRequest, rollouts: Rollouts, oversized: IntArray
+) -> Rollouts:
+    """Refuse oversized samples, or leave out their rollouts, if the policy says so."""
+    cap, lengths = request.token_cap, request.padded_lengths
     if oversized.size and request.on_oversized == "error":
         shown = ", ".join(f"{int(i)} ({int(lengths[i])} tokens)" for i in oversized[:5])
         raise InfeasibleScheduleError(
@@ -109,25 +106,17 @@ def _oversized(request: ScheduleRequest, lengths: IntArray) -> IntArray:
             f" {shown}{', ...' if oversized.size > 5 else ''}; raise max_tokens_per_gpu or cp_size,"
             ' or set on_oversized to "alone" or "drop"'
         )
-    return oversized
-
-
-def _without_oversized(
-    request: ScheduleRequest, rollouts: Rollouts, lengths: IntArray, oversized: IntArray
-) -> Rollouts:
-    """Leave out the rollouts with an oversized sample if the policy drops them."""
     if request.on_oversized != "drop" or not oversized.size:
         return rollouts
-    is_oversized = np.zeros(lengths.size, dtype=bool)
-    is_oversized[oversized] = True
     # reduceat: one "or" for each rollout's run of samples.
-    keep = ~np.logical_or.reduceat(is_oversized[rollouts.positions], rollouts.offsets[:-1])
+    is_oversized = np.isin(rollouts.positions, oversized)
+    keep = ~np.logical_or.reduceat(is_oversized, rollouts.offsets[:-1])
     sizes = np.diff(rollouts.offsets)
     _log.warning(
         "dropping %d of %d rollouts with a sample above %s tokens",
         int((~keep).sum()),
         len(rollouts),
-        request.token_cap,
+        cap,
     )
     return Rollouts(
         ids=rollouts.ids[keep],
@@ -147,8 +136,7 @@ def _assemble(
     """Lay the steps out rank by rank and list what does not run."""
     offsets, positions = _flatten(steps, request.dp_size)
     counts = tuple(step.assignment.num_slots for step in steps)
-    ran = np.zeros(rollouts.positions.size, dtype=bool)
-    ran[positions] = True
+    dropped = np.setdiff1d(rollouts.positions, positions)
     fillers = np.flatnonzero(np.diff(offsets) == 0)
     return SchedulePlan(
         dp_size=request.dp_size,
@@ -156,7 +144,7 @@ def _assemble(
         micro_batch_offsets=offsets,
         num_microbatches=counts,
         global_batch_sizes=tuple(step.stats.num_rollouts for step in steps),
-        dropped_samples=tuple(np.flatnonzero(~ran).tolist()),
+        dropped_samples=tuple(dropped.tolist()),
         dropped_rollouts=tuple(rollouts.ids[~np.isin(rollouts.ids, trained)].tolist()),
         oversized_samples=tuple(oversized.tolist()),
         filler_micro_batches=tuple(divmod(row, sum(counts)) for row in fillers.tolist()),
@@ -180,7 +168,6 @@ def _flatten(steps: list[PlannedStep], dp_size: int) -> tuple[IntArray, IntArray
         rows.append(rank * ends[-1] + start + slot)
         positions.append(step.members)
     row = np.concatenate(rows)
-    counts = np.bincount(row, minlength=dp_size * ends[-1])
+    offsets = np.cumsum([0, *np.bincount(row, minlength=dp_size * ends[-1])], dtype=np.int64)
     # Stable, so that the samples of a micro-batch stay in rollout order.
-    order = np.argsort(row, kind="stable")
-    return np.concatenate([[0], np.cumsum(counts)]), np.concatenate(positions)[order]
+    return offsets, np.concatenate(positions)[np.argsort(row, kind="stable")]

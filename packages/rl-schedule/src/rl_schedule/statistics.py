@@ -85,14 +85,12 @@ class ScheduleStats:
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> "ScheduleStats":
         """Rebuild the figures from a checked document; keys of a newer minor are left out."""
-        steps = tuple(StepStats(**_known(StepStats, step)) for step in document["steps"])
-        return cls(**{**_known(cls, document), "steps": steps})
-
-
-def _known(
-    record: type[StepStats] | type[ScheduleStats], document: Mapping[str, Any]
-) -> dict[str, Any]:
-    return {item.name: document[item.name] for item in fields(record)}
+        figures = {item.name: document[item.name] for item in fields(cls)}
+        figures["steps"] = tuple(
+            StepStats(**{item.name: step[item.name] for item in fields(StepStats)})
+            for step in document["steps"]
+        )
+        return cls(**figures)
 
 
 def rank_imbalance(bin_costs: IntArray) -> float:
@@ -107,7 +105,8 @@ def rank_imbalance(bin_costs: IntArray) -> float:
 def slot_imbalance(bin_costs: IntArray) -> float:
     """Return the sum over slots of the costliest micro-batch, over the mean; 1.0 for no work.
 
-    Example: costs [[3, 1], [1, 3]], int64 [ranks, slots], give (3 + 3) / 4 = 1.5, although both ranks have 4.
+    Example: costs [[3, 1], [1, 3]], int64 [ranks, slots], give (3 + 3) / 4 = 1.5, although both
+    ranks have 4.
     """
     total = int(bin_costs.sum())
     return 1.0 if total == 0 else int(bin_costs.max(axis=0).sum()) * bin_costs.shape[0] / total

@@ -178,8 +178,8 @@ def _apply_trailing(
     if on_trailing == "error" and (trailing or full < len(wanted)):
         raise InfeasibleScheduleError(
             f"{available} rollouts do not fill steps of {_shortened(wanted)} rollouts: {trailing}"
-            f" are left over and {len(wanted) - full} steps are short; change global_batch_size or set on_trailing to"
-            ' "drop" or "partial_step"'
+            f" are left over and {len(wanted) - full} steps are short; change global_batch_size or"
+            ' set on_trailing to "drop" or "partial_step"'
         )
     sizes = wanted[:full]
     if on_trailing == "partial_step":
@@ -208,12 +208,10 @@ def _ask(
     dp_size: int,
 ) -> list[int]:
     """Call a user splitter and check its answer."""
-    tokens = np.zeros(len(rollouts), dtype=np.int64)
-    if len(rollouts):
-        tokens = np.add.reduceat(lengths[rollouts.positions], rollouts.offsets[:-1])
+    # reduceat: one sum for each rollout's run of samples.
     answer = function(
         rollout_samples=np.diff(rollouts.offsets),
-        rollout_tokens=tokens,
+        rollout_tokens=np.add.reduceat(lengths[rollouts.positions], rollouts.offsets[:-1]),
         global_batch_size=global_batch_size,
         dp_size=dp_size,
     )

@@ -1,4 +1,4 @@
-"""Random requests over all settings: no exception that the chosen policies do not announce, and every promise kept."""
+"""Random requests over all settings: only errors that policies announce, and every promise kept."""
 
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ def every_second_rollout(
 
 
 def random_request(rng: np.random.Generator, most_samples: int) -> rs.ScheduleRequest:
-    """Draw a request whose policies allow its data; sizes are log-uniform from 1 to `most_samples`."""
+    """Draw a request whose policies allow its data; sizes are log-uniform up to `most_samples`."""
     count = int(np.exp(rng.uniform(0, np.log(most_samples + 0.5))))
     cap = int(np.exp(rng.uniform(np.log(8), np.log(40_000))))
     shape = rng.choice(["lognormal", "uniform", "equal", "bimodal", "tight"])
@@ -95,7 +95,7 @@ def run_fuzz(seeds: range, most_samples: int) -> None:
 
 
 def fewest_by_ffd(request: rs.ScheduleRequest, plan: rs.SchedulePlan) -> None:
-    """A balanced step never has more micro-batches than first-fit-decreasing, rounded up to the alignment."""
+    """A balanced step has no more micro-batches than first-fit-decreasing, aligned."""
     assert request.token_cap is not None
     ends = np.cumsum([0, *plan.num_microbatches])
     for step, count in enumerate(plan.num_microbatches):

@@ -14,7 +14,10 @@ Array = np.ndarray[Any, Any]
 
 
 class SubsetOptimum:
-    """The best costliest rank over all plans of n <= 9 samples with a fixed number of bins, by dynamic programming on subsets."""
+    """The best costliest rank over all plans of n <= 9 samples, by dynamic programming on subsets.
+
+    The number of bins is fixed.
+    """
 
     def __init__(self, count: int) -> None:
         pairs = [(mask, sub) for mask in range(1 << count) for sub in _submasks(mask)]
@@ -37,7 +40,10 @@ class SubsetOptimum:
     def best_rank(
         self, lengths: Array, costs: Array, cap: int, ranks: int, slots: int
     ) -> int | None:
-        """Cost of the costliest rank in the best plan without an empty bin (or with single samples only), None if there is none."""
+        """Cost of the costliest rank in the best plan, None if there is none.
+
+        The plan has no empty bin, or single samples only.
+        """
         fits = self.feasible_in(self.bits @ lengths, cap, slots)
         whole = (
             fits & (self.sizes >= slots)
@@ -103,7 +109,7 @@ def _partitions(count: int, bins: int) -> Iterator[list[int]]:
 
 
 def test_no_bound_is_above_any_plan() -> None:
-    """All partitions of 120 random steps of up to 7 samples, dealt in every rotation of their bins."""
+    """All partitions of 120 random steps of up to 7 samples, dealt level and at random."""
     rng = np.random.default_rng(7)
     for _ in range(120):
         count, cap, ranks = (

@@ -14,7 +14,7 @@ PACKERS = [rs.first_fit, rs.first_fit_decreasing, rs.best_fit_decreasing]
 
 
 def first_fit_reference(lengths: list[int], cap: int) -> list[list[int]]:
-    """The definition: in arrival order, each sample into the first bin with room, by trying them all."""
+    """In arrival order, each sample into the first bin with room: the definition, by trying all."""
     bins: list[list[int]] = []
     rooms: list[int] = []
     for position, length in enumerate(lengths):

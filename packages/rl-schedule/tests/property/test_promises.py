@@ -1,4 +1,4 @@
-"""P1-P10 on random requests, judged by `check_plan`, which recomputes everything from the request."""
+"""P1-P10 on random requests, judged by `check_plan`, which recomputes all from the request."""
 
 import json
 

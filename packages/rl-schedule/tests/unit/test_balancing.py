@@ -58,7 +58,10 @@ def test_bound_on_micro_batches(lengths: list[int], cap: int, bins: int) -> None
 
 
 def test_bound_on_micro_batches_sees_what_cannot_share_with_the_long_ones() -> None:
-    """Under 10: three 7s are apart with room 3 each, which takes none of the 4s; they need two more: 5, not ceil(33 / 10) = 4."""
+    """Under 10 three 7s are apart, and their room of 3 takes none of the 4s, which need two more.
+
+    That is 5, not ceil(33 / 10) = 4.
+    """
     assert micro_batch_bound(np.array([7, 7, 7, 4, 4, 4]), 10) == 5
 
 
@@ -135,7 +138,10 @@ def test_an_empty_bin_takes_from_the_costliest_rank_if_its_own_has_none_to_spare
 
 
 def test_two_level_lpt_by_hand() -> None:
-    """6 to rank 0, 5 to rank 1, 4 to its other bin (load 9), 3 to that of rank 0 (load 9); 2 to rank 0, the first of equals; 2 to rank 1."""
+    """6 to rank 0, 5 to rank 1, 4 to its other bin (load 9), 3 to that of rank 0 (load 9).
+
+    Then 2 to rank 0, the first of equals, and 2 to rank 1.
+    """
     state = LptState.empty(num_ranks=2, num_slots=2, cap=6, targets=[6, 6])
     assert two_level_lpt([6, 5, 4, 3, 2, 2], [6, 5, 4, 3, 2, 2], state, 6) == [0, 2, 3, 1, 1, 3]
 
@@ -206,7 +212,10 @@ def test_ranks_exchange_whole_micro_batches() -> None:
 
 
 def test_ranks_exchange_one_long_sample_for_shorter_ones_of_equal_tokens() -> None:
-    """Full bins {8}, {4, 4} against {2, 2, 2, 2}, {1 x 8}: only equal tokens fit, and squares 96 against 24 get closer."""
+    """Full bins {8}, {4, 4} against {2, 2, 2, 2}, {1 x 8}: only equal tokens fit.
+
+    Squares 96 against 24 get closer.
+    """
     lengths = np.array([8, 4, 4, 2, 2, 2, 2] + [1] * 8)
     bins = np.array([0, 1, 1, 2, 2, 2, 2] + [3] * 8)
     levelled = level_ranks(bins, lengths, lengths**2, cap=8, num_ranks=2, num_slots=2)

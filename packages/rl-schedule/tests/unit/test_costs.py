@@ -1,4 +1,4 @@
-"""Cost models: exact integers, no overflow, honest errors; transformer FLOPs against numbers worked out by hand."""
+"""Cost models: exact integers, no overflow, honest errors; transformer FLOPs worked out by hand."""
 
 from typing import Any
 
@@ -141,7 +141,10 @@ def test_a_sample_of_a_thousand_tokens_of_llama() -> None:
 
 
 def test_the_output_projection_uses_heads_times_head_size() -> None:
-    """Qwen3-0.6B has 16 * 128 = 2048, not its hidden size 1024: 2*1024*2048 twice, 4*1024*8*128, 6*1024*3072."""
+    """Qwen3-0.6B has 16 * 128 = 2048, not its hidden size 1024.
+
+    2*1024*2048 twice, 4*1024*8*128, 6*1024*3072.
+    """
     assert (
         read_model_shape(QWEN3_06B).layers[0].token_flops
         == 4_194_304 + 4_194_304 + 4_194_304 + 18_874_368

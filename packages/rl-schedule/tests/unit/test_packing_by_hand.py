@@ -20,12 +20,12 @@ def test_first_fit_decreasing_by_hand() -> None:
 
 
 def test_best_fit_takes_the_tightest_bin() -> None:
-    """Order 6, 5, 3, 2, 2 under 9: 3 fits 6 exactly, so 5 keeps its room for both 2s; first-fit does the same here."""
+    """Order 6, 5, 3, 2, 2 under 9: 3 fits 6 exactly, so 5 keeps its room for both 2s."""
     assert rs.best_fit_decreasing([5, 6, 2, 3, 2], 9) == [[1, 3], [0, 2, 4]]
 
 
 def test_best_fit_differs_from_first_fit() -> None:
-    """Under 10: 6, 5, 4 open or fill; 3 goes to the bin with room 4 by first fit, to the one with room 5 - ... by best fit."""
+    """Under 10, 8 and 7 open bins with room 2 and 3; then 3 fits only the second and 2 the first."""
     lengths = [7, 8, 2, 3]
     assert rs.first_fit_decreasing(lengths, 10) == [[1, 2], [0, 3]]
     assert rs.best_fit_decreasing([5, 6, 4], 10) == [[1, 2], [0]]
@@ -56,13 +56,13 @@ def test_every_packer_refuses_a_zero_cap(packer: Packer) -> None:
 
 
 def test_karmarkar_karp_by_hand() -> None:
-    """8, 7, 6, 5, 4: differences 8-7=1, 6-5=1, 4-1=3, 3-1=2: sums 16 and 14, as in Karmarkar and Karp's example."""
+    """8, 7, 6, 5, 4: differences 8-7=1, 6-5=1, 4-1=3, 3-1=2: sums 16 and 14, as published."""
     sets = rs.karmarkar_karp([8, 7, 6, 5, 4], 2)
     assert sorted(sum([8, 7, 6, 5, 4][i] for i in members) for members in sets) == [14, 16]
 
 
 def test_karmarkar_karp_equal_size_by_hand() -> None:
-    """Pairs (9, 8) and (2, 1): the heavier of the first meets the lighter of the second, 10 and 10."""
+    """Pairs (9, 8) and (2, 1): the heavier of one meets the lighter of the other, 10 and 10."""
     sets = rs.karmarkar_karp([9, 8, 2, 1], 2, equal_size=True)
     assert sorted(map(sorted, sets)) == [[0, 3], [1, 2]]
 

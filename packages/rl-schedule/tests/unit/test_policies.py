@@ -75,7 +75,7 @@ def test_the_cap_is_compared_with_padded_lengths() -> None:
 
 @pytest.mark.parametrize("balance", ["none", "tokens", "flops"])
 def test_missing_micro_batches_are_split_off_before_fillers_are_added(balance: str) -> None:
-    """Four samples fit one micro-batch; four ranks get one sample each, five ranks need a filler."""
+    """Four samples fit one micro-batch; four ranks get one each, five ranks need a filler."""
     assert plan([2, 2, 2, 2], dp_size=4, balance=balance).filler_micro_batches == ()
     found = plan([2, 2, 2, 2], dp_size=5, balance=balance)
     assert found.num_microbatches == (1,)

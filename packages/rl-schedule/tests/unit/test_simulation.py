@@ -47,7 +47,7 @@ def test_no_pipeline_is_faster_than_its_busiest_stage() -> None:
 
 
 def test_the_order_of_slots_saves_bubble() -> None:
-    """Cheap at both ends and even in between beats descending, which beats costly at both ends and chance."""
+    """Cheap at both ends beats descending, which beats costly at both ends, which beats chance."""
     costs = np.sort(np.random.default_rng(0).lognormal(0, 0.5, 24))[::-1].copy()
     ends = np.concatenate([costs[0::2], costs[1::2][::-1]])
     orders = [costs[pipeline_order(24)], costs, ends, np.random.default_rng(1).permutation(costs)]

@@ -42,12 +42,12 @@ _NO_GAIN = 0.0005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostBounds:
-    """Limits on the micro-batch costs of any plan with K micro-batches on D ranks; int64, so exact."""
+    """Limits on the micro-batch costs of any plan for K micro-batches on D ranks; int64: exact."""
 
     ceiling: IntArray
     """[K], non-increasing: the i-th costliest micro-batch costs at most `ceiling[i]` (0-based)."""
     floor: IntArray
-    """[M], non-increasing: slots sorted by cost, the costliest of slot k costs at least `floor[k]`."""
+    """[M], non-increasing: of slots sorted by cost, slot k has one of at least `floor[k]`."""
     knapsack: IntArray
     """[M]: the (k + 1) * D costliest micro-batches together cost at most `knapsack[k]`."""
     total: int
@@ -69,8 +69,6 @@ def micro_batch_bound(lengths: IntArray, cap: int) -> int:
     """
     oversized = int(np.count_nonzero(lengths > cap))
     fitting = np.sort(lengths[lengths <= cap])
-    if not fitting.size:
-        return oversized
     tokens = np.concatenate([[0], np.cumsum(fitting)])
     half = int(np.searchsorted(fitting, cap // 2, side="right"))
     # Only the lengths that occur (and 1) matter as thresholds; all of them at once from here on.
@@ -138,8 +136,6 @@ def _floor(
     lengths: IntArray, costs: IntArray, cap: int, num_ranks: int, num_slots: int
 ) -> IntArray:
     floor_M = np.zeros(num_slots, dtype=np.int64)
-    if not lengths.size:
-        return floor_M
     count = np.arange(1, lengths.size + 1)
     needed_N = np.maximum.reduce(
         [
@@ -161,13 +157,14 @@ def _knapsack(
 ) -> IntArray:
     densest_first = np.argsort(-density, kind="stable")
     tokens = np.concatenate([[0], np.cumsum(fitted[densest_first])])
-    worth = np.concatenate([[0], np.cumsum(costs[densest_first])])
+    worth: IntArray = np.concatenate([[0], np.cumsum(costs[densest_first])])
     budget_M = np.arange(1, num_slots + 1) * (num_ranks * cap)
     # Samples that fit whole, then as much of the next one as there is budget left.
     whole_M = np.searchsorted(tokens, budget_M, side="right") - 1
     rate_M = np.concatenate([density[densest_first], [0.0]])[whole_M]
-    rest_M = np.minimum((budget_M - tokens[whole_M]) * rate_M, float(worth[-1]))
-    return worth[whole_M] + np.ceil(rest_M).astype(np.int64)
+    part_M = np.minimum((budget_M - tokens[whole_M]) * rate_M, float(worth[-1]))
+    held_M: IntArray = worth[whole_M] + np.ceil(part_M).astype(np.int64)
+    return held_M
 
 
 def rank_bound(
@@ -238,7 +235,8 @@ def _idle_bound(bounds: CostBounds, rank_limit: float) -> int:
 
 def _forced_idle(bounds: CostBounds) -> IntArray:
     """Return how long each rank idles at least in the slot of the costliest sample, int64 [D]."""
-    return np.maximum(bounds.floor[0] - bounds.ceiling[: bounds.num_ranks], 0)
+    idle_D: IntArray = np.maximum(bounds.floor[0] - bounds.ceiling[: bounds.num_ranks], 0)
+    return idle_D
 
 
 def _least(highest: int, enough: Callable[[int], bool]) -> int:
@@ -278,8 +276,9 @@ def common_level(ceiling: IntArray, floor: IntArray, total: int) -> list[int]:
 def head_starts(bounds: CostBounds, slack: float) -> list[int]:
     """Return by how much each rank should end below (1 + slack) times the mean, [D].
 
-    Rank r stands for that of the r-th longest sample. With slot sum S the least that slack allows, rank j does at most S - idle_j: it starts that much
-    ahead, so that a greedy pass ends where the bound says. All zero without slack.
+    Rank r stands for that of the r-th longest sample. With slot sum S the least that slack allows,
+    rank j does at most S - idle_j: it starts that much ahead, so that a greedy pass ends where the
+    bound says. All zero without slack.
     """
     if slack <= 0.0:
         return [0] * bounds.num_ranks

@@ -21,8 +21,11 @@ _MOST_NODES = 5_000
 def search_exactly(problem: StepProblem, start: IntArray) -> IntArray | None:
     """Look for a plan whose costliest rank is cheaper than that of `start`.
 
-    Returns rank-major bins, int64 [N], or None. Depth first, longest sample first, onto the cheapest rank first; a branch ends where a rank
+    Depth first, longest sample first, onto the cheapest rank first; a branch ends where a rank
     reaches the best so far, and ranks and bins that look alike are tried once.
+
+    Returns:
+        Rank-major bins, int64 [N], or None.
     """
     search = _Search(
         problem, int(bin_sums(problem.costs, start // problem.num_slots, problem.num_ranks).max())
@@ -43,7 +46,6 @@ class _Search:
         self.loads = [0] * problem.num_ranks
         self.rooms = [problem.cap] * problem.num_bins
         self.members: list[list[int]] = [[] for _ in range(problem.num_bins)]
-        self.empty = problem.num_bins
         self.nodes = 0
         self.best: list[list[int]] | None = None
 
@@ -68,7 +70,7 @@ class _Search:
         """Return the bins to try, cheapest rank first, one of those that look alike."""
         need = min(self.lengths[sample], self.cap)
         # With as many samples left as empty bins, each of them has to open one.
-        must_open = len(self.lengths) - sample <= self.empty
+        must_open = len(self.lengths) - sample <= self.members.count([])
         found: dict[tuple[object, ...], int] = {}
         for rank in range(self.ranks):
             rooms = self.rooms[rank * self.slots : (rank + 1) * self.slots]
@@ -82,12 +84,9 @@ class _Search:
 
     def _put(self, sample: int, target: int, sign: int) -> None:
         """Place (`sign` 1) a sample, or take back (-1) the one placed last."""
-        members = self.members[target]
-        self.empty -= not members
         if sign > 0:
-            members.append(sample)
+            self.members[target].append(sample)
         else:
-            members.pop()
-        self.empty += not members
+            self.members[target].pop()
         self.loads[target // self.slots] += sign * self.costs[sample]
         self.rooms[target] -= sign * self.lengths[sample]

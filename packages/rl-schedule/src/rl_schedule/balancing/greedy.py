@@ -20,7 +20,7 @@ from rl_schedule.balancing.problem import StepProblem
 from rl_schedule.balancing.two_level import LptState, two_level_lpt
 from rl_schedule.packing import bin_sums
 
-__all__ = ["costs_when_full", "pack_by_cost", "pack_squares_first", "run_lpt", "top_up"]
+__all__ = ["fill_levels", "pack_by_cost", "pack_squares_first", "run_lpt", "top_up"]
 
 
 def run_lpt(lengths: IntArray, costs: IntArray, state: LptState, cap: int) -> IntArray | None:
@@ -125,14 +125,12 @@ def top_up(
     count = placed.size
     if count == problem.lengths.size:
         return placed
-    cost_DM = bin_sums(problem.costs[:count], placed, problem.num_bins).reshape(
-        problem.num_ranks, problem.num_slots
-    )
+    cost_K, room_K, full_K = fill_levels(problem, placed)
+    cost_DM = cost_K.reshape(problem.num_ranks, problem.num_slots)
     # Column k of the sorted tables is the k-th costliest bin of each rank, which may be any bin.
     by_cost_DM = np.argsort(-cost_DM, axis=1, kind="stable")
     sorted_DM = np.take_along_axis(cost_DM, by_cost_DM, axis=1)
-    full_DM = costs_when_full(problem, placed).reshape(cost_DM.shape)
-    full_MD = np.take_along_axis(full_DM, by_cost_DM, axis=1).T
+    full_MD = np.take_along_axis(full_K.reshape(cost_DM.shape), by_cost_DM, axis=1).T
     target_M = np.asarray(
         common_level(full_MD, sorted_DM.max(axis=0), int(problem.costs.sum())), dtype=np.int64
     )
@@ -140,7 +138,6 @@ def top_up(
     gap_DM = np.empty_like(cost_DM)
     np.put_along_axis(gap_DM, by_cost_DM, sorted_DM - target_M, axis=1)
     load_D = cost_DM.sum(axis=1) + np.asarray(head_start or [0] * problem.num_ranks)
-    room_K = problem.cap - bin_sums(problem.lengths[:count], placed, problem.num_bins)
     state = LptState(
         num_ranks=problem.num_ranks,
         num_slots=problem.num_slots,
@@ -152,15 +149,14 @@ def top_up(
     return None if rest is None else np.concatenate([placed, rest])
 
 
-def costs_when_full(problem: StepProblem, placed: IntArray) -> IntArray:
-    """Return what each bin costs when the samples after the first `placed.size` use up its room.
+def fill_levels(problem: StepProblem, placed: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Return what each bin costs, its room in tokens, and what it costs when full; int64 [K] each.
 
-    They do so at their mean cost per token. int64 [K].
+    It is full when the samples after the first `placed.size`, at their mean cost per token, have
+    used up its room.
     """
     count = placed.size
     cost_K = bin_sums(problem.costs[:count], placed, problem.num_bins)
-    if count == problem.lengths.size:
-        return cost_K
     room_K = problem.cap - bin_sums(problem.lengths[:count], placed, problem.num_bins)
-    rate = int(problem.costs[count:].sum()) / int(problem.lengths[count:].sum())
-    return cost_K + np.floor(np.maximum(room_K, 0) * rate).astype(np.int64)
+    rate = int(problem.costs[count:].sum()) / max(1, int(problem.lengths[count:].sum()))
+    return cost_K, room_K, cost_K + np.floor(np.maximum(room_K, 0) * rate).astype(np.int64)

@@ -12,12 +12,12 @@ import numpy as np
 
 from rl_schedule.arrays import IntArray
 from rl_schedule.balancing.bounds import common_level
-from rl_schedule.balancing.greedy import costs_when_full, run_lpt, top_up
+from rl_schedule.balancing.greedy import fill_levels, run_lpt, top_up
 from rl_schedule.balancing.problem import StepProblem
 from rl_schedule.balancing.rank_assignment import renumber_bins
 from rl_schedule.balancing.swap_between_bins import level_bins
 from rl_schedule.balancing.two_level import LptState
-from rl_schedule.packing import bin_sums, deal_by_differencing, fill_best_fit
+from rl_schedule.packing import deal_by_differencing, fill_best_fit
 
 __all__ = ["pack_long_first"]
 
@@ -25,7 +25,7 @@ _CAP_SEARCH_STEPS = 6
 """Halvings of the interval in which the least sufficient cap is sought: within 1.6 % of it."""
 
 _FEW_MISSING = 0.02
-"""Share of empty bins at which no smaller cap is sought: sharing with the last opened does as well."""
+"""Share of empty bins up to which no smaller cap is sought: sharing with the last ones does."""
 
 _SPREAD_OVER = (32, 16, 8, 4, 2)
 """Last opened bins that share with each empty one: as many as a capped pass can level."""
@@ -41,22 +41,21 @@ def pack_long_first(problem: StepProblem, *, num_long: int) -> IntArray | None:
     Returns:
         The rank-major bin of each sample, int64 [N], or None when they do not fit.
     """
-    lengths_L, costs_L = problem.lengths[:num_long], problem.costs[:num_long]
     fitted_L = _fit_evenly(problem, num_long)
     if fitted_L is None:
         return None
     total, num_bins = int(problem.costs.sum()), problem.num_bins
     fitted_L = level_bins(
         _spread_over_empty_bins(problem, fitted_L),
-        lengths_L,
-        costs_L,
+        problem.lengths[:num_long],
+        problem.costs[:num_long],
         cap=problem.cap,
         num_bins=num_bins,
         level=total // num_bins,
     )
     # Ranks are levelled on what bins will cost once the short samples are in, not on what they cost
     # now: as much as their room allows, but no more than the common level that the rest can reach.
-    cost_K, full_K = bin_sums(costs_L, fitted_L, num_bins), costs_when_full(problem, fitted_L)
+    cost_K, _, full_K = fill_levels(problem, fitted_L)
     expected_K = np.minimum(full_K, common_level(full_K[:, None], cost_K, total))
     bins_DM = deal_by_differencing(expected_K, problem.num_ranks)
     return top_up(problem, renumber_bins(fitted_L, bins_DM))

@@ -33,28 +33,28 @@ _LEVEL_RANKS = 1.001
 """Ranks this close to the mean need no repair; P10 cannot fail there either."""
 
 _TIGHT_FILL = 0.97
-"""Above this fill the cap decides who gets the last samples: a pass balances what the cap does not."""
+"""Above this fill the cap decides who gets the last samples, whatever their cost."""
 
 _SHORT_SHARES = (0.2, 0.1, 0.05, 0.0)
-"""Shares of the tokens that a squares-first pass places by cost: the fuller the bins, the smaller."""
+"""Shares of the tokens that a squares-first pass places by cost: the fuller, the smaller."""
 
 _LONG_SHARES = (6, 16)
-"""Samples above cap / 6 (then cap / 16) are fitted to one another first when the greedy pass fails."""
+"""Samples above cap / 6 (then cap / 16) are fitted to one another if the greedy pass fails."""
 
 _RETARGET_SHARE, _RETARGET_MOST = 3, 2_000
-"""Samples above cap / 3 are placed before the targets are set anew; larger steps gain nothing by it."""
+"""Samples above cap / 3 come before the targets are set anew; larger steps gain nothing by it."""
 
 _CLOSE_SLOTS = 0.004
 """Distance of the slots from their bound that is not worth another greedy pass."""
 
 _LPT_MAY_FIT = 0.9
-"""Fill above which a greedy pass cannot succeed when no sample is short enough for the room left."""
+"""Fill above which a greedy pass cannot succeed if no sample is short enough for the room left."""
 
 _MANY_SAMPLES = 50_000
-"""Above this one greedy pass has to do: with `auto` the one with the slack that the bound suggests."""
+"""Above this one greedy pass has to do: with `auto`, with the slack that the bound suggests."""
 
 _SLOT_GAP = 0.02
-"""Distance of the slots from their bound at which another method is tried after a greedy success."""
+"""Distance of the slots from their bound at which another method is tried as well."""
 
 
 def balance_step(
@@ -114,7 +114,7 @@ def _pack(
 
 
 def _best(candidates: list[Candidate], slack: float | str) -> Candidate:
-    """Return the first best: by slots under `auto`, else by ranks beyond what is level, then slots."""
+    """Return the first best: by slots if `auto`, else by ranks beyond what is level, then slots."""
     if slack == "auto":
         return min(candidates, key=lambda candidate: candidate.slot)
     level = _LEVEL_RANKS + float(slack)
@@ -213,7 +213,7 @@ def _by_search(problem: StepProblem, best: Candidate) -> Iterator[Candidate]:
 
 
 def _by_strides(problem: StepProblem, best: Candidate) -> Iterator[Candidate]:
-    """Yield first-fit-decreasing bins dealt in turn, the reference of P10, if they are few enough."""
+    """Yield first-fit-decreasing bins dealt in turn, P10's reference, if they are few enough."""
     del best
     bins = problem.packings.first_fit
     if int(bins.max()) < problem.num_bins:

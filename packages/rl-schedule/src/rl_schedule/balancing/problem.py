@@ -51,7 +51,7 @@ class Candidate:
 
 
 class PlainPackings:
-    """First-fit and best-fit packings of all samples, longest first; each made once, when asked for."""
+    """First-fit and best-fit packings of all samples, longest first; made once, when asked for."""
 
     def __init__(self, lengths: IntArray, cap: int) -> None:
         """Keep `lengths`, int64 [N] descending, and the cap."""
@@ -110,10 +110,9 @@ class StepProblem:
         filled = fill_empty_bins(
             bin_of, self.costs, num_ranks=self.num_ranks, num_bins=self.num_bins
         )
-        cost_DM = bin_sums(self.costs, filled, self.num_bins).reshape(
-            self.num_ranks, self.num_slots
-        )
-        cost_DM.sort(axis=1)
+        # Each rank's bins in order of cost, as they will run.
+        cost_K = bin_sums(self.costs, filled, self.num_bins)
+        cost_DM = np.sort(cost_K.reshape(self.num_ranks, self.num_slots), axis=1)
         return Candidate(
             bin_of=filled,
             path=path,

@@ -34,7 +34,7 @@ def renumber_bins(bin_of: IntArray, order: IntArray) -> IntArray:
 
 
 def deal_in_turn(bin_of: IntArray, *, num_ranks: int, num_slots: int) -> IntArray:
-    """Deal bins to ranks like cards, bin b to rank b mod D: the rank-major bin of each sample [N]."""
+    """Deal bins to ranks like cards, bin b to rank b mod D; the rank-major bin of each sample."""
     return bin_of % num_ranks * num_slots + bin_of // num_ranks
 
 

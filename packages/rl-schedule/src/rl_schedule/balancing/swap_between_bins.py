@@ -27,7 +27,7 @@ _CANDIDATES = 8
 def gap_closed(gap: IntArray | int, moved: IntArray) -> IntArray:
     """Return by how much the distance of two costs shrinks when `moved` goes from high to low.
 
-    Negative where it grows. Example: gap 10: moving 5 closes 10, moving 2 or 8 closes 4, 12 costs 4.
+    Negative where it grows. Example, gap 10: moving 5 closes 10, 2 or 8 closes 4, 12 opens 4.
     """
     # What leaves one side arrives at the other, so the gap changes by twice as much; past the
     # middle it opens the other way round.

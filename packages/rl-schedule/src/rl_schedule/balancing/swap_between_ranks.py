@@ -31,10 +31,10 @@ _RUN_BINS = 8
 """Bins of the cheap rank, roomiest first, in which a run is sought."""
 
 _RUN_STARTS = 16
-"""Starts tried for a run of shorter samples, from the longest shorter than the sample it replaces."""
+"""Starts tried for a run of shorter samples, from the longest that is shorter on."""
 
 _MOST_PAIRS = 4_000
-"""Pairs of ranks tried at most over all rounds: a few seconds where there are thousands of ranks."""
+"""Pairs of ranks tried at most over all rounds: a few seconds for thousands of ranks."""
 
 _CLOSE = 4000
 """Stop when the costliest rank is within 1 / _CLOSE of the mean."""
@@ -224,7 +224,7 @@ class _Ranks:
         )
         if members_T.size < 2:
             return _Trade(0)
-        # Prefix sums, so that the run from s to e has tokens[e] - tokens[s] and worth[e] - worth[s].
+        # Prefix sums: the run from s to e has tokens[e] - tokens[s]; `worth` is the same for costs.
         tokens = np.concatenate([[0], np.cumsum(self.lengths[members_T])])
         worth = np.concatenate([[0], np.cumsum(self.costs[members_T])])
         # Negated, because searchsorted needs ascending values: the first member shorter than give.
@@ -254,4 +254,5 @@ class _Ranks:
 
 def _argmax(table: npt.NDArray[np.int64]) -> tuple[int, int]:
     """Return row and column of the first largest entry."""
-    return divmod(int(table.argmax()), table.shape[1])
+    row, column = np.unravel_index(int(table.argmax()), table.shape)
+    return int(row), int(column)

@@ -13,7 +13,7 @@ from typing import Final
 from rl_schedule.contract import CostDocument
 from rl_schedule.cost.models import CostModel, QuadraticCost, TokenCost
 from rl_schedule.cost.transformer import TransformerCost
-from rl_schedule.errors import PlanDocumentError, ScheduleError
+from rl_schedule.errors import PlanDocumentError
 
 __all__ = ["describe_cost", "name_of", "read_cost"]
 
@@ -50,7 +50,6 @@ def read_cost(document: CostDocument) -> CostModel | None:
 
     Raises:
         PlanDocumentError: an unknown kind, or parameters that its model does not take.
-        ScheduleError: parameters that its model refuses.
     """
     found: object = document
     if not isinstance(found, dict) or not {"kind", "parameters"} <= found.keys():
@@ -65,8 +64,6 @@ def read_cost(document: CostDocument) -> CostModel | None:
         raise PlanDocumentError([f"settings.cost has unknown kind {kind!r}"])
     try:
         return known(**parameters)
-    except ScheduleError:
-        raise
     except (TypeError, ValueError) as error:
         raise PlanDocumentError(
             [f"settings.cost of kind {kind!r} has unusable parameters {parameters!r}: {error}"]

@@ -56,7 +56,7 @@ class _Config:
         self.missing: list[str] = []
 
     def required(self, *names: str) -> int:
-        """Return the first of `names` that is an integer >= 1; without one, remember that and go on with 1."""
+        """Return the first of `names` that is an integer >= 1, else 1, and remember that."""
         value = self.optional(*names)
         if value is None:
             self.missing.append(" or ".join(names))
@@ -110,10 +110,10 @@ def read_model_shape(config: Mapping[str, Any]) -> ModelShape:
         )
     shape = ModelShape(layers=tuple(layers), head_flops=2 * hidden * reader.required("vocab_size"))
     if reader.missing:
-        missing = ", ".join(dict.fromkeys(reader.missing))
         raise ScheduleError(
-            f"the config of model_type {reader.model_type!r} lacks {missing}; TransformerCost"
-            " cannot be derived from it"
+            f"the config of model_type {reader.model_type!r} lacks"
+            f" {', '.join(dict.fromkeys(reader.missing))}; TransformerCost cannot be derived"
+            " from it"
         )
     return shape
 
@@ -167,9 +167,9 @@ def _attention(reader: _Config, hidden: int) -> tuple[int, int]:
 def _latent_attention(reader: _Config, hidden: int, heads: int) -> tuple[int, int]:
     """Return FLOPs per token and per pair of multi-head latent attention.
 
-    DeepSeek-V2, arXiv 2405.04434, section 2.1. Query down to its rank and up to h (n + r), or straight up without a rank; key-value down to
-    rank c plus r, and up to h (n + v); output 2hvH; a pair costs 2 (n + r) for its score and 2v for
-    its value in each head.
+    DeepSeek-V2, arXiv 2405.04434, section 2.1. Query down to its rank and up to h (n + r), or
+    straight up without a rank; key-value down to rank c plus r, and up to h (n + v); output 2hvH; a
+    pair costs 2 (n + r) for its score and 2v for its value in each head.
     """
     rank, nope, rope = map(
         reader.required, ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")
@@ -205,7 +205,7 @@ def _linear_attention(reader: _Config, hidden: int) -> tuple[int, int]:
 
 
 def _feed_forward(reader: _Config, hidden: int, number: int) -> int:
-    """Return FLOPs per token of a layer's MLP (6HF with a gate), or of its active experts and router."""
+    """Return FLOPs per token of a layer's MLP (6HF with a gate), or of its active experts."""
     experts = reader.optional("num_experts", "n_routed_experts", "num_local_experts")
     if experts is None or not _is_sparse(reader, number):
         return (

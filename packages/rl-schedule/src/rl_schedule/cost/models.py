@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from rl_schedule.arrays import IntArray
+from rl_schedule.arrays import FloatArray, IntArray
 from rl_schedule.errors import ScheduleError
 
 __all__ = ["CostModel", "QuadraticCost", "TokenCost", "evaluate_cost", "integer_costs"]
@@ -123,7 +123,7 @@ def integer_costs(costs: npt.NDArray[Any], *, terms: int) -> IntArray:
         return costs.astype(np.int64)
     if total == 0.0:
         return np.zeros(costs.size, dtype=np.int64)
-    # total < 2**exponent, so the scaled total is below 2**(bits - 1): one bit is left for rounding up.
+    # total < 2**exponent, so the scaled total is below 2**(bits - 1): one bit is left to round up.
     _, exponent = math.frexp(total)
-    scaled = np.ldexp(costs.astype(np.float64), bits - 1 - exponent)
-    return np.rint(scaled).astype(np.int64)
+    rounded: FloatArray = np.rint(np.ldexp(costs.astype(np.float64), bits - 1 - exponent))
+    return rounded.astype(np.int64)

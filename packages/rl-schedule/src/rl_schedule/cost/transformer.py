@@ -8,6 +8,7 @@ Invariants: the cost depends on the length alone, rises with it, and is computed
 any context length.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -89,20 +90,19 @@ class TransformerCost:
     @classmethod
     def from_shape(cls, shape: ModelShape) -> "TransformerCost":
         """Add up the layers of a shape."""
-        windows: dict[int, int] = {}
-        full = 0
+        by_window: Counter[int | None] = Counter()
         for layer in shape.layers:
-            if layer.window is None:
-                full += layer.pair_flops
-            elif layer.pair_flops:
-                windows[layer.window] = windows.get(layer.window, 0) + layer.pair_flops
-        tokens = sum(layer.token_flops for layer in shape.layers) + shape.head_flops
+            by_window[layer.window] += layer.pair_flops
         return cls(
-            token_flops=tokens, pair_flops=full, window_pair_flops=tuple(sorted(windows.items()))
+            token_flops=sum(layer.token_flops for layer in shape.layers) + shape.head_flops,
+            pair_flops=by_window.pop(None, 0),
+            window_pair_flops=tuple(
+                sorted((window, flops) for window, flops in by_window.items() if window and flops)
+            ),
         )
 
     def __post_init__(self) -> None:
-        """Take windows as lists too, as JSON has them; refuse a model under which work could be negative."""
+        """Take windows as lists too, as JSON has them; refuse what could make work negative."""
         windows = tuple((int(window), int(flops)) for window, flops in self.window_pair_flops)
         object.__setattr__(self, "window_pair_flops", windows)
         if min(self.token_flops, self.pair_flops, *chain.from_iterable(windows)) < 0:

@@ -74,7 +74,7 @@ def split_bins(bins: list[list[int]], lengths: list[int], target: int) -> list[l
         The bins, positions ascending inside those that were split. The argument is not changed.
     """
     result = [list(members) for members in bins]
-    # Negative tokens, because heapq pops the smallest; then the number, so that ties go to the first.
+    # Negative tokens, because heapq pops the smallest; then the number: ties go to the first.
     heap = [
         (-sum(lengths[i] for i in members), number)
         for number, members in enumerate(result)

@@ -88,7 +88,7 @@ def deal_by_differencing(weights: IntArray, k: int) -> IntArray:
 
 
 def _merge_widest_first(partitions: list[_Partition]) -> list[list[int]]:
-    """Merge the two partitions with the widest spread until one is left; its sets, heaviest first."""
+    """Merge the two partitions of widest spread until one is left; its sets, heaviest first."""
     # The number keeps ties in order of creation and sets out of the comparison.
     heap = [(part[-1][0] - part[0][0], number, part) for number, part in enumerate(partitions)]
     heapq.heapify(heap)

@@ -54,8 +54,8 @@ def first_fit_decreasing(lengths: Integers, cap: int) -> list[list[int]]:
 def best_fit_decreasing(lengths: Integers, cap: int) -> list[list[int]]:
     """Pack longest first, each sample into the opened bin with the least room that holds it.
 
-    Ties in arrival order; of bins with equal room the most recently reached one. Arguments, returns and errors
-    as `first_fit`.
+    Ties in arrival order; of bins with equal room the most recently reached one. Arguments, returns
+    and errors as `first_fit`.
     """
     return _pack(fill_best_fit, lengths, cap, longest_first=True)
 

@@ -37,24 +37,16 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reference:
-    """One published way to pack and deal."""
-
-    name: str
-    """For tables."""
-    decreasing: bool
-    """Pack longest first instead of in arrival order."""
-    differencing: bool
-    """Deal by Karmarkar-Karp on costs, then sort by cost, instead of dealing in turn."""
-
-
-REFERENCES: tuple[Reference, ...] = (
-    Reference(name="first-fit + strided", decreasing=False, differencing=False),
-    Reference(name="first-fit + KK", decreasing=False, differencing=True),
-    Reference(name="FFD + KK", decreasing=True, differencing=True),
+REFERENCES: tuple[tuple[str, bool, bool], ...] = (
+    ("first-fit + strided", False, False),
+    ("first-fit + KK", False, True),
+    ("FFD + KK", True, True),
 )
-"""Naive first, strongest last."""
+"""Published ways to pack and deal, naive first, strongest last.
+
+Name; whether it packs longest first instead of in arrival order; whether it deals by Karmarkar-Karp
+on costs, then sorts by cost, instead of dealing in turn.
+"""
 
 OURS: tuple[tuple[Balance, RankSlack], ...] = (("tokens", 0.0), ("flops", 0.0), ("flops", "auto"))
 """Settings of this package that a comparison shows."""
@@ -103,18 +95,25 @@ def compare_methods(request: ScheduleRequest) -> list[MethodFigures]:
 
 def measure_reference(request: ScheduleRequest, number: int) -> MethodFigures:
     """Run `REFERENCES[number]` and measure it."""
+    name, longest_first, differencing = REFERENCES[number]
     lengths, costs = request.padded_lengths, _costs(request)
     started = time.perf_counter()
-    placed, num_bins = _run_reference(
-        REFERENCES[number],
-        lengths,
-        costs,
-        cap=request.token_cap or 0,
-        num_ranks=request.dp_size,
-        alignment=request.alignment,
+    order = decreasing_order(lengths) if longest_first else np.arange(lengths.size)
+    bin_of = np.empty(lengths.size, dtype=np.int64)
+    bin_of[order] = fill_first_fit(lengths[order].tolist(), request.token_cap or 0)
+    needed = round_up(int(bin_of.max()) + 1, request.alignment)
+    bins, ranks, slots = (
+        align_bins(bin_of, lengths, needed),
+        request.dp_size,
+        needed // request.dp_size,
     )
+    if differencing:
+        dealt = deal_bins(bins, costs, num_ranks=ranks, num_bins=needed)
+        placed = arrange_slots(dealt, costs, num_ranks=ranks, num_slots=slots)
+    else:
+        placed = deal_in_turn(bins, num_ranks=ranks, num_slots=slots)
     seconds = time.perf_counter() - started
-    return _measure(REFERENCES[number].name, request, placed, num_bins, costs, seconds)
+    return _measure(name, request, placed, needed, costs, seconds)
 
 
 def measure_plan(name: str, request: ScheduleRequest, plan: SchedulePlan) -> MethodFigures:
@@ -150,36 +149,3 @@ def _measure(
         slot_imbalance=slot_imbalance(cost_DM),
         seconds=seconds,
     )
-
-
-def _run_reference(
-    reference: Reference,
-    lengths: IntArray,
-    costs: IntArray,
-    *,
-    cap: int,
-    num_ranks: int,
-    alignment: int,
-) -> tuple[IntArray, int]:
-    """Pack and deal one step.
-
-    Args:
-        reference: the method.
-        lengths: int64 [N].
-        costs: int64 [N].
-        cap: tokens per micro-batch.
-        num_ranks: ranks.
-        alignment: the micro-batch count is a multiple of this.
-
-    Returns:
-        The rank-major bin of each sample, int64 [N], and the number of bins.
-    """
-    order = decreasing_order(lengths) if reference.decreasing else np.arange(lengths.size)
-    bin_of = np.empty(lengths.size, dtype=np.int64)
-    bin_of[order] = fill_first_fit(lengths[order].tolist(), cap)
-    needed = round_up(int(bin_of.max()) + 1, alignment)
-    split, num_slots = align_bins(bin_of, lengths, needed), needed // num_ranks
-    if not reference.differencing:
-        return deal_in_turn(split, num_ranks=num_ranks, num_slots=num_slots), needed
-    dealt = deal_bins(split, costs, num_ranks=num_ranks, num_bins=needed)
-    return arrange_slots(dealt, costs, num_ranks=num_ranks, num_slots=num_slots), needed

@@ -46,20 +46,18 @@ def render_html(
     """
     lengths = request.padded_lengths
     costs = evaluate_cost(request.cost_model, lengths).astype(np.float64)
-    settings = plan.settings
-    about = (
-        f"{plan.sample_positions.size:,} samples on {plan.dp_size:,} data-parallel ranks"
-        + (
-            f", up to {request.token_cap:,} tokens per micro-batch"
-            if request.token_cap
-            else f", {request.micro_batch_size} samples per micro-batch"
-        )
-        + f"; balance {settings['balance']}; dropped {len(plan.dropped_samples):,}; digest"
-        f" {plan.digest[:12]}"
-    )
     data = {
         "title": title,
-        "about": about,
+        "about": (
+            f"{plan.sample_positions.size:,} samples on {plan.dp_size:,} data-parallel ranks"
+            + (
+                f", up to {request.token_cap:,} tokens per micro-batch"
+                if request.token_cap
+                else f", {request.micro_batch_size} samples per micro-batch"
+            )
+            + f"; balance {plan.settings['balance']}; dropped {len(plan.dropped_samples):,}; digest"
+            f" {plan.digest[:12]}"
+        ),
         "ranks": plan.dp_size,
         "cap": request.token_cap,
         "seconds": seconds,
@@ -134,13 +132,11 @@ def _step(
 
 def _batch(samples: IntArray, cost: float, lengths: IntArray, oversized: IntArray) -> list[float]:
     """Return samples, tokens, cost, longest sample, whether it is oversized."""
-    if not samples.size:
-        return [0, 0, 0.0, 0, 0]
     return [
         int(samples.size),
         int(lengths[samples].sum()),
         cost,
-        int(lengths[samples].max()),
+        int(lengths[samples].max(initial=0)),
         int(np.isin(samples, oversized).any()),
     ]
 

@@ -9,6 +9,7 @@ Invariants: with equal micro-batches the bubble share is (P - 1) / (v * M + P - 
 step is faster than its busiest stage. Axis letters: D ranks, M micro-batches of a rank, P stages.
 """
 
+from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -30,7 +31,7 @@ class ClusterTiming:
     """How fast the hardware is and how the model is laid out on it."""
 
     cost_per_second: float = 1.0
-    """Cost units (FLOPs of a `TransformerCost`) per second that ONE GPU achieves, not advertises."""
+    """Cost units (FLOPs of a `TransformerCost`) per second that ONE GPU achieves in practice."""
     gpus_per_stage: int = 1
     """GPUs that share a stage of one data-parallel rank: tensor times context parallel."""
     pp_size: int = 1
@@ -161,20 +162,23 @@ def pipeline_seconds(
             f"{count} micro-batches per rank are no multiple of the pipeline group {group}; plan"
             f" with vpp_size={vpp_size}"
         )
-    order = _chunk_order(count, vpp_size, group)
-    programs = [_program(order, stage, pp_size, vpp_size, group) for stage in range(pp_size)]
+    # (chunk, micro-batch) in the order of forwards: a group through chunk 0, then chunk 1, ...
+    order = [
+        (chunk, number)
+        for start in range(0, count, group)
+        for chunk in range(vpp_size)
+        for number in range(start, min(start + group, count))
+    ]
+    programs = [deque(_program(order, stage, pp_size, vpp_size, group)) for stage in range(pp_size)]
     # When each pass (is backward, stage, chunk, micro-batch) ended, [D]; taken out by the one pass
-    # that waits for it.
-    done: dict[tuple[bool, int, int, int], FloatArray] = {}
+    # that waits for it. Stage -1 stands for the data, which is there from the start.
+    done = {(False, -1, 0, number): np.zeros(ranks) for number in range(count)}
     free = [np.zeros(ranks) for _ in range(pp_size)]
-    position = [0] * pp_size
-    remaining = sum(len(program) for program in programs)
     # Round after round, each stage runs its program as far as what it needs is done.
-    while remaining:
-        before = remaining
+    while left := sum(map(len, programs)):
         for stage, program in enumerate(programs):
-            while position[stage] < len(program):
-                backward, chunk, number = program[position[stage]]
+            while program:
+                backward, chunk, number = program[0]
                 needed = _needs(
                     backward=backward,
                     stage=stage,
@@ -182,31 +186,18 @@ def pipeline_seconds(
                     last_stage=pp_size - 1,
                     last_chunk=vpp_size - 1,
                 )
-                ready = None if needed is None else done.pop((*needed, number), None)
-                if needed is not None and ready is None:
+                ready = done.pop((*needed, number), None)
+                if ready is None:
                     break
-                start = free[stage] if ready is None else np.maximum(free[stage], ready)
-                factor = BACKWARD_OVER_FORWARD if backward else 1.0
-                free[stage] = done[backward, stage, chunk, number] = start + forward[:, number] * (
-                    factor / vpp_size
+                program.popleft()
+                seconds = forward[:, number] * (
+                    (BACKWARD_OVER_FORWARD if backward else 1.0) / vpp_size
                 )
-                position[stage] += 1
-                remaining -= 1
-        assert remaining < before, "the pipeline program waits for itself"
+                free[stage] = np.maximum(free[stage], ready) + seconds
+                done[backward, stage, chunk, number] = free[stage]
+        assert sum(map(len, programs)) < left, "the pipeline program waits for itself"
     slowest: FloatArray = np.maximum.reduce(free)
     return slowest
-
-
-def _chunk_order(count: int, chunks: int, group: int) -> list[tuple[int, int]]:
-    """Return (chunk, micro-batch) in the order of forwards: a group through chunk 0, then chunk 1, ..."""
-    starts = range(0, count, group) if chunks > 1 else [0]
-    width = group if chunks > 1 else count
-    return [
-        (chunk, number)
-        for start in starts
-        for chunk in range(chunks)
-        for number in range(start, min(start + width, count))
-    ]
 
 
 def _program(
@@ -230,12 +221,12 @@ def _program(
 
 def _needs(
     *, backward: bool, stage: int, chunk: int, last_stage: int, last_chunk: int
-) -> tuple[bool, int, int] | None:
+) -> tuple[bool, int, int]:
     """Return the pass of the same micro-batch that comes before, as (is backward, stage, chunk)."""
     if not backward:
-        if stage > 0:
-            return False, stage - 1, chunk
-        return (False, last_stage, chunk - 1) if chunk > 0 else None
+        # Chunk after chunk, each through all stages.
+        from_chunk_before = stage == 0 and chunk > 0
+        return (False, last_stage, chunk - 1) if from_chunk_before else (False, stage - 1, chunk)
     if stage < last_stage:
         return True, stage + 1, chunk
     return (True, 0, chunk + 1) if chunk < last_chunk else (False, last_stage, last_chunk)
