@@ -1,4 +1,4 @@
-"""`import rl_metrics` stays light: neither heavy nor command line libraries in a fresh interpreter."""
+"""`import rl_metrics` stays light: a fresh interpreter loads no heavy library."""
 
 import subprocess
 import sys

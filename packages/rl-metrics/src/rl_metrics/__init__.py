@@ -1,7 +1,7 @@
 """Exact losses and metrics: the same number whatever the micro-batch split or the layout.
 
-A layout is the data-parallel and context-parallel width and how sequences are cut. This package imports numpy only. Tensors and collectives are in `rl_metrics.torch` (extra
-`[torch]`).
+A layout is the data-parallel and context-parallel width and how sequences are cut. This package
+imports numpy only. Tensors and collectives are in `rl_metrics.torch` (extra `[torch]`).
 """
 
 from rl_metrics.aggregation.aggregation import AGGREGATIONS, Aggregation

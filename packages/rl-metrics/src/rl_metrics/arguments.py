@@ -1,8 +1,7 @@
 """What callers may hand over as one number, one count, or an array of numbers.
 
-Invariants, tested: what is no number raises an error of
-this package that says what the number was for; a fraction is never cut to a count; text is never
-read as a number.
+Invariants, tested: anything else raises an error of this package that says what the number was for;
+a fraction is never cut to a count; text is never read as a number.
 """
 
 from __future__ import annotations
@@ -204,5 +203,5 @@ def _on_host(values: Any) -> Any:
 
 
 def number_array(values: npt.ArrayLike, what: str) -> npt.NDArray[np.float64]:
-    """Return anything array-like as float64, any shape; arguments and errors are those of `as_array`."""
+    """Return anything array-like as float64; arguments and errors are those of `as_array`."""
     return as_array(values, what).astype(np.float64, copy=False)

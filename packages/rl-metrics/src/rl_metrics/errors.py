@@ -11,7 +11,7 @@ __all__ = ["GeometryError", "KeyAgreementError", "MetricsError"]
 
 
 class MetricsError(ValueError):
-    """A wrong loss or metric: shapes that disagree, weights in a mask, records that do not merge."""
+    """A wrong loss or metric: shapes that disagree, masks with weights, records of two kinds."""
 
 
 class GeometryError(MetricsError):

@@ -114,8 +114,8 @@ def test_ranks_that_send_the_result_to_different_ranks_raise_the_same_error() ->
         lambda rank: all_reduce_metrics([Metric.of_sum("x", 1)], dst=(0, None, 1)[rank]), 3
     )
     told = (
-        "ranks of the group disagree: dst is 0 on rank 0, None on rank 1, 1 on rank 2. Pass the same"
-        " values on every rank"
+        "ranks of the group disagree: dst is 0 on rank 0, None on rank 1, 1 on rank 2. Pass the"
+        " same values on every rank"
     )
     assert messages == [told] * 3
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,6 @@ from typer.testing import CliRunner
 
 from rl_metrics import cli, megatron_loss_scale
 from rl_metrics.cli import app
-from rl_metrics.selftest import __main__ as selftest_module
 from rl_metrics.selftest import layout_checks
 
 pytestmark = pytest.mark.distributed
@@ -106,10 +106,14 @@ def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("run", "arguments"), [(selftest_module.main, []), (cli.main, ["selftest"])]
+    ("run", "arguments"),
+    [
+        (lambda: runpy.run_module("rl_metrics.selftest", run_name="__main__"), []),
+        (cli.main, ["selftest"]),
+    ],
 )
 def test_both_entry_points_run_it(
-    run: Callable[[], None], arguments: list[str], monkeypatch: pytest.MonkeyPatch
+    run: Callable[[], object], arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["program", *arguments, "--processes", "1", "--json"])
     with pytest.raises(SystemExit) as ended:

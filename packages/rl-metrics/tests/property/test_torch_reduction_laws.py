@@ -90,7 +90,7 @@ def test_any_split_into_micro_batches_gives_the_whole_steps_value(
             [scenario.loss_masks[i] for i in mine],
             denominators=denominators[mine],
         )
-        x = np.concatenate([np.empty(0), *(scenario.values(i) for i in mine)])
+        x = np.concatenate([np.empty(0), *(scenario.values[i] for i in mine)])
         total += reduce(torch.from_numpy(x)).item()
     assert total / units == pytest.approx(scenario.expected_value(aggregation), rel=1e-12)
 
@@ -110,7 +110,7 @@ def test_the_reference_reducer_and_the_whole_step_reference_agree(
         scenario.loss_masks,
         denominators=denominators,
     )
-    x = np.concatenate([scenario.values(i) for i in range(scenario.num_samples)])
+    x = np.concatenate(scenario.values)
     assert float(reduce(x)) / units == pytest.approx(
         scenario.expected_value(aggregation), rel=1e-12
     )

@@ -5,7 +5,7 @@
 | token_mean | mean over trained tokens | 1 | trained tokens |
 | sample_mean | mean over samples of their token mean | own mask sum | samples |
 | rollout_mean | mean over rollouts of their token mean | mask sum over all siblings | rollouts |
-| prompt_mean | mean over prompt groups of their token mean | mask sum over the group | prompt groups |
+| prompt_mean | mean over groups of their token mean | mask sum over the group | prompt groups |
 | constant | sum over trained tokens / U | 1 | the constant |
 
 With `x_it` the loss of response token `t` of sample `i` and `m_it` its mask, each of them is

@@ -52,7 +52,7 @@ class ContextParallel:
     """This rank's place in the group, `0 <= rank < size`."""
 
     layout: Layout = "zigzag"
-    """`"zigzag"` (two mirrored chunks of every sequence) or `"contiguous"` (one part of the stream)."""
+    """`"zigzag"` (two chunks of every sequence) or `"contiguous"` (one part of the stream)."""
 
     def __post_init__(self) -> None:
         """Refuse what describes no place in a group; keep size and rank as Python integers."""

@@ -208,8 +208,8 @@ def packed_response_rows(
 ) -> list[ResponseSlice]:
     """Return each sample's owned response tokens with rows of the PACKED LOCAL STREAM.
 
-    The rows index a micro-batch's logits or hidden states. The stream is the one `packed_token_index` (and `rl_metrics.torch.slice_tokens`) makes with the
-    same arguments.
+    The rows index a micro-batch's logits or hidden states. The stream is the one that
+    `packed_token_index` (and `rl_metrics.torch.slice_tokens`) makes with the same arguments.
 
     Args:
         total_lengths: int [N], in stream order.

@@ -2,8 +2,8 @@
 
 A sequence has `L` tokens, of which the last `R` are the response and the first `P = L - R` the
 prompt. The logit at position `p` predicts token `p + 1`, so response token `j` (token `P + j`) is
-predicted at position `P - 1 + j`, and the logits of the response are the positions `[P - 1, L - 1)`.
-Owning response token `j` means owning that logit.
+predicted at position `P - 1 + j`, and the response has the positions `[P - 1, L - 1)`. Owning
+response token `j` means owning that logit.
 
 Invariants, tested: every response token has one owner; the ranks' response indices partition
 `range(R)`; `response_owner` and `response_slice` agree; local rows address the tokens that

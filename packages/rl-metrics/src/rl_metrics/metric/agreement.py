@@ -1,8 +1,7 @@
-"""What the ranks of a group must agree on before their numbers may be added, and how a disagreement
-is told.
+"""What the ranks of a group must agree on before their numbers may be added.
 
-Invariant, tested: every
-rank of the group builds the same message from the same reports.
+Invariant, tested: every rank of the group builds the same message of a disagreement from the same
+reports.
 """
 
 from __future__ import annotations
@@ -29,18 +28,17 @@ class RankReport:
     """Why the rank could not prepare its metrics; None when it could."""
 
     settings: dict[str, str]
-    """What it wants to do with them, by name: for a train step aggregation, step units and context-parallel size."""
+    """What it wants to do with them, by name: for a train step aggregation, units and cp size."""
 
     metrics: tuple[str, ...]
     """Name, kind and unit of each metric, as `rl_metrics.Metric.describe` gives them."""
 
 
 def difference(reference: Iterable[str], given: Iterable[str]) -> str:
-    """Say what `given` lacks of `reference` and what it adds, the first ten names of each; empty
-    when they are equal.
+    """Say what `given` lacks of `reference` and what it adds; empty when they are equal.
 
-    Names that read alike (one with an accented letter, one with a letter and an accent) are written
-    in ASCII.
+    Told are the first ten names of each. Names that read alike (one with an accented letter, one
+    with a letter and an accent) are written in ASCII.
 
     Example:
         `difference(["a", "b"], ["b", "c"])` is `"lacks 'a' and adds 'c'"`, `difference(["a"], ["a",
@@ -62,7 +60,7 @@ def _normal(name: str) -> str:
 
 
 def _told(names: list[str], alike: set[str]) -> str:
-    """Return the first names and how many more there are, those that another name reads like in ASCII."""
+    """Return the first names and how many more there are, those of `alike` in ASCII."""
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return (
         ", ".join(
@@ -85,24 +83,22 @@ def disagreement(reports: Sequence[RankReport]) -> str:
     ]
     if failed:
         return "; ".join(failed)
-    lines = []
-    for name in sorted({name for report in reports for name in report.settings}):
-        values = [report.settings.get(name, "nothing") for report in reports]
-        if len(set(values)) > 1:
-            lines.append(
-                f"{name} is "
-                + ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
-            )
+    settings = {
+        name: [report.settings.get(name, "nothing") for report in reports]
+        for name in sorted({name for report in reports for name in report.settings})
+    }
+    lines = [
+        f"{name} is " + ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
+        for name, values in settings.items()
+        if len(set(values)) > 1
+    ]
     if lines:
         return (
             f"ranks of the group disagree: {'; '.join(lines)}. Pass the same values on every rank"
         )
-    differences = [
-        (rank, difference(reports[0].metrics, report.metrics))
-        for rank, report in enumerate(reports)
-    ]
+    differences = (difference(reports[0].metrics, report.metrics) for report in reports)
     told = "; ".join(
-        f"rank {rank} {text} compared with rank 0" for rank, text in differences if text
+        f"rank {rank} {text} compared with rank 0" for rank, text in enumerate(differences) if text
     )
     told = told or "their descriptions read alike, but names and units are parted differently"
     return (

@@ -35,8 +35,9 @@ _QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
 class Metric:
     """A named, mergeable statistic.
 
-    `Metric.of_mean("loss", 32.0, 100.0, unit="token").value` is 0.32. Build one with an `of_...` method, which fills the fields as the table in
-    `rl_metrics.metric.kinds` says. Two records of equal fields are equal; NaN equals nothing.
+    `Metric.of_mean("loss", 32.0, 100.0, unit="token").value` is 0.32. Build one with an `of_...`
+    method, which fills the fields as the table in `rl_metrics.metric.kinds` says. Two records of
+    equal fields are equal; NaN equals nothing.
     """
 
     name: str
@@ -70,7 +71,7 @@ class Metric:
     """Kind `histogram`: the buckets. None for others."""
 
     def __post_init__(self) -> None:
-        """Refuse fields that contradict one another or are of another type; keep numbers as floats."""
+        """Refuse fields of a wrong type or that contradict one another; keep numbers as floats."""
         check_identity(self.name, self.kind, self.unit)
         for field in ("numerator", "weight", "m2", "stamp"):
             object.__setattr__(
@@ -177,10 +178,7 @@ class Metric:
 
     @classmethod
     def of_max(cls, name: str, value: SupportsFloat, *, unit: str = "") -> Metric:
-        """Return one contribution to a maximum; NaN wins over every number.
-
-        Arguments and errors are those of `of_sum`.
-        """
+        """Return one contribution to a maximum, as `of_min` to a minimum."""
         return cls._of_one(name, "max", value, unit)
 
     @classmethod
@@ -349,9 +347,8 @@ class Metric:
             return Metric.from_moments(self.name, self.moments.merge(other.moments), unit=self.unit)
         if self.stamp != other.stamp:
             return self if self.stamp > other.stamp else other
-        combine = RULES[self.kind].combine
-        total, weight = combine(self.numerator, other.numerator), self.weight + other.weight
-        return replace(self, numerator=total, weight=weight, sketch=sketch)
+        total = RULES[self.kind].combine(self.numerator, other.numerator)
+        return replace(self, numerator=total, weight=self.weight + other.weight, sketch=sketch)
 
     def report(self) -> dict[str, float | None]:
         """Return what goes to a log: name -> value.

@@ -40,7 +40,10 @@ class Moments:
     """Their mean; 0 when there are none."""
 
     m2: float = 0.0
-    """Sum of squared deviations from the mean; not negative, NaN where a number is not finite, infinite where it exceeds float64."""
+    """Sum of squared deviations from the mean, not negative.
+
+    NaN where a number is not finite, infinite where it exceeds float64.
+    """
 
     def __post_init__(self) -> None:
         """Refuse a negative count or sum of squares, and whatever is no number."""
@@ -97,18 +100,18 @@ class Moments:
         """
         if not isinstance(other, Moments):
             raise MetricsError(f"cannot merge moments with {type(other).__name__}; give Moments")
-        if not self.count:
-            return other
-        if not other.count:
-            return self
+        if not self.count or not other.count:
+            return self if self.count else other
         count = self.count + other.count
         if not (math.isfinite(self.mean) and math.isfinite(other.mean)):
             return Moments(count=count, mean=self.mean + other.mean, m2=math.nan)
         delta = other.mean - self.mean
-        if math.isinf(delta):
-            mean = self.mean * (self.count / count) + other.mean * (other.count / count)
-        else:
-            mean = self.mean + delta * (other.count / count)
+        # Two means of opposite sign may lie further apart than float64 reaches.
+        mean = (
+            self.mean + delta * (other.count / count)
+            if math.isfinite(delta)
+            else self.mean * (self.count / count) + other.mean * (other.count / count)
+        )
         return Moments(
             count=count,
             mean=mean,
@@ -116,8 +119,7 @@ class Moments:
         )
 
     def variance(self, *, ddof: int = 0) -> float | None:
-        """Return `m2 / (count - ddof)`, in the square of the values' unit; None when the count does
-        not exceed `ddof`.
+        """Return `m2 / (count - ddof)`; None when the count does not exceed `ddof`.
 
         Args:
             ddof: 0 for the population's variance, 1 for the unbiased one of a sample.
@@ -129,7 +131,7 @@ class Moments:
         return self.m2 / (self.count - ddof) if self.count > ddof else None
 
     def standard_deviation(self, *, ddof: int = 0) -> float | None:
-        """Return the root of `variance` with the same `ddof`, in the values' unit; None when the count does not exceed it."""
+        """Return the root of `variance` with the same `ddof`, in the values' unit."""
         variance = self.variance(ddof=ddof)
         return None if variance is None else math.sqrt(variance)
 

@@ -61,8 +61,7 @@ def report(metrics: Iterable[Metric] | Mapping[str, Metric]) -> dict[str, float 
 
 
 def listed_metrics(metrics: Iterable[Metric] | Mapping[str, Metric], what: str) -> list[Metric]:
-    """Return records as a list, after checking that they are some; those of a mapping are renamed
-    to their keys.
+    """Return checked records as a list; those of a mapping are renamed to their keys.
 
     Args:
         metrics: records, or a mapping from names to records. Gone through once.

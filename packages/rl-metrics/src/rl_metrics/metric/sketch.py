@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +34,7 @@ from rl_metrics.errors import MetricsError
 __all__ = ["DEFAULT_RELATIVE_ERROR", "SMALLEST_RELATIVE_ERROR", "QuantileSketch"]
 
 DEFAULT_RELATIVE_ERROR = 0.01
-"""Default error bound: a reported percentile is within 1 % of a value that is the true percentile."""
+"""Default error bound: a reported percentile is within 1 % of the true one."""
 
 SMALLEST_RELATIVE_ERROR = 1e-12
 """Bounds below it are finer than float64 can tell buckets apart."""
@@ -84,7 +85,7 @@ class QuantileSketch:
     """float64 [q]: weight in each."""
 
     def __post_init__(self) -> None:
-        """Refuse a bound outside its range, weights that are none, and buckets that do not ascend."""
+        """Refuse a bound outside its range, negative weights, and buckets that do not ascend."""
         bound = number(self.relative_error, "relative_error")
         if not SMALLEST_RELATIVE_ERROR <= bound < 1:
             raise MetricsError(
@@ -144,17 +145,13 @@ class QuantileSketch:
         array = trained_values(number_array(values, "the values"), mask)
         finite = array[np.isfinite(array)]
         empty = cls(relative_error=relative_error)
-        positive_indices, positive_counts = empty._buckets(finite[finite >= _TINY])
-        negative_indices, negative_counts = empty._buckets(-finite[finite <= -_TINY])
-        return replace(
-            empty,
-            zero=float(np.count_nonzero(np.abs(finite) < _TINY)),
-            nonfinite=float(array.size - finite.size),
-            positive_indices=positive_indices,
-            positive_counts=positive_counts,
-            negative_indices=negative_indices,
-            negative_counts=negative_counts,
-        )
+        buckets: dict[str, Any] = {}
+        for sign, signed in zip(_SIGNS, (finite, -finite), strict=True):
+            logarithms = np.log(signed[signed >= _TINY]) / empty._log_base()
+            indices, counts = np.unique(np.ceil(logarithms).astype(np.int64), return_counts=True)
+            buckets |= {f"{sign}_indices": indices, f"{sign}_counts": counts.astype(np.float64)}
+        zero = float(np.count_nonzero(np.abs(finite) < _TINY))
+        return replace(empty, zero=zero, nonfinite=float(array.size - finite.size), **buckets)
 
     @property
     def count(self) -> float:
@@ -185,7 +182,7 @@ class QuantileSketch:
                 f"cannot merge sketches of relative error {self.relative_error} and"
                 f" {other.relative_error}: use one bound"
             )
-        buckets: dict[str, npt.NDArray[np.generic]] = {}
+        buckets: dict[str, Any] = {}
         for sign in _SIGNS:
             indices, counts = (
                 np.concatenate([getattr(part, f"{sign}_{name}") for part in (self, other)])
@@ -195,7 +192,7 @@ class QuantileSketch:
             sums = np.bincount(inverse, weights=counts, minlength=places.size)
             buckets |= {f"{sign}_indices": places, f"{sign}_counts": sums}
         zero, nonfinite = self.zero + other.zero, self.nonfinite + other.nonfinite
-        return replace(self, zero=zero, nonfinite=nonfinite, **buckets)  # type: ignore[arg-type]
+        return replace(self, zero=zero, nonfinite=nonfinite, **buckets)
 
     def scaled(self, factor: float) -> QuantileSketch:
         """Return the sketch with every weight multiplied by `factor`.
@@ -221,8 +218,9 @@ class QuantileSketch:
     def quantile(self, q: float) -> float | None:
         """Return the value at rank `floor(q (n - 1))` of the sorted data, within the error bound.
 
-        Ranks count from 0. Between two values the lower one is the answer, without interpolation: the median of 1 and 3
-        is 1. That is `numpy.quantile(..., method="lower")`, to within the sketch's error.
+        Ranks count from 0. Between two values the lower one is the answer, without interpolation:
+        the median of 1 and 3 is 1. That is `numpy.quantile(..., method="lower")`, to within the
+        sketch's error.
 
         Args:
             q: between 0 and 1.
@@ -261,13 +259,6 @@ class QuantileSketch:
     def _log_base(self) -> float:
         """Return `log g`; log1p keeps the digits of a small bound."""
         return math.log1p(self.relative_error) - math.log1p(-self.relative_error)
-
-    def _buckets(self, magnitudes: FloatArray) -> tuple[IntArray, FloatArray]:
-        """Return the occupied buckets of positive numbers and their counts."""
-        indices, counts = np.unique(
-            np.ceil(np.log(magnitudes) / self._log_base()).astype(np.int64), return_counts=True
-        )
-        return indices, counts.astype(np.float64)
 
     def _estimates(self, indices: IntArray) -> FloatArray:
         """Return `2 g^i / (g + 1) = (1 - a) g^i` for each bucket, at most the greatest float."""

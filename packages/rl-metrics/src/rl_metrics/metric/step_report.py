@@ -3,11 +3,13 @@
 A micro-batch's metric is a reducer output: a plain sum over its trained tokens, divided by
 denominators of the whole step. So the step's value is their sum over micro-batches and ranks
 divided by the step's units, whatever the split. Invariant, tested: the report is the same for every
-(dp, cp), both layouts and any micro-batch split, and equals `rl_metrics.aggregation.loss_reduction.aggregate`.
+(dp, cp), both layouts and any micro-batch split, and equals that of one process, which
+`rl_metrics.aggregation.loss_reduction.aggregate` computes.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import SupportsFloat
@@ -25,7 +27,7 @@ TRAINED_TOKENS = "(trained tokens of the step)"
 """Internal name of the token count that travels with the sums; a user's metric may not take it."""
 
 _REDUCER_OUTPUT = "reducer output"
-"""Unit of the sums on their way, so that a reducer output of one rank never merges with another rank's metric of the same name."""
+"""Unit of the sums on their way: one never merges with another rank's metric of the same name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +52,19 @@ class MicroBatchMetrics:
     """
 
     num_tokens: SupportsFloat
-    """Trained tokens by the FULL masks of the micro-batch, a whole number: every CP rank gives the same. 0 says "no data": all sums are 0 then."""
+    """Trained tokens by the FULL masks of the micro-batch, a whole number.
+
+    Every CP rank gives the same. 0 says "no data": all sums are 0 then.
+    """
 
     metrics: Sequence[Metric] = field(default=())
-    """Metrics with a kind of their own, such as a maximum of the importance ratio or a sample count. Kept as a tuple."""
+    """Metrics with a kind of their own, such as a sample count. Kept as a tuple."""
 
     def __post_init__(self) -> None:
-        """Refuse sums that are no mapping and metrics that are no records, naming the field; what they hold is looked at when a step is reduced."""
+        """Refuse sums that are no mapping and metrics that are no records, naming the field.
+
+        What they hold is looked at when a step is reduced.
+        """
         if not isinstance(self.sums, Mapping):
             raise MetricsError(
                 f"MicroBatchMetrics: sums is {type(self.sums).__name__}; give a mapping, {{name:"
@@ -100,27 +108,25 @@ def step_contributions(
                 f"micro-batch {k}: num_tokens is {tokens}; it counts the trained tokens of the full"
                 " masks"
             )
-        extra_sums = [name for name in names if not tokens and number(values[name], name) != 0]
-        if extra_sums:
+        wrong = [name for name in names if not tokens and number(values[name], name)]
+        if wrong:
             raise MetricsError(
-                f"micro-batch {k}: {extra_sums[0]!r} is {values[extra_sums[0]]} with num_tokens 0;"
+                f"micro-batch {k}: {wrong[0]!r} is {values[wrong[0]]} with num_tokens 0;"
                 " without trained tokens every reducer output is 0, so count the tokens of the"
                 " full masks"
             )
     further = merge_metrics([metric for metrics in extra for metric in metrics])
-    clash = sorted((set(names) | {TRAINED_TOKENS}) & set(further)) + [
-        name for name in names if name == TRAINED_TOKENS
-    ]
+    times = Counter([*names, TRAINED_TOKENS, *further])
+    clash = sorted(name for name in times if times[name] > 1)
     if clash:
         raise MetricsError(
             f"metric name {clash[0]!r} is used twice in one step; rename one of them"
         )
-    records = [
-        Metric.of_sum(name, sum(float(values[name]) for values in sums), unit=_REDUCER_OUTPUT)
-        for name in names
-    ]
     return [
-        *records,
+        *(
+            Metric.of_sum(name, sum(float(values[name]) for values in sums), unit=_REDUCER_OUTPUT)
+            for name in names
+        ),
         Metric.of_sum(TRAINED_TOKENS, float(sum(num_tokens)), unit="token"),
         *further.values(),
     ]
@@ -146,11 +152,9 @@ def step_settings(
     """
     check_aggregation(aggregation)
     settings = {"aggregation": str(aggregation), "cp_size": str(count(cp_size, "cp_size"))}
-    return (
-        settings
-        if aggregation == "token_mean"
-        else settings | {"step_units": repr(check_step_units(aggregation, step_units))}
-    )
+    if aggregation != "token_mean":
+        settings["step_units"] = repr(check_step_units(aggregation, step_units))
+    return settings
 
 
 def finish_step_report(
@@ -184,18 +188,18 @@ def finish_step_report(
     step_settings(aggregation, step_units, cp_size)
     tokens = reduced[TRAINED_TOKENS].numerator / cp_size
     units = tokens if aggregation == "token_mean" else check_step_units(aggregation, step_units)
-    lines: dict[str, float | None] = {}
-    others = []
-    for name, metric in reduced.items():
-        if name in names:
-            lines[name] = metric.numerator / units if tokens else None
-        elif name != TRAINED_TOKENS:
-            others.append(metric)
-    told = report(others)
-    clash = sorted(set(lines) & set(told))
+    lines = {
+        name: metric.numerator / units if tokens else None
+        for name, metric in reduced.items()
+        if name in names
+    }
+    others = report(
+        metric for name, metric in reduced.items() if name not in {*names, TRAINED_TOKENS}
+    )
+    clash = sorted(set(lines) & set(others))
     if clash:
         raise MetricsError(
             f"a reducer output and another metric both report under the name {clash[0]!r}; rename"
             " one of them"
         )
-    return lines | told
+    return lines | others

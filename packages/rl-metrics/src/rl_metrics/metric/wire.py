@@ -17,11 +17,11 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from rl_metrics.arguments import FloatArray
+from rl_metrics.arguments import FloatArray, IntArray
 from rl_metrics.errors import MetricsError
 from rl_metrics.metric.kinds import Kind
 from rl_metrics.metric.metric import Metric
@@ -87,10 +87,8 @@ def sums(metrics: Sequence[Metric], agreed: FloatArray) -> FloatArray:
         MetricsError: on all ranks the same, naming the histogram that spans more than
             `MOST_BUCKETS`.
     """
-    parts: list[float] = []
-    for metric, top in zip(metrics, _tops(metrics, agreed), strict=True):
-        parts += _TRAVEL[metric.kind].sums(metric, top)
-    return np.array(parts, np.float64)
+    tops = zip(metrics, _tops(metrics, agreed), strict=True)
+    return np.array([x for metric, top in tops for x in _TRAVEL[metric.kind].sums(metric, top)])
 
 
 def unpack(metrics: Sequence[Metric], agreed: FloatArray, summed: FloatArray) -> list[Metric]:
@@ -136,14 +134,6 @@ class _Travel:
     """Gives the merged record from agreed extrema and sums."""
 
 
-def _numerator_and_weight(metric: Metric, _: list[float]) -> list[float]:
-    return [metric.numerator, metric.weight]
-
-
-def _merged_sums(metric: Metric, _: list[float], total: list[float]) -> Metric:
-    return replace(metric, numerator=total[0], weight=total[1])
-
-
 def _extreme(sign: float) -> _Travel:
     """Return how a maximum travels (sign 1) or a minimum, as the maximum of negatives (sign -1)."""
 
@@ -158,10 +148,6 @@ def _extreme(sign: float) -> _Travel:
         return replace(metric, numerator=numerator, weight=total[0])
 
     return _Travel(num_extrema=1, extrema=extrema, sums=sums, merged=merged)
-
-
-def _stamp(metric: Metric) -> list[float]:
-    return [metric.stamp if metric.weight else _NONE]
 
 
 def _newest(metric: Metric, top: list[float]) -> list[float]:
@@ -208,75 +194,71 @@ def _origin(top: list[float]) -> float:
     return top[0] if math.isfinite(top[0]) else 0.0
 
 
+def _signed(metric: Metric) -> list[tuple[str, IntArray, FloatArray]]:
+    """Return sign, buckets and counts of either side of zero of a histogram."""
+    return [
+        (sign, getattr(metric.sketch, f"{sign}_indices"), getattr(metric.sketch, f"{sign}_counts"))
+        for sign in ("positive", "negative")
+    ]
+
+
 def _window(metric: Metric) -> list[float]:
     """Return the greatest bucket and the negative of the smallest, of either sign."""
-    assert metric.sketch is not None
-    bounds = []
-    for indices in (metric.sketch.positive_indices, metric.sketch.negative_indices):
-        bounds += [float(indices[-1]), float(-indices[0])] if indices.size else [_NONE, _NONE]
-    return bounds
+    pairs = [
+        (float(indices[-1]), float(-indices[0])) if indices.size else (_NONE, _NONE)
+        for _, indices, _ in _signed(metric)
+    ]
+    return [bound for pair in pairs for bound in pair]
 
 
 def _widths(top: list[float]) -> list[int]:
-    """Return how many buckets lie between each pair of agreed bounds; only histograms have pairs."""
+    """Return how many buckets lie between each pair of bounds, which only histograms have."""
     pairs = zip(top[::2], top[1::2], strict=False)
     return [int(high + low) + 1 if math.isfinite(high) else 0 for high, low in pairs]
 
 
 def _buckets_in_window(metric: Metric, top: list[float]) -> list[float]:
-    sketch = metric.sketch
-    assert sketch is not None
+    """Return the sums of a histogram: its sketch laid out over the agreed window."""
+    assert metric.sketch is not None
     widths = _widths(top)
     if max(widths) > MOST_BUCKETS:
         raise MetricsError(
             f"metric {metric.name!r}: its values span {max(widths)} buckets of relative error"
-            f" {sketch.relative_error}, at most {MOST_BUCKETS} can be reduced over ranks;"
+            f" {metric.sketch.relative_error}, at most {MOST_BUCKETS} can be reduced over ranks;"
             " give a greater relative_error, or mask values that are far from the others"
         )
-    positive = _dense(sketch.positive_indices, sketch.positive_counts, widths[0], top[1])
-    negative = _dense(sketch.negative_indices, sketch.negative_counts, widths[1], top[3])
-    return [metric.numerator, metric.weight, sketch.zero, sketch.nonfinite, *positive, *negative]
+    parts = [metric.numerator, metric.weight, metric.sketch.zero, metric.sketch.nonfinite]
+    for (_, indices, counts), width, negative_low in zip(
+        _signed(metric), widths, top[1::2], strict=True
+    ):
+        window = np.zeros(width)
+        if indices.size:
+            window[indices + int(negative_low)] = counts
+        parts += window.tolist()
+    return parts
 
 
 def _merged_buckets(metric: Metric, top: list[float], total: list[float]) -> Metric:
+    """Undo `_buckets_in_window`."""
     assert metric.sketch is not None
     numerator, weight, zero, nonfinite, *window = total
-    cut = _widths(top)[0]
-    positive_indices, positive_counts = _sparse(window[:cut], top[1])
-    negative_indices, negative_counts = _sparse(window[cut:], top[3])
-    sketch = replace(
-        metric.sketch,
-        zero=zero,
-        nonfinite=nonfinite,
-        positive_indices=positive_indices,
-        positive_counts=positive_counts,
-        negative_indices=negative_indices,
-        negative_counts=negative_counts,
-    )
+    widths = _widths(top)
+    buckets: dict[str, Any] = {}
+    for (sign, _, _), counts, negative_low in zip(
+        _signed(metric), np.split(np.array(window, np.float64), widths[:1]), top[1::2], strict=True
+    ):
+        occupied = np.flatnonzero(counts)
+        # The bound of an empty window is infinite, which is no integer.
+        low = -int(negative_low) if occupied.size else 0
+        buckets |= {f"{sign}_indices": occupied + low, f"{sign}_counts": counts[occupied]}
+    sketch = replace(metric.sketch, zero=zero, nonfinite=nonfinite, **buckets)
     return replace(metric, numerator=numerator, weight=weight, sketch=sketch)
 
 
-def _dense(
-    indices: npt.NDArray[np.int64], counts: FloatArray, width: int, negative_low: float
-) -> list[float]:
-    """Lay a sparse histogram out over the agreed window."""
-    window = np.zeros(width)
-    if indices.size:
-        window[indices + int(negative_low)] = counts
-    dense: list[float] = window.tolist()
-    return dense
-
-
-def _sparse(window: list[float], negative_low: float) -> tuple[npt.NDArray[np.int64], FloatArray]:
-    """Undo `_dense`."""
-    counts = np.array(window, np.float64)
-    occupied = np.flatnonzero(counts)
-    # The bound of an empty window is infinite, which is no integer.
-    indices = occupied - int(negative_low) if occupied.size else occupied
-    return indices.astype(np.int64), counts[occupied]
-
-
-_ADDITIVE = _Travel(sums=_numerator_and_weight, merged=_merged_sums)
+_ADDITIVE = _Travel(
+    sums=lambda metric, _: [metric.numerator, metric.weight],
+    merged=lambda metric, _, total: replace(metric, numerator=total[0], weight=total[1]),
+)
 
 _TRAVEL: dict[Kind, _Travel] = {
     "sum": _ADDITIVE,
@@ -286,7 +268,12 @@ _TRAVEL: dict[Kind, _Travel] = {
     "moments": _Travel(
         num_extrema=1, extrema=_mean, num_sums=3, sums=_moments_about_origin, merged=_merged_moments
     ),
-    "last": _Travel(num_extrema=1, extrema=_stamp, sums=_newest, merged=_merged_newest),
+    "last": _Travel(
+        num_extrema=1,
+        extrema=lambda metric: [metric.stamp if metric.weight else _NONE],
+        sums=_newest,
+        merged=_merged_newest,
+    ),
     "histogram": _Travel(
         num_extrema=4, extrema=_window, num_sums=4, sums=_buckets_in_window, merged=_merged_buckets
     ),

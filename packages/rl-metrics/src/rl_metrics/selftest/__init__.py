@@ -1,1 +1,1 @@
-"""The self-test, `python -m rl_metrics.selftest`: one random step on every layout of this machine."""
+"""The self-test, `python -m rl_metrics.selftest`: one random step on every layout."""

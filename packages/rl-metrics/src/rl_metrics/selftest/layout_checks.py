@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
+from typing import get_args
 
 import numpy as np
 import torch
@@ -31,7 +33,7 @@ from rl_metrics.torch.reports import gather_and_reduce_log_dict, reduce_train_st
 from rl_metrics.torch.slicing import slice_response
 from rl_metrics.torch.whitening import masked_whiten
 
-__all__ = ["TOLERANCE", "LayoutCheck", "check_layouts", "layouts"]
+__all__ = ["TOLERANCE", "LayoutCheck", "check_layouts"]
 
 TOLERANCE = 1e-6
 """Largest relative difference that passes."""
@@ -78,26 +80,15 @@ class LayoutCheck:
 
     @property
     def worst(self) -> float:
-        """The largest difference; infinite when responses were not restored exactly."""
-        return (
-            max(self.value_difference, self.gradient_difference, self.whitening_difference)
-            if self.gather_is_exact
-            else math.inf
-        )
+        """The largest difference, NaN where any is; infinite when responses were not restored."""
+        differences = self.value_difference, self.gradient_difference, self.whitening_difference
+        # Python's max drops a NaN or keeps it by its place.
+        return float(np.max(differences)) if self.gather_is_exact else math.inf
 
     @property
     def passes(self) -> bool:
         """Whether all differences are within `TOLERANCE` (NaN is not)."""
         return bool(self.worst <= TOLERANCE)
-
-
-def layouts(max_processes: int) -> list[tuple[int, int]]:
-    """Return all (dp, cp) in {1, 2, 4}^2 with at most `max_processes` ranks, smallest first: `layouts(2)` is `[(1, 1), (1, 2), (2, 1)]`."""
-    sizes = (1, 2, 4)
-    return sorted(
-        ((dp, cp) for dp in sizes for cp in sizes if dp * cp <= max_processes),
-        key=lambda pair: (pair[0] * pair[1], pair),
-    )
 
 
 def check_layouts(
@@ -116,13 +107,16 @@ def check_layouts(
         announce: called with one line before each (dp, cp) is run.
 
     Returns:
-        One check per (dp, cp), layout, dtype and aggregation.
+        One check per (dp, cp) in {1, 2, 4}^2 of so many ranks, smallest first, and per layout,
+        dtype and aggregation.
 
     Raises:
         MetricsError: when `max_processes`, `seed` or `deadline_seconds` lie outside their range.
         RanksFailedError: when a rank fails or does not end in time.
     """
-    meshes = layouts(count(max_processes, "max_processes"))
+    most = count(max_processes, "max_processes")
+    meshes = [mesh for mesh in product((1, 2, 4), repeat=2) if math.prod(mesh) <= most]
+    meshes.sort(key=lambda mesh: (math.prod(mesh), mesh))
     scenario = make_scenario(seed)
     checks: list[LayoutCheck] = []
     for k, (dp_size, cp_size) in enumerate(meshes, start=1):
@@ -151,28 +145,13 @@ def _check_mesh(
     """Check one mesh on this rank: both layouts, both dtypes, all aggregations."""
     cp_groups = [dist.new_group([d * cp_size + c for c in range(cp_size)]) for d in range(dp_size)]
     dp_rank, cp_rank = divmod(dist.get_rank(), cp_size)
+    mine = list(range(dp_rank, scenario.num_samples, dp_size))
     checks = []
-    for layout in ("zigzag", "contiguous"):
+    for layout, dtype in product(get_args(Layout), (torch.float32, torch.float64)):
         cp = ContextParallel(cp_size, cp_rank, layout)
-        mesh = _Mesh(dp_size=dp_size, dp_rank=dp_rank, cp=cp, cp_group=cp_groups[dp_rank])
-        for dtype in (torch.float32, torch.float64):
-            others = _check_tensors(scenario, mesh, dtype)
-            checks += [_check(scenario, mesh, each, dtype, *others) for each in AGGREGATIONS]
+        others = _check_tensors(scenario, scenario.part(mine), cp, cp_groups[dp_rank], dtype)
+        checks += [_check(scenario, mine, cp, name, dtype, *others) for name in AGGREGATIONS]
     return checks
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Mesh:
-    """This rank's place; the world is the `dp_cp` group."""
-
-    dp_size: int
-    dp_rank: int
-    cp: ContextParallel
-    cp_group: dist.ProcessGroup
-
-    def samples(self, scenario: Scenario) -> list[int]:
-        """Return the samples of this data-parallel rank."""
-        return list(range(self.dp_rank, scenario.num_samples, self.dp_size))
 
 
 def _local_losses(
@@ -184,18 +163,21 @@ def _local_losses(
         return (parameters.new_zeros(0, 2) @ parameters).square()
     features = torch.from_numpy(np.concatenate(batch.features)[owned]).to(parameters.dtype)
     is_masked = torch.cat(masks)[torch.from_numpy(owned)] == 0
-    return (features @ parameters).square().masked_fill(is_masked, torch.nan)
+    holes = torch.where(is_masked, torch.nan, 0.0).to(parameters.dtype)
+    return (features @ parameters).square() + holes
 
 
 def _check(
     scenario: Scenario,
-    mesh: _Mesh,
+    mine: list[int],
+    cp: ContextParallel,
     aggregation: Aggregation,
     dtype: torch.dtype,
     whitening_difference: float,
     gather_is_exact: bool,
 ) -> LayoutCheck:
-    """Run one step the way a Megatron trainer does and compare."""
+    """Run one step the way a Megatron trainer does and compare; `mine` are this rank's samples."""
+    dp_size = dist.get_world_size() // cp.size
     parameters = torch.tensor(scenario.parameters, dtype=dtype, requires_grad=True)
     denominators = scenario.denominators(aggregation)
     units = scenario.step_units(aggregation)
@@ -204,25 +186,23 @@ def _check(
         aggregation,
         num_microbatches=_NUM_MICRO_BATCHES,
         step_units=units,
-        dp_size=mesh.dp_size,
-        cp_size=mesh.cp.size,
+        dp_size=dp_size,
+        cp_size=cp.size,
     )
     reports = []
     counted = torch.zeros((), dtype=torch.int32)
     # Dealt like cards, so that siblings part; a micro-batch may be empty, which makes it a filler.
-    mine = mesh.samples(scenario)
     for samples in (mine[k::_NUM_MICRO_BATCHES] for k in range(_NUM_MICRO_BATCHES)):
         batch = scenario.part(samples)
         masks = [torch.from_numpy(mask) for mask in batch.loss_masks]
-        needs = None if aggregation in ("token_mean", "constant") else denominators[samples]
         reduced = loss_reducer(
             aggregation,
             batch.total_lengths,
             batch.response_lengths,
             masks,
-            denominators=needs,
-            cp=mesh.cp,
-        )(_local_losses(batch, mesh.cp, parameters, masks))
+            denominators=denominators[samples],
+            cp=cp,
+        )(_local_losses(batch, cp, parameters, masks))
         loss, num_tokens = reduced * scale, megatron_num_tokens(aggregation, masks)
         (loss if per_token else loss / num_tokens.clamp(min=1) / _NUM_MICRO_BATCHES).backward()  # type: ignore[no-untyped-call]
         counted += num_tokens
@@ -230,19 +210,19 @@ def _check(
         reports.append(MicroBatchMetrics(sums=sums, num_tokens=batch.num_tokens))
     gradient = _finalized(parameters.grad, counted if per_token else None)
     value = reduce_train_step_metrics(
-        reports, aggregation=aggregation, step_units=units, cp_size=mesh.cp.size, group=None
+        reports, aggregation=aggregation, step_units=units, cp_size=cp.size, group=None
     )["loss"]
     logged = _rollout_log(scenario, reports, aggregation, units)
     expected, slope = scenario.expected_value(aggregation), scenario.expected_gradient(aggregation)
     return LayoutCheck(
-        dp_size=mesh.dp_size,
-        cp_size=mesh.cp.size,
-        layout=mesh.cp.layout,
+        dp_size=dp_size,
+        cp_size=cp.size,
+        layout=cp.layout,
         dtype=str(dtype).removeprefix("torch."),
         aggregation=aggregation,
         value=float("nan") if value is None else value,
         expected=expected,
-        value_difference=max(_relative(value, expected), _relative(logged, expected)),
+        value_difference=float(np.max([_relative(value, expected), _relative(logged, expected)])),
         gradient_difference=float(
             np.linalg.norm(gradient.double().numpy() - slope) / np.linalg.norm(slope)
         ),
@@ -252,7 +232,7 @@ def _check(
 
 
 def _finalized(grad: torch.Tensor | None, num_tokens: torch.Tensor | None) -> torch.Tensor:
-    """Reduce a gradient as Megatron does: mean over `dp * cp` ranks, or sum divided by the counted tokens."""
+    """Reduce a gradient as Megatron does: mean over ranks, or sum divided by counted tokens."""
     if grad is None:
         raise MetricsError("no gradient arrived: a reducer cut the graph")
     dist.all_reduce(grad)
@@ -278,14 +258,19 @@ def _rollout_log(
     return scenario.expected_value(aggregation) if lines is None else lines["rollout/loss"]
 
 
-def _check_tensors(scenario: Scenario, mesh: _Mesh, dtype: torch.dtype) -> tuple[float, bool]:
-    """Whiten values over all ranks, cut responses and gather them back.
+def _check_tensors(
+    scenario: Scenario,
+    batch: Scenario,
+    cp: ContextParallel,
+    cp_group: dist.ProcessGroup,
+    dtype: torch.dtype,
+) -> tuple[float, bool]:
+    """Whiten values over all ranks; cut and gather the responses of `batch`, this rank's part.
 
     Returns:
         The largest difference from whitening in one process, and whether every bit came back.
     """
-    batch = scenario.part(mesh.samples(scenario))
-    totals, responses, cp = batch.total_lengths, batch.response_lengths, mesh.cp
+    totals, responses = batch.total_lengths, batch.response_lengths
     length = -(-sum(totals) // cp.size) * cp.size
     offsets = (np.cumsum(totals) - totals).tolist()
 
@@ -295,12 +280,11 @@ def _check_tensors(scenario: Scenario, mesh: _Mesh, dtype: torch.dtype) -> tuple
             for x, total, response, offset in zip(full, totals, responses, offsets, strict=True)
         ]
 
-    full = [torch.from_numpy(batch.values(i)).to(dtype) for i in range(batch.num_samples)]
+    full = [torch.from_numpy(value).to(dtype) for value in batch.values]
     values, masks = pieces(full), pieces([torch.from_numpy(mask) for mask in batch.loss_masks])
-    restored = gather_responses(values, totals, responses, cp, group=mesh.cp_group)
+    restored = gather_responses(values, totals, responses, cp, group=cp_group)
     is_exact = all(torch.equal(a, b) for a, b in zip(restored, full, strict=True))
-    everything = np.concatenate([scenario.values(i) for i in range(scenario.num_samples)])
-    trained = everything[np.concatenate(scenario.loss_masks) != 0]
+    trained = np.concatenate(scenario.values)[np.concatenate(scenario.loss_masks) != 0]
     whitened = torch.cat(masked_whiten(values, masks)).double()
     expected = (torch.cat(values).double() - trained.mean()) / np.sqrt(trained.var(ddof=1) + 1e-8)
     differences = whitened - torch.where(torch.cat(masks).ne(0), expected, 0.0)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -38,7 +38,7 @@ _LONGEST_DEADLINE = 1e6
 
 
 class RanksFailedError(MetricsError, RuntimeError):
-    """Some ranks raised, died or missed the deadline; the message holds their tracebacks, the cause first."""
+    """Ranks that raised, died or missed the deadline: all tracebacks, the cause first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,19 +55,19 @@ class _Outcome:
     """The failure in one line."""
 
     in_collective: bool = False
-    """Whether the failure came out of torch.distributed, as it does in ranks that waited for one that failed."""
+    """Whether the failure came out of torch.distributed, as in ranks that waited for another."""
 
-    failed_at: float = math.inf
+    failed_at: float = -math.inf
     """When, on the clock that all processes of the machine share; seconds."""
 
 
 def run_gloo_ranks(
     function: Callable[[int, int], Result], size: int, *, deadline_seconds: float = 60.0
 ) -> list[Result]:
-    """Call `function(rank, size)` in `size` processes that form torch's default process group over
-    gloo.
+    """Call `function(rank, size)` in `size` processes of one gloo process group.
 
-    Processes are forked, so that torch is imported once, and use one thread each.
+    It is torch's default group. Processes are forked, so that torch is imported once, and use one
+    thread each.
 
     Args:
         function: called in each process; its result must pickle, and tensors in it are copied. With
@@ -84,10 +84,8 @@ def run_gloo_ranks(
         RanksFailedError: when a rank raises, dies, or the deadline passes; all ranks have ended by
             then.
     """
-    size, deadline_seconds = (
-        count(size, "size"),
-        finite_number(deadline_seconds, "deadline_seconds", above=0.0),
-    )
+    size = count(size, "size")
+    deadline_seconds = finite_number(deadline_seconds, "deadline_seconds", above=0.0)
     if deadline_seconds > _LONGEST_DEADLINE:
         raise MetricsError(
             f"deadline_seconds is {deadline_seconds:g}; give at most {_LONGEST_DEADLINE:g}, which"
@@ -117,8 +115,8 @@ def run_gloo_ranks(
         try:
             while pipes and time.monotonic() < end:
                 for ready in wait(list(pipes), timeout=max(end - time.monotonic(), 0.0)):
-                    if isinstance(ready, Connection):
-                        outcomes[pipes.pop(ready)] = _receive(ready)
+                    pipe = cast("Connection", ready)
+                    outcomes[pipes.pop(pipe)] = _receive(pipe)
         finally:
             for process in processes:
                 process.join(timeout=5.0 if not pipes else 0.0)
@@ -130,40 +128,32 @@ def run_gloo_ranks(
 
 def _receive(connection: Connection) -> _Outcome:
     """Return one rank's outcome; a closed pipe means that it died."""
-    try:
-        outcome: _Outcome = pickle.loads(connection.recv_bytes())  # noqa: S301 - written by our own child
-    except EOFError:
-        died = "the process died without a result"
-        return _Outcome(failure=died, last_line=died, failed_at=-math.inf)
-    finally:
-        connection.close()
+    with connection:
+        try:
+            outcome: _Outcome = pickle.loads(connection.recv_bytes())  # noqa: S301 - written by our own child
+        except EOFError:
+            died = "the process died without a result"
+            return _Outcome(failure=died, last_line=died)
     return outcome
 
 
 def _results(outcomes: dict[int, _Outcome], size: int, deadline_seconds: float) -> list[Any]:
     """Return the results, or raise for the ranks that have none."""
     missing = f"no result after {deadline_seconds:g} s"
-    late = _Outcome(failure=missing, last_line=missing)
-    everyone = [(outcomes.get(rank, late), rank) for rank in range(size)]
-    failed = sorted(
-        (entry for entry in everyone if entry[0].failure is not None),
-        key=lambda entry: (entry[0].in_collective, entry[0].failed_at),
-    )
-    if failed:
-        raise RanksFailedError(
-            "\n".join(
-                _told(outcome, rank, size, is_first=k == 0)
-                for k, (outcome, rank) in enumerate(failed)
-            )
-        )
-    return [outcome.result for outcome, _ in everyone]
-
-
-def _told(outcome: _Outcome, rank: int, size: int, *, is_first: bool) -> str:
-    """Tell one rank's failure: in full where it may be the cause, in one line where the rank was waiting for another."""
-    if outcome.in_collective and not is_first:
-        return f"rank {rank} of {size} waited in a collective that this ended: {outcome.last_line}"
-    return f"rank {rank} of {size}: {outcome.failure}"
+    late = _Outcome(failure=missing, last_line=missing, failed_at=math.inf)
+    everyone = [(rank, outcomes.get(rank, late)) for rank in range(size)]
+    failed = [(rank, outcome) for rank, outcome in everyone if outcome.failure is not None]
+    # Causes before the ranks that waited for them; of several causes the earliest first.
+    failed.sort(key=lambda entry: (entry[1].in_collective, entry[1].failed_at))
+    told = [
+        f"rank {rank} of {size} waited in a collective that this ended: {outcome.last_line}"
+        if outcome.in_collective and k
+        else f"rank {rank} of {size}: {outcome.failure}"
+        for k, (rank, outcome) in enumerate(failed)
+    ]
+    if told:
+        raise RanksFailedError("\n".join(told))
+    return [outcome.result for _, outcome in everyone]
 
 
 def _failure(error: BaseException) -> _Outcome:

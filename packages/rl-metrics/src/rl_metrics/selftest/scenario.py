@@ -83,14 +83,14 @@ class Scenario:
         """Return the step's units: tokens, samples, rollouts, prompt groups, or `CONSTANT`."""
         return count_step_units(aggregation, self.loss_masks, **self._ids, constant=CONSTANT)
 
-    def values(self, i: int) -> FloatArray:
-        """Return the losses of sample `i`, float64 [R_i], without the NaN at masked positions."""
-        result: FloatArray = np.square(self.features[i] @ np.array(self.parameters))
-        return result
+    @property
+    def values(self) -> list[FloatArray]:
+        """The losses of each sample, float64 [R_i], without the NaN at masked positions."""
+        return [np.square(feature @ np.array(self.parameters)) for feature in self.features]
 
     def expected_value(self, aggregation: Aggregation) -> float:
         """Return the loss every layout must report; `MetricsError` when no token is trained."""
-        return self._aggregate(aggregation, [self.values(i) for i in range(self.num_samples)])
+        return self._aggregate(aggregation, self.values)
 
     def expected_gradient(self, aggregation: Aggregation) -> FloatArray:
         """Return the gradient with respect to `w`, float64 [2], that every layout must reach."""
@@ -131,22 +131,20 @@ def make_scenario(seed: int, *, num_rollouts: int = 8, max_response: int = 90) -
     prompts = rng.integers(1, 20, n)
     mostly_prompt = rng.permutation(n)[: max(n // 4, 1)]
     prompts[mostly_prompt] = responses[mostly_prompt] * 6 + 40
-    masked_rollout = rollout_ids[-1]
-    masks = []
-    for i, length in enumerate(responses):
-        mask = (rng.random(length) < 0.8).astype(np.int32)
+    masks = [(rng.random(length) < 0.8).astype(np.int32) for length in responses]
+    for mask, rollout_id in zip(masks, rollout_ids, strict=True):
         mask[-1] = 1
-        masks.append(mask * np.int32(rollout_ids[i] != masked_rollout))
+        mask[:] *= rollout_id != rollout_ids[-1]
     features = tuple(
         rng.normal(size=(int(length), 2)).astype(np.float32).astype(np.float64)
         for length in responses
     )
     return Scenario(
-        total_lengths=tuple(int(value) for value in prompts + responses),
-        response_lengths=tuple(int(value) for value in responses),
+        total_lengths=tuple((prompts + responses).tolist()),
+        response_lengths=tuple(responses.tolist()),
         loss_masks=tuple(masks),
         features=features,
-        rollout_ids=tuple(int(value) for value in rollout_ids),
-        group_ids=tuple(int(value) // 2 for value in rollout_ids),
+        rollout_ids=tuple(rollout_ids.tolist()),
+        group_ids=tuple((rollout_ids // 2).tolist()),
         parameters=(0.75, -1.25),
     )

@@ -1,8 +1,9 @@
 """What travels when pieces of responses are gathered: bits, and a header for each rank.
 
-By the headers ranks find out that they disagree. Every number takes 8 bytes on the wire whatever its dtype, so that ranks of different dtypes still
-send buffers of one size and can tell one another. Invariants, tested: `from_bits(to_bits(x),
-x.dtype)` is `x` bit for bit; all ranks build the same message from the same headers.
+By the headers ranks find out that they disagree. Every number takes 8 bytes on the wire, so that
+ranks of different dtypes still send buffers of one size and can tell one another. Invariants,
+tested: `from_bits(to_bits(x), x.dtype)` is `x` bit for bit; all ranks build the same message from
+the same headers.
 """
 
 from __future__ import annotations
@@ -135,12 +136,8 @@ def layout_digest(
         offsets: int [N] or None.
         stream: further lengths, or None.
     """
-    lists = [
-        None if values is None else int_array(values).tolist()
-        for values in (total_lengths, response_lengths, offsets)
-    ]
-    settings = sorted(
-        (name, None if value is None else int(value)) for name, value in stream.items()
-    )
-    text = repr((lists, cp.size, cp.layout, settings))
+    lists = (total_lengths, response_lengths, offsets)
+    told = [None if values is None else int_array(values).tolist() for values in lists]
+    lengths = sorted((name, value and int(value)) for name, value in stream.items())
+    text = repr((told, cp.size, cp.layout, lengths))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

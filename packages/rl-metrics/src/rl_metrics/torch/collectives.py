@@ -168,7 +168,7 @@ def _reduce(
     group: dist.ProcessGroup | None,
     dst: int | None = None,
 ) -> FloatArray:
-    """Reduce a host vector over the group, for everybody or for `dst`; an empty one stays at home."""
+    """Reduce a host vector over the group, for everybody or for `dst`; an empty one as it is."""
     if not values.size:
         return values
     tensor = torch.from_numpy(values).to(collective_device(group))

@@ -1,4 +1,4 @@
-"""Loss masks of a micro-batch, wherever they lie, brought to the rule of `rl_metrics.aggregation.masks`.
+"""Loss masks of a micro-batch, wherever they lie, held to the one rule for masks.
 
 Checking a mask means looking at it, so masks on a device are copied to the host: one transfer per
 call whatever the number of samples, which waits for the device. Masks that are on the host already,

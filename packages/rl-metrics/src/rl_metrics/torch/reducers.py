@@ -37,8 +37,8 @@ __all__ = ["LossReducer", "Masks", "get_sum_of_sample_mean", "loss_reducer", "me
 class LossReducer:
     """The closure `x -> scalar` that `get_sum_of_sample_mean` returns.
 
-    Call it on this rank's local response values. It may be made and called under `torch.inference_mode` and still be used for training
-    afterwards.
+    Call it on this rank's local response values. It may be made and called under
+    `torch.inference_mode` and still be used for training afterwards.
     """
 
     def __init__(

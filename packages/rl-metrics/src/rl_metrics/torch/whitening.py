@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, overload
 
 import torch
@@ -34,25 +34,28 @@ _FAILED = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """What one rank holds, flat: nothing by default."""
+    """What one rank holds, as given and flat."""
 
-    values: torch.Tensor = field(default_factory=lambda: torch.empty(0))
-    """float [T]."""
+    values: list[torch.Tensor]
+    """Checked tensors of values."""
 
-    trained: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
-    """bool [T]."""
+    masks: list[torch.Tensor]
+    """Their masks, whose entries nobody has looked at."""
 
-    wrong: torch.Tensor = field(default_factory=lambda: torch.tensor(False))
-    """bool []: whether a mask entry is neither 0 nor 1.
+    flat: torch.Tensor
+    """float [T]: all values."""
 
-    On the values' device, so that nobody waits for it.
-    """
+    mask: torch.Tensor
+    """[T]: all mask entries."""
 
-    masks: list[Any] = field(default_factory=list)
-    """The masks as given, to name a wrong entry."""
-
-    shapes: list[torch.Size] = field(default_factory=list)
-    """Shape of each tensor of values."""
+    @classmethod
+    def of(cls, values: list[torch.Tensor], masks: list[torch.Tensor]) -> _Part:
+        """Return the part of given tensors, of which there may be none."""
+        flat, mask = (
+            torch.cat([x.detach().reshape(-1) for x in (tensors or [torch.empty(0)])])
+            for tensors in (values, masks)
+        )
+        return cls(values=values, masks=masks, flat=flat, mask=mask)
 
 
 @overload
@@ -127,13 +130,12 @@ def masked_whiten(
             f"all {moments.count:g} trained entries are equal and epsilon is 0, so there is no"
             " scale; give an epsilon above 0"
         )
-    wide = part.values.to(torch.float64)
+    wide = part.flat.to(torch.float64)
     shifted = wide - moments.mean * scale if shift_mean else wide
-    whitened = torch.where(part.trained, shifted / spread, 0.0).to(part.values.dtype)
-    if isinstance(values, torch.Tensor):
-        return whitened.reshape(values.shape)
-    pieces = torch.split(whitened, [shape.numel() for shape in part.shapes])
-    return [piece.reshape(shape) for piece, shape in zip(pieces, part.shapes, strict=True)]
+    whitened = torch.where(part.mask.ne(0), shifted / spread, 0.0).to(part.flat.dtype)
+    pieces = torch.split(whitened, [x.numel() for x in part.values])
+    shaped = [piece.reshape(x.shape) for piece, x in zip(pieces, part.values, strict=True)]
+    return shaped[0] if isinstance(values, torch.Tensor) else shaped
 
 
 def _moments_over_ranks(
@@ -150,7 +152,7 @@ def _moments_over_ranks(
         settings: what must be equal on all ranks: finite numbers of at least 0, or switches.
     """
     failure: Exception | None = None
-    part = _Part()
+    part = _Part.of([], [])
     wanted = [0.0] * len(settings)
     try:
         wanted = [finite_number(value, name, at_least=0.0) for name, value in settings.items()]
@@ -201,7 +203,8 @@ def _packed(part: _Part, *, failed: bool, wanted: list[float]) -> torch.Tensor:
 
     Mean and m2 are those of the values divided by the scale.
     """
-    chosen = part.values[part.trained].to(torch.float64)
+    trained = part.mask.ne(0)
+    chosen = part.flat[trained].to(torch.float64)
     one = chosen.new_ones(())
     top = chosen.abs().max() if chosen.numel() else one * 0.0
     # Without a value other than 0 the smallest scale, so that it does not set that of the others.
@@ -210,7 +213,8 @@ def _packed(part: _Part, *, failed: bool, wanted: list[float]) -> torch.Tensor:
     )
     scaled = chosen / scale
     mean = scaled.mean() if chosen.numel() else chosen.new_zeros(())
-    mark = one * _FAILED if failed else part.wrong.to(torch.float64)
+    # Only 0 and 1 equal their own truth value; nobody waits for the answer here.
+    mark = one * _FAILED if failed else part.mask.ne(trained).any().to(torch.float64)
     return torch.stack(
         [
             one * chosen.numel(),
@@ -257,11 +261,4 @@ def _part(values: Any, masks: Any) -> _Part:
                 f"sample {i}: values are {x.dtype} on {x.device}, the mask is on {m.device}; give"
                 " all on the device and in the dtype of sample 0's values"
             )
-    if not xs:
-        return _Part()
-    # Is every entry 0 or 1? Only these equal their own truth value. Nobody waits for the answer.
-    mask = torch.cat([m.reshape(-1) for m in ms])
-    trained = mask.ne(0)
-    wrong = mask.ne(trained).any()
-    flat = torch.cat([x.detach().reshape(-1) for x in xs])
-    return _Part(values=flat, trained=trained, wrong=wrong, masks=ms, shapes=[x.shape for x in xs])
+    return _Part.of(xs, ms)
