@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from stubs.dump_batches import Columns, batch, equal, items_of, placed, taken
-from stubs.dump_layouts import Stream, cut, gatherer, stream_gatherer
+from stubs.dump_batches import Columns, batch, equal, placed
+from stubs.dump_layouts import CP_FIELDS, Stream, gatherer, stream_gatherer, trainer_shard
 from stubs.dump_processes import run_ranks
 
 from rl_dump import (
     BackgroundWriter,
     DumpError,
-    RaggedArray,
     WriteError,
     compare,
     open_dump,
@@ -24,7 +23,6 @@ from rl_dump import (
 )
 from rl_dump.torch import (
     DumpTopology,
-    LogProbCapture,
     restore_context_parallel_fields_to_cpu,
     save_debug_train_data,
 )
@@ -32,30 +30,6 @@ from rl_dump.torch import shards as shards_module
 from rl_dump.torch.wire import receive_bytes
 
 pytestmark = pytest.mark.distributed
-CP_FIELDS = ("log_probs", "rollout_log_probs", "advantages", "entropy")
-
-
-def trainer_shard(
-    columns: Columns, shard: dict[str, Any], cp_rank: int = 0, cp_size: int = 1
-) -> dict[str, Any]:
-    """What a context rank of a data-parallel rank holds: its samples, floats cut along the axis."""
-    part = taken(columns, shard["partition"])
-    data = {}
-    for name, column in part.items():
-        if name in {"rollout_position", "step", "micro_batch", "data_parallel_rank"}:
-            continue
-        if isinstance(column, RaggedArray):
-            items = [torch.from_numpy(item.copy()) for item in column]
-            if name in CP_FIELDS:
-                items = [
-                    cut(item, int(total), cp_rank, cp_size)
-                    for item, total in zip(items, part["total_lengths"], strict=True)
-                ]
-            data[name] = items
-        else:
-            data[name] = column if isinstance(column, list) else column.tolist()
-    keys = ("partition", "micro_batch_indices", "num_microbatches", "global_batch_sizes")
-    return {**data, **{key: shard[key] for key in keys}}
 
 
 def reference(folder: Path, columns: Columns, shards: list[dict[str, Any]]) -> Path:
@@ -338,68 +312,3 @@ def test_a_rank_without_samples_is_fine(tmp_path: Path) -> None:
     with open_dump(tmp_path / "t_0.parquet") as dump:
         assert dump.num_samples == 20
         assert [len(shard["partition"]) for shard in dump.dp_shards] == [10, 0, 10]
-
-
-def training(rank: int, folder: Path, dumping: bool) -> tuple[list[bytes], bytes]:
-    """Two batches of a small policy under DP 2 x CP 2; returns every number training produced."""
-    dp_rank, cp_rank = divmod(rank, 2)
-    cp_groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    shard_group = dist.new_group([0, 2])
-    topology = DumpTopology(
-        global_rank=rank,
-        dp_rank=dp_rank,
-        dp_size=2,
-        cp_rank=cp_rank,
-        cp_size=2,
-        shard_group=shard_group if cp_rank == 0 else None,
-        deadline_seconds=20,
-    )
-    gather, _ = gatherer(cp_rank, 2, cp_groups[dp_rank])
-    weight = torch.randn(46, 46, generator=torch.Generator().manual_seed(1)).requires_grad_()
-    numbers = []
-    with BackgroundWriter() as writer:
-        for batch_id in range(2):
-            columns, shards = placed(batch(12, seed=batch_id))
-            data = trainer_shard(columns, shards[dp_rank], cp_rank, 2)
-            del data["log_probs"]
-            with LogProbCapture(enabled=dumping) as capture:
-                for indices in data["micro_batch_indices"]:
-                    loss = torch.zeros(())
-                    for index in indices:
-                        tokens = data["tokens"][index]
-                        start = len(tokens) - data["response_lengths"][index]
-                        scores = (
-                            torch.log_softmax(weight[tokens[:-1]], -1)
-                            .gather(1, tokens[1:, None])
-                            .squeeze(1)[start - 1 :]
-                        )
-                        mine = cut(scores, len(tokens), cp_rank, 2)
-                        capture.record(data["partition"][index], mine)
-                        loss = loss - (mine * data["advantages"][index]).sum()
-                    torch.autograd.backward(loss)
-                    assert weight.grad is not None
-                    dist.all_reduce(weight.grad)
-                    with torch.no_grad():
-                        weight -= 1e-2 * weight.grad
-                    weight.grad = None
-                    numbers.append(loss.detach().numpy().tobytes())
-                if dumping:
-                    data["log_probs"] = capture.collect(data["partition"])
-                    save_debug_train_data(
-                        folder / "t_{batch_id}.parquet",
-                        batch_id=batch_id,
-                        rollout_data=data,
-                        topology=topology,
-                        gather_tensor=gather,
-                        background=writer,
-                    )
-    return numbers, weight.detach().numpy().tobytes()
-
-
-def test_training_is_the_same_bits_with_the_dump_on_and_off(tmp_path: Path) -> None:
-    on, off = run_ranks(training, 4, tmp_path, True), run_ranks(training, 4, tmp_path, False)
-    assert on == off
-    assert len({number for numbers, _ in on for number in numbers}) > 4
-    with open_dump(tmp_path / "t_1.parquet") as dump:
-        assert np.isfinite(items_of(dump, "log_probs").values).all()
-        assert dump.verify() == []

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from rl_dump import RaggedArray
 from rl_dump.torch import GatherTensor
+
+from .dump_batches import Columns, taken
 
 
 def owned(total: int, response: int, rank: int, size: int) -> list[int]:
@@ -94,3 +98,29 @@ def stream_gatherer(
         return list(torch.split(flat, list(response_lengths)))
 
     return gather
+
+
+CP_FIELDS = ("log_probs", "rollout_log_probs", "advantages", "entropy")
+
+
+def trainer_shard(
+    columns: Columns, shard: dict[str, Any], cp_rank: int = 0, cp_size: int = 1
+) -> dict[str, Any]:
+    """What a context rank of a data-parallel rank holds: its samples, floats cut along the axis."""
+    part = taken(columns, shard["partition"])
+    data = {}
+    for name, column in part.items():
+        if name in {"rollout_position", "step", "micro_batch", "data_parallel_rank"}:
+            continue
+        if isinstance(column, RaggedArray):
+            items = [torch.from_numpy(item.copy()) for item in column]
+            if name in CP_FIELDS:
+                items = [
+                    cut(item, int(total), cp_rank, cp_size)
+                    for item, total in zip(items, part["total_lengths"], strict=True)
+                ]
+            data[name] = items
+        else:
+            data[name] = column if isinstance(column, list) else column.tolist()
+    keys = ("partition", "micro_batch_indices", "num_microbatches", "global_batch_sizes")
+    return {**data, **{key: shard[key] for key in keys}}
