@@ -1,6 +1,8 @@
 """The output layer without logits on one GPU: correct against float64, then timed.
 
-    python packages/rl-topp/benchmarks/gpu_lm_head.py [check] [tune] [stages] [sizes] [shards] [table]     (default: all but tune)
+    python packages/rl-topp/benchmarks/gpu_lm_head.py [NAME ...]
+
+The names are check, tune, stages, sizes, shards and table; all but `tune` by default.
 
 `check` random shapes against float64; `table` the two shapes of the specification against full
 logits with a mask; `sizes` mean set sizes 1 to 1,024, dot products against blocks, with the fitted
@@ -12,11 +14,9 @@ numpy; with OUT set, all figures go to $OUT/gpu_lm_head.json. The short table co
 
 import json
 import os
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,25 +26,26 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
+from gpu_lm_head_stages import stages, tune
+from gpu_lm_head_timing import (
+    DEVICE,
+    FIGURES,
+    LINES,
+    SHAPES,
+    SHORT,
+    head_call,
+    host_milliseconds,
+    mask_of,
+    masked_call,
+    milliseconds,
+    peak_gib,
+    say,
+    unmasked_call,
+)
 from lm_head_cases import VOCAB_SIZE, exact, operands, random_rows, relative, targets_in, zipf_rows
 
-from rl_topp import NucleusSet, triton_kernels
+from rl_topp import NucleusSet
 from rl_topp.lm_head import cost, nucleus_lm_head_log_probs
-from rl_topp.torch.upload import UploadedRows, upload_rows
-
-DEVICE = torch.device("cuda")
-SHAPES = {"small": (8_192, VOCAB_SIZE, 2_048), "large": (16_384, VOCAB_SIZE, 3_584)}
-FIGURES: dict[str, Any] = {}
-LINES: list[str] = []
-SHORT: list[str] = []
-
-
-def say(line: str, *, short: bool = False) -> None:
-    """Print a line and keep it; short ones are printed again at the end."""
-    print(line, flush=True)
-    LINES.append(line)
-    if short:
-        SHORT.append(line)
 
 
 def errors(
@@ -115,95 +116,6 @@ def check() -> None:
         short=True,
     )
     FIGURES["check"] = worst
-
-
-# Timing
-# ----------------------------------------------------------------------------------------------------------------------------
-
-
-def milliseconds(call: Callable[[], Any], repeats: int = 15, warm_up: int = 3) -> float:
-    times = []
-    for index in range(warm_up + repeats):
-        torch.cuda.synchronize()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        if index >= warm_up:
-            times.append(begin.elapsed_time(end))
-    return float(statistics.median(times))
-
-
-def host_milliseconds(call: Callable[[], Any], repeats: int = 15) -> float:
-    """Median time until everything is handed to an idle device."""
-    times = []
-    for _ in range(repeats):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        call()
-        times.append(1e3 * (time.perf_counter() - begin))
-    torch.cuda.synchronize()
-    return statistics.median(times)
-
-
-def peak_gib(call: Callable[[], Any], *operands: torch.Tensor) -> float:
-    """Return the most memory that a call takes beyond what is allocated before it; gradients of `operands` that an earlier call left do not count."""
-    for operand in operands:
-        operand.grad = None
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    torch.cuda.synchronize()
-    return float(torch.cuda.max_memory_allocated() - before) / 2**30
-
-
-def head_call(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    targets: torch.Tensor,
-    rows: NucleusSet,
-    backward: bool = True,
-    **options: Any,
-) -> Callable[[], None]:
-    def call() -> None:
-        hidden.grad = weight.grad = None
-        scores = nucleus_lm_head_log_probs(hidden, weight, targets, rows, **options)
-        if backward:
-            scores.log_probs.sum().backward()  # type: ignore[no-untyped-call]
-
-    return call
-
-
-def masked_call(
-    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, mask: torch.Tensor
-) -> Callable[[], None]:
-    def call() -> None:
-        hidden.grad = weight.grad = None
-        logits = (hidden @ weight.t()).float().masked_fill(~mask, -torch.inf)
-        torch.log_softmax(logits, dim=1).gather(1, targets[:, None]).sum().backward()  # type: ignore[no-untyped-call]
-
-    return call
-
-
-def unmasked_call(
-    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor
-) -> Callable[[], None]:
-    def call() -> None:
-        hidden.grad = weight.grad = None
-        torch.nn.functional.cross_entropy(
-            (hidden @ weight.t()).float(), targets, reduction="sum"
-        ).backward()  # type: ignore[no-untyped-call]
-
-    return call
-
-
-def mask_of(rows: NucleusSet) -> torch.Tensor:
-    mask = torch.zeros(len(rows), rows.vocab_size, dtype=torch.bool, device=DEVICE)
-    owner = torch.from_numpy(np.repeat(np.arange(len(rows)), rows.set_sizes)).to(DEVICE)
-    mask[owner, torch.from_numpy(rows.ids.astype(np.int64)).to(DEVICE)] = True
-    return mask
 
 
 def table() -> None:
@@ -310,10 +222,19 @@ def sizes() -> None:
     )
 
 
+def even_size(costs: cost.DeviceCost, width: int) -> float:
+    """Return the ids per row from which on blocks cost a row less, once they run at all."""
+    per_entry = costs.entry_seconds * width - costs.block_entry_seconds
+    return VOCAB_SIZE * costs.product_seconds * width / per_entry if per_entry > 0 else float("inf")
+
+
 def fit_costs(
     entries: Any, seconds: dict[str, Any], fewer_rows_seconds: float, num_rows: int, width: int
 ) -> None:
-    """Print the constants of `rl_topp.lm_head.cost` that the sizes give: slopes where entries dominate, and two row counts of blocks."""
+    """Print the constants of `rl_topp.lm_head.cost` that the sizes give.
+
+    They are slopes where entries dominate, and two row counts of blocks.
+    """
     elements = VOCAB_SIZE * width
     product = (seconds["blocked"][1] - fewer_rows_seconds) / ((num_rows - 512) * elements)
     fitted = cost.DeviceCost(
@@ -322,10 +243,7 @@ def fit_costs(
         pass_seconds=float(fewer_rows_seconds / elements - 512 * product),
         block_entry_seconds=max(0.0, float(np.polyfit(entries[3:], seconds["blocked"][3:], 1)[0])),
     )
-    even, used = (
-        each.even_size(num_local_ids=VOCAB_SIZE, width=width)
-        for each in (fitted, cost.COSTS["cuda"])
-    )
+    even, used = (even_size(each, width) for each in (fitted, cost.COSTS["cuda"]))
     values = ", ".join(f"{name}={getattr(fitted, name):.3g}" for name in type(fitted).__slots__)
     say(
         f"fitted: DeviceCost({values}); even at {even:.0f} ids per row (built in: {used:.0f})",
@@ -363,148 +281,6 @@ def shards() -> None:
             )
             FIGURES[f"shards {count}"] = [busy, quiet, memory]
         dist.destroy_process_group()
-
-
-class Stages:
-    """The kernels one by one at the large shape, and the bytes each must move at least (every array once)."""
-
-    def __init__(self) -> None:
-        rng = np.random.default_rng(4)
-        num_rows, vocab_size, width = SHAPES["large"]
-        self.rows = zipf_rows(rng, num_rows, 5.0)
-        self.hidden, self.weight = (
-            operand.detach() for operand in operands(num_rows, vocab_size, width)
-        )
-        self.targets = targets_in(self.rows, rng)
-        self.lists = self.upload()
-        self.ids_E, self.rows_E = self.list_entries()
-        self.z_E = self.scores(triton_kernels.KernelShapes())
-        self.row = torch.randn(num_rows, device=DEVICE)
-        self.coefficients_E = torch.randn(self.ids_E.numel(), device=DEVICE) * (self.ids_E >= 0)
-        self.statistics_4T = torch.zeros(4, num_rows, device=DEVICE)
-        self.for_hidden, self.for_weight = (
-            torch.zeros_like(self.hidden),
-            torch.zeros_like(self.weight),
-        )
-        used, hidden_bytes = (
-            float(torch.unique(self.ids_E).numel()) * width * 2,
-            float(self.hidden.numel()) * 2,
-        )
-        self.least = {
-            "scores": used + hidden_bytes,
-            "d_hidden": used + 2 * hidden_bytes,
-            "d_weight": 2 * used + hidden_bytes,
-        }
-        self.least["zero d_weight"] = float(self.weight.numel()) * 2
-
-    def upload(self) -> UploadedRows:
-        return upload_rows(self.rows, np.arange(len(self.rows)), DEVICE)
-
-    def list_entries(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return triton_kernels.list_entries(
-            self.lists, self.targets, vocab_start=0, num_local_ids=self.weight.shape[0]
-        )
-
-    def scores(self, shapes: triton_kernels.KernelShapes) -> torch.Tensor:
-        return triton_kernels.entry_scores(
-            self.hidden, self.weight, self.ids_E, self.rows_E, dtype=torch.float32, shapes=shapes
-        )
-
-    def row_statistics(self) -> None:
-        triton_kernels.row_statistics(
-            self.z_E, self.lists.rows_R, self.lists.offsets_R1, self.statistics_4T
-        )
-
-    def coefficients(self) -> None:
-        triton_kernels.entry_coefficients(
-            self.z_E,
-            self.ids_E,
-            self.lists.rows_R,
-            self.lists.offsets_R1,
-            self.row,
-            None,
-            self.row,
-            self.row,
-        )
-
-    def d_hidden(self, shapes: triton_kernels.KernelShapes) -> None:
-        lists = self.ids_E, self.coefficients_E, self.lists.rows_R, self.lists.offsets_R1
-        triton_kernels.hidden_gradient(self.weight, *lists, self.for_hidden, shapes=shapes)
-
-    def d_weight(self, shapes: triton_kernels.KernelShapes) -> None:
-        triton_kernels.weight_gradient(
-            self.hidden,
-            self.ids_E,
-            self.rows_E,
-            self.coefficients_E,
-            self.for_weight,
-            shapes=shapes,
-        )
-
-    def calls(self, shapes: triton_kernels.KernelShapes) -> dict[str, Callable[[], Any]]:
-        return {
-            "upload": self.upload,
-            "list entries": self.list_entries,
-            "scores": lambda: self.scores(shapes),
-            "row statistics": self.row_statistics,
-            "coefficients": self.coefficients,
-            "d_hidden": lambda: self.d_hidden(shapes),
-            "zero d_weight": lambda: torch.zeros_like(self.weight),
-            "sort": lambda: torch.sort(self.ids_E, stable=True),
-            "d_weight": lambda: self.d_weight(shapes),
-        }
-
-
-def copy_rate() -> float:
-    """Return bytes read and written per second by a large device-to-device copy."""
-    source = torch.randn(2**30, device=DEVICE)
-    target = torch.empty_like(source)
-    return 8 * 2**30 / (1e-3 * milliseconds(lambda: target.copy_(source)))
-
-
-def stages() -> None:
-    say(f"copy: {copy_rate() / 1e12:.2f} TB/s read + written", short=True)
-    found = Stages()
-    for name, call in found.calls(triton_kernels.KernelShapes()).items():
-        took = milliseconds(call)
-        rate = (
-            f", {found.least[name] / took / 1e9:.2f} TB/s of the least traffic"
-            if name in found.least
-            else ""
-        )
-        say(f"  {name:15s} {took:7.3f} ms{rate}", short=True)
-        FIGURES[f"stage {name}"] = took
-
-
-def tune() -> None:
-    grid: list[tuple[str, dict[str, int]]] = []
-    grid += [
-        ("scores", {"score_entries": e, "score_block": b})
-        for e in (2, 4, 8)
-        for b in (128, 256, 512)
-    ]
-    grid += [
-        ("d_hidden", {"hidden_entries": e, "hidden_block": b})
-        for e in (1, 2, 4)
-        for b in (512, 1024, 2048)
-    ]
-    grid += [
-        ("d_weight", {"weight_entries": e, "weight_block": b, "weight_span": s, "chunk": 64})
-        for e in (1, 2, 4)
-        for b in (512, 1024, 2048)
-        for s in (1, 4, 16)
-    ]
-    found = Stages()
-    results = [
-        (name, milliseconds(found.calls(triton_kernels.KernelShapes(**change))[name], 9, 2), change)
-        for name, change in grid
-    ]
-    FIGURES["tune"] = results
-    for stage in ("scores", "d_hidden", "d_weight"):
-        for name, took, change in sorted(
-            (result for result in results if result[0] == stage), key=lambda result: result[1]
-        )[:3]:
-            say(f"  tune {name}: {took:.3f} ms with {change}", short=True)
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
-"""What the SGLang plugin costs on one GPU: its kernels alone, then a whole decode step inside the
-engine.
+"""What the SGLang plugin costs on one GPU: its kernels alone, then a decode step in the engine.
 
-    python packages/rl-topp/benchmarks/gpu_plugin_cost.py [check] [kernels] [engine]     (default: all three)
+    python packages/rl-topp/benchmarks/gpu_plugin_cost.py [check] [kernels] [engine]
+
+All three by default.
 
 `check` sets and log-probs of the CUDA way against float64 on random rows; `kernels` sampling of [64
 | 256 | 512, V = 151,936] against the sort of SGLang's pytorch backend and against flashinfer where
@@ -68,11 +69,11 @@ def draw(
 
 
 # Correctness
-# -----------------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def check() -> None:
-    """Compare sets and log-probs with float64; sets may differ where an id's mass is within 1e-5 of the boundary."""
+    """Compare sets and log-probs with float64; sets may differ by ids of next to no mass."""
     rng = np.random.default_rng(0)
     compared = skipped = 0
     for vocab_size, spread, prefix_size in (
@@ -133,7 +134,7 @@ def check() -> None:
 
 
 # Kernels alone
-# ---------------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def median_ms(run: Any, count: int = 20) -> float:
@@ -234,7 +235,7 @@ def kernels() -> None:
 
 
 # The engine
-# ------------------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def ask(url: str, variant: str, count: int, new_tokens: int, temperature: float) -> list[Any]:
@@ -270,7 +271,10 @@ def mean_kept(answers: list[Any]) -> float:
 
 
 def choose_temperature(url: str) -> tuple[float, float]:
-    """Return a temperature at which about the wanted number of ids is kept, and that number; checks every answer on the way."""
+    """Return a temperature that keeps about the wanted number of ids, and that number.
+
+    Checks every answer on the way.
+    """
     low, high, best = 0.005, 1.0, (1.0, float(VOCAB_SIZE))
     for _ in range(9):
         temperature = (low * high) ** 0.5
@@ -284,7 +288,10 @@ def choose_temperature(url: str) -> tuple[float, float]:
 
 
 def check_answer(answer: dict[str, Any]) -> None:
-    """Check that sampled ids are in their sets, and that sets hold top_p of the mass or more: log-probs rise by at most -log(top_p) over them."""
+    """Check that sampled ids are in their sets, and that sets hold top_p of the mass or more.
+
+    Log-probs rise by at most -log(top_p) over them.
+    """
     meta = answer["meta_info"]
     for token, full, ids, kept in zip(
         answer["output_ids"],
@@ -335,7 +342,8 @@ def report(waves: list[Any], kept: float, temperature: float) -> None:
         table[variant] = {"step_ms": steps, "sample_ms": samples}
         versus = ""
         if "stock/pytorch" in table:
-            versus = f"{100 * (statistics.median(steps) / statistics.median(table['stock/pytorch']['step_ms']) - 1):+6.1f} %"
+            stock = statistics.median(table["stock/pytorch"]["step_ms"])
+            versus = f"{100 * (statistics.median(steps) / stock - 1):+6.1f} %"
         sampler = f"{statistics.median(samples):.3f}" if samples else "-"
         say(
             f"{variant:<26} {statistics.median(steps):7.3f} ({min(steps):.3f}-{max(steps):.3f})"

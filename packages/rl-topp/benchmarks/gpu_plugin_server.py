@@ -1,9 +1,13 @@
-"""A stock SGLang server on a random Qwen3-0.6B with both plugins, for gpu_plugin_cost.py; with `--tiny` a small one on the CPU."""
+"""A stock SGLang server on a random Qwen3-0.6B with both plugins, for gpu_plugin_cost.py.
+
+With `--tiny` a small one on the CPU.
+"""
 
 import contextlib
 import importlib.util
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -106,6 +110,59 @@ def write_entry_points(folder: Path) -> None:
         (info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{name} = {value}\n")
 
 
+def command_line(model: Path, port: int) -> list[str]:
+    """Return the command that starts the server."""
+    shared = (
+        f"--model-path {model} --port {port} --skip-tokenizer-init --skip-server-warmup"
+        " --grammar-backend none --disable-radix-cache --random-seed 0 --sampling-backend pytorch"
+    )
+    on_cpu = (
+        "--device cpu --attention-backend torch_native --dtype float32 --max-total-tokens 4096"
+        " --sleep-on-idle"
+    )
+    on_gpu = (
+        f"--attention-backend triton --mem-fraction-static 0.5 --max-running-requests {FULL_BATCH}"
+        f" --cuda-graph-bs-decode {FULL_BATCH} --cuda-graph-backend-prefill disabled"
+    )
+    arguments = shlex.split(f"{shared} {on_cpu if TINY else on_gpu}")
+    return [sys.executable, "-m", "sglang.launch_server", *arguments]
+
+
+def environment_of(folder: Path) -> dict[str, str]:
+    """Return the environment of the server: where the plugins lie, and what it need not load."""
+    found = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(
+            [str(folder / "site"), str(SOURCE), str(HERE), os.environ.get("PYTHONPATH", "")]
+        ),
+        "RL_TOPP_TIMINGS": str(folder / "timings.jsonl"),
+        "RL_TOPP_FULL_BATCH": str(FULL_BATCH),
+        "SGLANG_GRPC_PORT": "1",
+        **({"SGLANG_USE_CPU_ENGINE": "1"} if TINY else {}),
+    }
+    kept = {"qwen3", "registry", "utils", "transformers"}
+    for models in _models_folders():
+        found["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(
+            sorted(path.stem for path in Path(models).glob("*.py") if path.stem not in kept)
+        )
+    return found
+
+
+def wait_until_up(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
+    """Return when the server answers; leave the program when it cannot."""
+    started = time.monotonic()
+    while True:
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(f"{url}/model_info", timeout=5).read()
+            break
+        if process.poll() is not None or time.monotonic() - started > 400:
+            raise SystemExit(
+                f"the server did not start; end of its log:\n{log.read_text()[-4000:]}"
+            )
+        time.sleep(0.5)
+    say(f"\nserver up after {time.monotonic() - started:.0f} s")
+
+
 @contextlib.contextmanager
 def server(folder: Path) -> Iterator[str]:
     """Run a stock SGLang server with both plugins; gives its URL."""
@@ -116,92 +173,20 @@ def server(folder: Path) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "sglang.launch_server",
-        "--model-path",
-        str(folder / "model"),
-        "--port",
-        str(port),
-        "--skip-tokenizer-init",
-    ]
-    command += [
-        "--skip-server-warmup",
-        "--grammar-backend",
-        "none",
-        "--disable-radix-cache",
-        "--random-seed",
-        "0",
-        "--sampling-backend",
-        "pytorch",
-    ]
-    if TINY:
-        command += [
-            "--device",
-            "cpu",
-            "--attention-backend",
-            "torch_native",
-            "--dtype",
-            "float32",
-            "--max-total-tokens",
-            "4096",
-            "--sleep-on-idle",
-        ]
-    else:
-        command += [
-            "--attention-backend",
-            "triton",
-            "--mem-fraction-static",
-            "0.5",
-            "--max-running-requests",
-            str(FULL_BATCH),
-        ]
-        command += [
-            "--cuda-graph-bs-decode",
-            str(FULL_BATCH),
-            "--cuda-graph-backend-prefill",
-            "disabled",
-        ]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(
-            [str(folder / "site"), str(SOURCE), str(HERE), os.environ.get("PYTHONPATH", "")]
-        ),
-        "RL_TOPP_TIMINGS": str(folder / "timings.jsonl"),
-        "RL_TOPP_FULL_BATCH": str(FULL_BATCH),
-        "SGLANG_GRPC_PORT": "1",
-        **({"SGLANG_USE_CPU_ENGINE": "1"} if TINY else {}),
-    }
-    models = next(iter(Path(path) for path in _models_folders()), None)
-    if models is not None:
-        kept = {"qwen3", "registry", "utils", "transformers"}
-        environment["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(
-            sorted(path.stem for path in models.glob("*.py") if path.stem not in kept)
-        )
     log = folder / "server.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command,
+            command_line(folder / "model", port),
             stdout=out,
             stderr=out,
             stdin=subprocess.DEVNULL,
-            env=environment,
+            env=environment_of(folder),
             start_new_session=True,
         )
+    url = f"http://127.0.0.1:{port}"
     try:
-        started = time.monotonic()
-        while True:
-            with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/model_info", timeout=5).read()
-                break
-            if process.poll() is not None or time.monotonic() - started > 400:
-                raise SystemExit(
-                    f"the server did not start; end of its log:\n{log.read_text()[-4000:]}"
-                )
-            time.sleep(0.5)
-        say(f"\nserver up after {time.monotonic() - started:.0f} s")
-        yield f"http://127.0.0.1:{port}"
+        wait_until_up(process, url, log)
+        yield url
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -30,7 +30,7 @@ class Recorder:
         self.hooked: dict[str, Any] = {}
 
     def switch(self, variant: str) -> None:
-        """Write what the last variant did and set up the next one, such as "hooked/pytorch" or "stock/flashinfer"."""
+        """Write what the last variant did and set up the next, such as "hooked/pytorch"."""
         import torch
 
         if self.variant:

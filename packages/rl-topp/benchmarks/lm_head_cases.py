@@ -11,7 +11,7 @@ VOCAB_SIZE = 151_936
 def zipf_rows(
     rng: np.random.Generator, num_rows: int, mean: float, vocab_size: int = VOCAB_SIZE
 ) -> NucleusSet:
-    """Log-normal set sizes of about `mean`, ids Zipf-distributed (exponent 1) over the vocabulary, none twice in a set."""
+    """Log-normal set sizes of about `mean`; ids Zipf-distributed, none twice in a set."""
     sizes = np.clip(np.rint(rng.lognormal(-0.5, 1.0, num_rows) * mean), 1, vocab_size // 4).astype(
         np.int64
     )
@@ -93,7 +93,10 @@ def exact(
     rows: NucleusSet,
     upstream: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
-    """Return log-probs, and the gradients of their sum weighted by `upstream`, in float64 from the same inputs, row chunk by row chunk."""
+    """Return log-probs, and the gradients of their sum weighted by `upstream`, in float64.
+
+    Row chunk by row chunk, from the same inputs.
+    """
     device = hidden.device
     hidden64, weight64 = hidden.detach().double(), weight.detach().double()[: rows.vocab_size]
     log_probs = torch.zeros(len(rows), dtype=torch.float64, device=device)

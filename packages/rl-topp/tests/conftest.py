@@ -51,7 +51,7 @@ def _random_rows(
 
 @pytest.fixture
 def random_rows() -> Callable[..., NucleusSet]:
-    """Rows of random status; targets may lie outside their sets, so forced keeping is tested too."""
+    """Rows of random status; targets may lie outside their sets, so forcing is tested too."""
     return _random_rows
 
 

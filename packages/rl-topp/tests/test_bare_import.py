@@ -1,4 +1,4 @@
-"""`import rl_topp` stays light: checked in a fresh interpreter, since this one has imported everything."""
+"""`import rl_topp` stays light: checked in a fresh interpreter, since this one has it all."""
 
 import subprocess
 import sys

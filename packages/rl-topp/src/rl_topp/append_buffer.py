@@ -35,18 +35,19 @@ class GrowingArray:
         self._buffer = np.empty(max(_SMALLEST_CAPACITY, 2 * start.size), start.dtype)
         self._buffer[: start.size] = start
 
-    def write(self, size: int, values: npt.NDArray[Any]) -> None:
-        """Put `values` behind the first `size` elements, over whatever lay there."""
+    def write(self, size: int, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Put `values` behind the first `size` elements, over whatever lay there.
+
+        Returns:
+            All that now counts, without a copy.
+        """
         new_size = size + values.size
         if new_size > self._buffer.size:
             larger = np.empty(max(new_size, 2 * self._buffer.size), self._buffer.dtype)
             larger[:size] = self._buffer[:size]
             self._buffer = larger
         self._buffer[size:new_size] = values
-
-    def view(self, size: int) -> npt.NDArray[Any]:
-        """Return the first `size` elements, without a copy."""
-        return self._buffer[:size]
+        return self._buffer[:new_size]
 
 
 class GrowingRecord:
@@ -77,13 +78,11 @@ class GrowingRecord:
     def _grow(self, other: RecordArrays) -> RecordArrays:
         num_ids, num_tokens = self._sizes
         ids, offsets, status = other
-        self._ids.write(num_ids, ids)
-        self._offsets.write(num_tokens + 1, offsets[1:] + num_ids)
-        self._status.write(num_tokens, status)
-        num_ids, num_tokens = num_ids + int(ids.size), num_tokens + int(status.size)
-        self._sizes = num_ids, num_tokens  # One assignment makes all three count.
-        return (
-            self._ids.view(num_ids),
-            self._offsets.view(num_tokens + 1),
-            self._status.view(num_tokens),
+        grown = (
+            self._ids.write(num_ids, ids),
+            self._offsets.write(num_tokens + 1, offsets[1:] + num_ids),
+            self._status.write(num_tokens, status),
         )
+        # One assignment makes all three count, after the last of them was written.
+        self._sizes = int(grown[0].size), int(grown[2].size)
+        return grown

@@ -75,7 +75,7 @@ def stats(
 
 @app.command("sglang-check")
 def sglang_check() -> None:
-    """Print what the SGLang plugin supports with the installed SGLang; exit 1 when it cannot be used."""
+    """Print what the plugin supports with the installed SGLang; exit 1 when it cannot be used."""
     from rl_topp.sglang.check import main as check
 
     raise typer.Exit(check())

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from rl_topp.validation import (
     check_count,
     check_on_truncated,
     find_problems,
+    refuse_first,
     row_of_each_id,
 )
 
@@ -49,9 +51,10 @@ class NucleusSet:
     """
 
     ids: npt.NDArray[np.int32]
-    """int32 [nnz]: kept token ids in [0, vocab_size), one token's set after the other, no repeats inside a set, order free."""
+    """int32 [nnz]: kept token ids in [0, vocab_size), one token's set after the other; no repeats
+    inside a set, order free."""
     offsets: npt.NDArray[np.int64]
-    """int64 [T+1]: token t owns `ids[offsets[t]:offsets[t+1]]`; starts at 0, never decreases, ends at nnz."""
+    """int64 [T+1]: token t owns `ids[offsets[t]:offsets[t+1]]`; from 0 to nnz, never decreasing."""
     status: npt.NDArray[np.uint8]
     """uint8 [T]: a `NucleusStatus` per token."""
     vocab_size: int
@@ -83,7 +86,7 @@ class NucleusSet:
         return self
 
     # Construction
-    # ----------------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     @classmethod
     def empty(cls, *, vocab_size: int) -> NucleusSet:
@@ -154,11 +157,13 @@ class NucleusSet:
         if vocab_size is None and not sets:
             raise NucleusError("concat of no sets needs vocab_size")
         expected = sets[0].vocab_size if vocab_size is None else vocab_size
-        for position, piece in enumerate(sets):
-            if piece.vocab_size != expected:
-                raise NucleusError(
-                    f"set {position} has vocab_size {piece.vocab_size}, expected {expected}"
-                )
+        NucleusError.raise_if(
+            [
+                f"set {position} has vocab_size {piece.vocab_size}, expected {expected}"
+                for position, piece in enumerate(sets)
+                if piece.vocab_size != expected
+            ]
+        )
         if not sets:
             return cls.empty(vocab_size=expected)
         ids = np.concatenate([piece.ids for piece in sets])
@@ -167,7 +172,7 @@ class NucleusSet:
         return cls._trusted((ids, offsets, status), expected)
 
     # Operations
-    # ------------------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def append(self, other: NucleusSet) -> NucleusSet:
         """Return this set followed by `other`; both stay as they are.
@@ -223,14 +228,8 @@ class NucleusSet:
         )
         return self._trusted((self.ids[source], offsets, self.status[index_K]), self.vocab_size)
 
-    def sorted(self) -> NucleusSet:
-        """Return the same sets, the ids of each in ascending order: equal sets, equal arrays."""
-        # The last key counts first: by token, then by id.
-        order = np.lexsort((self.ids, row_of_each_id(self.offsets)))
-        return self._trusted((self.ids[order], self.offsets, self.status), self.vocab_size)
-
     # Questions
-    # -------------------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return int(self.status.size)
@@ -246,7 +245,7 @@ class NucleusSet:
         return (self[token] for token in range(len(self)))
 
     def __eq__(self, other: object) -> bool:
-        """Compare array by array; sets in another order of their ids are equal after `sorted`."""
+        """Compare array by array: a set with its ids in another order is another record."""
         if not isinstance(other, NucleusSet):
             return NotImplemented
         return self.vocab_size == other.vocab_size and all(
@@ -257,7 +256,10 @@ class NucleusSet:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A set that comes out of a pickle is checked, and starts a chain of its own.
-        return _restore, (*self._arrays, self.vocab_size)
+        ids, offsets, status = self._arrays
+        return partial(
+            NucleusSet, ids=ids, offsets=offsets, status=status, vocab_size=self.vocab_size
+        ), ()
 
     @property
     def _arrays(self) -> RecordArrays:
@@ -301,18 +303,20 @@ class NucleusSet:
         rows = row_of_each_id(self.offsets)
         found = np.zeros(len(self), np.bool_)
         found[rows[self.ids == wanted[rows]]] = True
-        missing = (self.status == NucleusStatus.KEPT) & ~found
-        for wrong, where in (
-            (outside, f"outside the vocabulary [0, {self.vocab_size})"),
-            (missing, "which is not among its {size} kept ids"),
-        ):
-            for token in np.flatnonzero(wrong)[:1]:
-                words = where.format(size=self.set_sizes[token])
-                raise NucleusError(f"token {token} sampled id {wanted[token]}, {words}")
-
-
-def _restore(ids: Any, offsets: Any, status: Any, vocab_size: int) -> NucleusSet:
-    return NucleusSet(ids=ids, offsets=offsets, status=status, vocab_size=vocab_size)
+        refuse_first(
+            outside,
+            lambda token: (
+                f"token {token} sampled id {wanted[token]}, outside the vocabulary [0,"
+                f" {self.vocab_size})"
+            ),
+        )
+        refuse_first(
+            (self.status == NucleusStatus.KEPT) & ~found,
+            lambda token: (
+                f"token {token} sampled id {wanted[token]}, which is not among its"
+                f" {self.set_sizes[token]} kept ids"
+            ),
+        )
 
 
 def _offsets_of(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

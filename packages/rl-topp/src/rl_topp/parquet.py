@@ -24,14 +24,14 @@ import pyarrow.parquet as pq
 
 from rl_topp.contract_header import check_header
 from rl_topp.errors import NucleusError
-from rl_topp.nucleus import NucleusStatus
-from rl_topp.stats import KeptSetStats, kept_set_stats
+from rl_topp.stats import NucleusStats, nucleus_stats
+from rl_topp.validation import NucleusStatus, refuse_first
 
 __all__ = ["READABLE_CONTRACTS", "stats_of_dump"]
 
 READABLE_CONTRACTS: Final = {"train-dump.v2": 0, "rollout-dump.v1": 0}
 """Contracts of the dumps that carry the columns, with the newest minor known of each."""
-_METADATA_KEY: Final = b"rl_dump"
+_METADATA_KEY: Final = "rl_dump"
 _REQUIRED: Final = ("nucleus_offsets", "nucleus_status", "loss_masks")
 _OPTIONAL: Final = ("rollout_log_probs", "rollout_full_log_probs", "log_probs")
 # What pyarrow raises on damaged files: besides its own errors, names that are not UTF-8 and counts
@@ -53,17 +53,18 @@ class _Column:
     """[N]: whether there is a list."""
 
     def fail_where(self, wrong: npt.NDArray[np.bool_], expected: str) -> None:
-        """Raise a `NucleusError` that names the first value in `wrong`, [values], and its sample."""
-        places = np.flatnonzero(wrong)
-        if places.size:
-            sample = int(np.searchsorted(np.cumsum(self.lengths), places[0], side="right"))
-            raise NucleusError(
-                f"{self.path}: sample {sample} has {self.values[places[0]]} in {self.name},"
-                f" expected {expected}"
-            )
+        """Raise a `NucleusError` that names the first value in `wrong`, and its sample."""
+        ends = np.cumsum(self.lengths)
+        refuse_first(
+            wrong,
+            lambda place: (
+                f"{self.path}: sample {int(np.searchsorted(ends, place, side='right'))} has"
+                f" {self.values[place]} in {self.name}, expected {expected}"
+            ),
+        )
 
 
-def stats_of_dump(path: Path) -> KeptSetStats:
+def stats_of_dump(path: Path) -> NucleusStats:
     """Summarise the kept sets of one dump.
 
     Args:
@@ -101,7 +102,7 @@ def stats_of_dump(path: Path) -> KeptSetStats:
         status.values == NucleusStatus.NOT_SAMPLED
     )
     status.fail_where(without & (sizes != 0), "0 or 3, since the token has ids")
-    return kept_set_stats(
+    return nucleus_stats(
         set_sizes=sizes,
         status=status.values.astype(np.uint8),
         loss_masks=masks.values.astype(np.int32),
@@ -115,16 +116,16 @@ def _read(path: Path) -> pa.Table:
         file = pq.ParquetFile(path)
         metadata, names = file.metadata.metadata, list(file.schema_arrow.names)
     _check_contract(path, metadata)
-    missing = [name for name in _REQUIRED if name not in names]
-    if missing:
-        raise NucleusError(
-            f"{path}: no column {', '.join(missing)}; was the run recorded with kept sets"
-            " (rollout.replay = true)?"
-        )
     wanted = [name for name in (*_REQUIRED, *_OPTIONAL) if name in names]
-    twice = [name for name in wanted if names.count(name) > 1]
-    if twice:
-        raise NucleusError(f"{path}: more than one column {', '.join(twice)}")
+    missing = ", ".join(name for name in _REQUIRED if name not in names)
+    twice = ", ".join(name for name in wanted if names.count(name) > 1)
+    NucleusError.raise_where(
+        {
+            f"{path}: no column {missing}; was the run recorded with kept sets (rollout.replay ="
+            " true)?": bool(missing),
+            f"{path}: more than one column {twice}": bool(twice),
+        }
+    )
     with _readable(path):
         return file.read(columns=wanted)
 
@@ -140,14 +141,15 @@ def _readable(path: Path) -> Iterator[None]:
 def _check_contract(path: Path, metadata: Mapping[bytes, bytes] | None) -> None:
     # Of the file, not of its Arrow schema: a header that is written after the rows stands only
     # there.
-    raw = (metadata or {}).get(_METADATA_KEY)
-    key = _METADATA_KEY.decode()
+    raw = (metadata or {}).get(_METADATA_KEY.encode())
     if raw is None:
-        raise NucleusError(f"{path}: not a dump: the Parquet metadata has no key {key!r}")
+        raise NucleusError(f"{path}: not a dump: the Parquet metadata has no key {_METADATA_KEY!r}")
     try:
         header = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise NucleusError(f"{path}: the metadata under {key!r} is not JSON: {error}") from error
+        raise NucleusError(
+            f"{path}: the metadata under {_METADATA_KEY!r} is not JSON: {error}"
+        ) from error
     check_header(header, READABLE_CONTRACTS, where=str(path))
 
 
@@ -179,13 +181,13 @@ def _column(
 
 
 def _check_lengths(column: _Column, expected: npt.NDArray[np.int64]) -> None:
-    wrong = np.flatnonzero(column.lengths != expected)
-    if wrong.size:
-        sample = int(wrong[0])
-        raise NucleusError(
+    refuse_first(
+        column.lengths != expected,
+        lambda sample: (
             f"{column.path}: sample {sample} has {column.lengths[sample]} {column.name}, expected"
             f" {expected[sample]}"
-        )
+        ),
+    )
 
 
 def _aligned(column: _Column, counts: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
@@ -199,7 +201,7 @@ def _aligned(column: _Column, counts: npt.NDArray[np.int64]) -> npt.NDArray[Any]
 
 
 def _sizes(offsets: _Column) -> npt.NDArray[np.int64]:
-    """Return ids per token: differences of the offsets inside each sample, none across the seam of two."""
+    """Return ids per token: differences of offsets inside each sample, none across two samples."""
     values = offsets.values
     first = np.zeros(values.size, np.bool_)
     first[np.cumsum(offsets.lengths) - offsets.lengths] = True

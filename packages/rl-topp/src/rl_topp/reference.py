@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from rl_topp.errors import NucleusError
 from rl_topp.nucleus import NucleusSet, NucleusStatus, OnTruncated
-from rl_topp.validation import check_on_truncated
+from rl_topp.validation import refuse_first
 
 __all__ = [
     "ReferenceScores",
@@ -49,7 +49,7 @@ class ReferenceScores:
 
 
 def softmax(logits: npt.ArrayLike, *, temperature: float = 1.0) -> Floats:
-    """Return exp(z - logsumexp(z)) with z = logits / temperature, over the last dimension; -inf gives 0."""
+    """Return exp(z - logsumexp(z)), z = logits / temperature, over the last axis; -inf gives 0."""
     z = np.asarray(logits, np.float64) / temperature
     weights = np.exp(z - z.max(axis=-1, keepdims=True))
     return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
@@ -58,8 +58,7 @@ def softmax(logits: npt.ArrayLike, *, temperature: float = 1.0) -> Floats:
 def nucleus(
     probs: npt.ArrayLike, *, top_k: int | None = None, top_p: float = 1.0, min_p: float = 0.0
 ) -> npt.NDArray[np.int32]:
-    """Return the ids that survive top-k, top-p and min-p, highest probability first (the tie rule
-    stands in the module docstring).
+    """Return the ids that survive top-k, top-p and min-p, highest probability first.
 
     Example: probs [0.5, 0.3, 0.1, 0.06, 0.04] at top_p 0.85 keep [0, 1, 2]: the masses before them
     are 0, 0.5, 0.8; before id 3 it is 0.9.
@@ -77,19 +76,21 @@ def nucleus(
         NucleusError: a parameter outside its range, or probabilities that are none (NaN, infinite
             or negative).
     """
-    if (top_k is not None and top_k < 1) or not 0.0 < top_p <= 1.0 or not 0.0 <= min_p <= 1.0:
-        raise NucleusError(
-            f"need top_k >= 1, 0 < top_p <= 1, 0 <= min_p <= 1; got top_k={top_k}, top_p={top_p},"
-            f" min_p={min_p}"
-        )
     p = np.asarray(probs, np.float64)
-    if p.ndim != 1 or p.size == 0:
-        raise NucleusError(f"probs must have shape [V] with V >= 1, got {list(p.shape)}")
-    bad = np.flatnonzero(~(np.isfinite(p) & (p >= 0)))
-    if bad.size:
-        raise NucleusError(
-            f"probs[{bad[0]}] is {p[bad[0]]}, expected a finite number of at least 0"
-        )
+    is_in_range = (top_k is None or top_k >= 1) and 0.0 < top_p <= 1.0 and 0.0 <= min_p <= 1.0
+    NucleusError.raise_where(
+        {
+            f"need top_k >= 1, 0 < top_p <= 1, 0 <= min_p <= 1; got top_k={top_k}, top_p={top_p},"
+            f" min_p={min_p}": not is_in_range,
+            f"probs must have shape [V] with V >= 1, got {list(p.shape)}": (
+                p.ndim != 1 or p.size == 0
+            ),
+        }
+    )
+    refuse_first(
+        ~(np.isfinite(p) & (p >= 0)),
+        lambda id_: f"probs[{id_}] is {p[id_]}, expected a finite number of at least 0",
+    )
     order = np.argsort(-p, kind="stable")
     ranked = p[order]
     mass_before = np.cumsum(ranked) - ranked
@@ -99,8 +100,7 @@ def nucleus(
     if top_k is not None:
         keep[top_k:] = False
     keep[0] = True
-    kept: npt.NDArray[np.int32] = order[keep].astype(np.int32)
-    return kept
+    return np.asarray(order[keep], np.int32)
 
 
 def nucleus_of_logits(
@@ -127,17 +127,13 @@ def keep_mask(
     Status 0: its ids and its target. Status 1, and status 3 under `on_truncated="full"`:
     everything. Otherwise nothing.
     """
-    check_on_truncated(on_truncated)
     wanted = np.asarray(targets, np.int64)
+    kept = rows.status == NucleusStatus.KEPT
     mask = np.zeros((len(rows), rows.vocab_size), np.bool_)
-    for token, status in enumerate(rows.status):
-        if status == NucleusStatus.KEPT:
-            mask[token, rows[token]] = True
-            mask[token, wanted[token]] = True
-        elif status == NucleusStatus.NO_FILTER or (
-            status == NucleusStatus.TRUNCATED and on_truncated == "full"
-        ):
-            mask[token] = True
+    mask[rows.scored_mask(on_truncated=on_truncated) & ~kept] = True
+    for token in np.flatnonzero(kept):
+        mask[token, rows[token]] = True
+        mask[token, wanted[token]] = True
     return mask
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from rl_topp.errors import NucleusError
 from rl_topp.nucleus import NucleusSet
-from rl_topp.validation import as_indices, check_count
+from rl_topp.validation import as_indices, check_count, refuse_first
 
 __all__ = ["align_rows"]
 
@@ -63,30 +63,32 @@ def align_rows(
     sample_of_row_T = np.full(num_rows, -1, np.int64)
     first_token = 0
     for sample, nucleus in enumerate(sets):
-        where = f"sample {sample}: "
-        tokens_K = as_indices(response_indices[sample], len(nucleus), where + "response_indices")
-        rows_K = as_indices(logit_rows[sample], num_rows, where + "logit_rows")
+        tokens_K = as_indices(
+            response_indices[sample], len(nucleus), f"sample {sample}: response_indices"
+        )
+        rows_K = as_indices(logit_rows[sample], num_rows, f"sample {sample}: logit_rows")
         if tokens_K.size != rows_K.size:
             raise NucleusError(
-                f"{where}{tokens_K.size} response indices but {rows_K.size} logit rows"
+                f"sample {sample}: {tokens_K.size} response indices but {rows_K.size} logit rows"
             )
         _refuse_claimed(rows_K, sample, sample_of_row_T)
         token_of_row_T[rows_K] = tokens_K + first_token
         sample_of_row_T[rows_K] = sample
         first_token += len(nucleus)
-    unclaimed = NucleusSet.not_sampled(1, vocab_size=everything.vocab_size)
-    return everything.append(unclaimed).take(token_of_row_T)
+    return everything.append(NucleusSet.not_sampled(1, vocab_size=everything.vocab_size)).take(
+        token_of_row_T
+    )
 
 
 def _refuse_claimed(
     rows_K: npt.NDArray[np.int64], sample: int, sample_of_row_T: npt.NDArray[np.int64]
 ) -> None:
-    taken = np.flatnonzero(sample_of_row_T[rows_K] >= 0)
-    if taken.size:
-        row = rows_K[taken[0]]
-        raise NucleusError(
-            f"sample {sample}: logit row {row} already belongs to sample {sample_of_row_T[row]}"
-        )
+    refuse_first(
+        sample_of_row_T[rows_K] >= 0,
+        lambda k: (
+            f"sample {sample}: logit row {rows_K[k]} already belongs to sample"
+            f" {sample_of_row_T[rows_K[k]]}"
+        ),
+    )
     values, counts = np.unique(rows_K, return_counts=True)
-    if (counts > 1).any():
-        raise NucleusError(f"sample {sample}: logit row {values[counts > 1][0]} is named twice")
+    refuse_first(counts > 1, lambda k: f"sample {sample}: logit row {values[k]} is named twice")

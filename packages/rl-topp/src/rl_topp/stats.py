@@ -1,27 +1,26 @@
 """What kept sets looked like in a batch: sizes, bytes, kept mass, and what replay changes.
 
-Invariant: only trained tokens count (loss mask 1), so tool tokens and padding move no figure.
+N response tokens of all samples, flattened. Invariant: only trained tokens count (loss mask 1), so
+tool tokens and padding move no figure.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rl_topp.errors import NucleusError
 from rl_topp.nucleus import NucleusStatus
 
-__all__ = ["KeptSetStats", "kept_set_stats"]
+__all__ = ["NucleusStats", "nucleus_stats"]
 
 Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptSetStats:
+class NucleusStats:
     """Figures over the trained tokens of a dump.
 
     A figure without data, or one that is not finite, is None, which differs from 0.
@@ -44,11 +43,13 @@ class KeptSetStats:
     singleton_fraction: float | None
     """Fraction of sets with one id."""
     wire_bytes_per_token: float | None
-    """Bytes of `to_wire`'s text per trained token: 4/3 of 4 per id, 4 per offset and 1 per status."""
+    """Bytes of `to_wire`'s text per trained token: 4/3 of 4 per id, 4 per offset, 1 per status."""
     mean_kept_mass: float | None
-    """Mean probability of the kept set, exp(full log-prob - kept-set log-prob); needs `rollout_full_log_probs`."""
+    """Mean probability of the kept set, exp(full log-prob - kept-set log-prob); needs
+    `rollout_full_log_probs`."""
     mean_log_ratio_without_replay: float | None
-    """Mean of full - kept-set log-prob, nats: the bias of a trainer that normalises over the vocabulary; needs `rollout_full_log_probs`."""
+    """Mean of full - kept-set log-prob, nats: the bias of a trainer that normalises over the
+    vocabulary; needs `rollout_full_log_probs`."""
     max_log_ratio_without_replay: float | None
     """Largest absolute value of the same."""
     mean_log_ratio_with_replay: float | None
@@ -57,7 +58,7 @@ class KeptSetStats:
     """Largest absolute value of the same."""
 
 
-def kept_set_stats(
+def nucleus_stats(
     *,
     set_sizes: npt.NDArray[np.int64],
     status: npt.NDArray[np.uint8],
@@ -65,7 +66,7 @@ def kept_set_stats(
     rollout_log_probs: Floats | None = None,
     rollout_full_log_probs: Floats | None = None,
     log_probs: Floats | None = None,
-) -> KeptSetStats:
+) -> NucleusStats:
     """Summarise the kept sets of N response tokens of any number of samples, flattened.
 
     Args:
@@ -76,29 +77,16 @@ def kept_set_stats(
         rollout_full_log_probs: float32 [N], the engine's, over the vocabulary; NaN where absent.
         log_probs: float32 [N], the trainer's; NaN where absent.
 
-    Raises:
-        NucleusError: lengths that differ.
+    All have N entries; `parquet` sees to it.
     """
-    columns: dict[str, npt.NDArray[Any] | None] = {
-        "status": status,
-        "loss_masks": loss_masks,
-        "rollout_log_probs": rollout_log_probs,
-        "rollout_full_log_probs": rollout_full_log_probs,
-        "log_probs": log_probs,
-    }
-    NucleusError.raise_if(
-        [
-            f"{name} has {column.size} entries, expected {set_sizes.size}, one per response token"
-            for name, column in columns.items()
-            if column is not None and column.size != set_sizes.size
-        ]
-    )
     trained = loss_masks == 1
     sizes = set_sizes[trained & (status == NucleusStatus.KEPT)]
     num_tokens = int(trained.sum())
     without = _difference(rollout_full_log_probs, rollout_log_probs, trained)
+    with np.errstate(over="ignore"):  # Log-probs that are none give an infinite mass: no figure.
+        mass = np.exp(without)
     with_replay = _difference(log_probs, rollout_log_probs, trained)
-    return KeptSetStats(
+    return NucleusStats(
         num_tokens=num_tokens,
         num_kept=sizes.size,
         num_no_filter=int((trained & (status == NucleusStatus.NO_FILTER)).sum()),
@@ -112,19 +100,12 @@ def kept_set_stats(
             if num_tokens
             else None
         ),
-        mean_kept_mass=_mean(_exp(without)),
+        mean_kept_mass=_mean(mass),
         mean_log_ratio_without_replay=_mean(without),
         max_log_ratio_without_replay=float(np.abs(without).max()) if without.size else None,
         mean_log_ratio_with_replay=_mean(with_replay),
         max_log_ratio_with_replay=float(np.abs(with_replay).max()) if with_replay.size else None,
     )
-
-
-def _exp(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    with np.errstate(
-        over="ignore"
-    ):  # log-probs that are none give an infinite mass, which is no figure
-        return np.exp(values)
 
 
 def _mean(values: npt.NDArray[np.float64]) -> float | None:
@@ -138,5 +119,4 @@ def _difference(
     if left is None or right is None:
         return np.zeros(0)
     difference = left.astype(np.float64) - right.astype(np.float64)
-    compared: npt.NDArray[np.float64] = difference[trained & np.isfinite(difference)]
-    return compared
+    return np.asarray(difference[trained & np.isfinite(difference)])

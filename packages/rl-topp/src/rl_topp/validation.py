@@ -9,6 +9,7 @@ temporary arrays of nnz entries.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, Literal, TypeGuard
 
@@ -27,6 +28,7 @@ __all__ = [
     "find_offset_problems",
     "find_problems",
     "is_integer",
+    "refuse_first",
     "row_of_each_id",
 ]
 
@@ -69,10 +71,14 @@ def as_integers(
     if array.dtype.kind not in "iu":
         raise NucleusError(f"{name} must hold integers, got dtype {array.dtype}")
     limits = np.iinfo(dtype)
+    # The extremes are compared first: no temporary arrays where all is well.
     if array.dtype != dtype and (int(array.min()) < limits.min or int(array.max()) > limits.max):
-        bad = int(np.flatnonzero((array < limits.min) | (array > limits.max))[0])
-        raise NucleusError(
-            f"{name}[{bad}] is {int(array[bad])}, outside the range of {np.dtype(dtype).name}"
+        refuse_first(
+            (array < limits.min) | (array > limits.max),
+            lambda place: (
+                f"{name}[{place}] is {int(array[place])}, outside the range of"
+                f" {np.dtype(dtype).name}"
+            ),
         )
     return np.ascontiguousarray(array, dtype=dtype)
 
@@ -84,12 +90,22 @@ def as_indices(values: object, limit: int, name: str) -> npt.NDArray[np.int64]:
         NucleusError: no flat integers, or one lies outside; names its place.
     """
     index: npt.NDArray[np.int64] = as_integers(values, np.int64, name)
-    outside = np.flatnonzero((index < 0) | (index >= limit))
-    if outside.size:
-        raise NucleusError(
-            f"{name}[{outside[0]}] is {index[outside[0]]}, which lies outside [0, {limit})"
-        )
+    refuse_first(
+        (index < 0) | (index >= limit),
+        lambda place: f"{name}[{place}] is {index[place]}, which lies outside [0, {limit})",
+    )
     return index
+
+
+def refuse_first(wrong: npt.NDArray[np.bool_], sentence: Callable[[int], str]) -> None:
+    """Raise a `NucleusError` about the first place where `wrong` holds, or return.
+
+    Args:
+        wrong: [N].
+        sentence: what is wrong at a place.
+    """
+    for place in np.flatnonzero(wrong)[:1]:
+        raise NucleusError(sentence(int(place)))
 
 
 def is_integer(value: object) -> TypeGuard[int]:
@@ -120,28 +136,26 @@ def find_offset_problems(
     """Return one sentence per problem of the offsets of `num_tokens` tokens over `num_ids` ids."""
     if offsets.size == 0:
         return [
-            f"offsets are empty, expected {num_tokens + 1} of them ({num_tokens} tokens + 1), the"
-            " first 0"
+            f"offsets are empty, expected {num_tokens + 1} ({num_tokens} tokens + 1), the first 0"
         ]
-    problems = []
-    if offsets.size != num_tokens + 1:
-        problems.append(
-            f"got {offsets.size} offsets, expected {num_tokens + 1} ({num_tokens} tokens + 1)"
-        )
-    if offsets[0] != 0:
-        problems.append(f"the first offset must be 0, got {offsets[0]}")
     # Compared, not subtracted: the difference of two large offsets wraps around. Without a fall
     # between 0 and the number of ids all lie within.
     falls = np.flatnonzero(offsets[1:] < offsets[:-1])
-    if falls.size:
-        token = int(falls[0])
-        problems.append(
+    found = {
+        f"got {offsets.size} offsets, expected {num_tokens + 1} ({num_tokens} tokens + 1)": (
+            offsets.size != num_tokens + 1
+        ),
+        f"the first offset must be 0, got {offsets[0]}": offsets[0] != 0,
+        **{
             f"offsets must not decrease: token {token} goes from {offsets[token]} to"
-            f" {offsets[token + 1]}"
-        )
-    if offsets[-1] != num_ids:
-        problems.append(f"the last offset is {offsets[-1]}, expected the number of ids, {num_ids}")
-    return problems
+            f" {offsets[token + 1]}": True
+            for token in falls[:1]
+        },
+        f"the last offset is {offsets[-1]}, expected the number of ids, {num_ids}": (
+            offsets[-1] != num_ids
+        ),
+    }
+    return [sentence for sentence, holds in found.items() if holds]
 
 
 def find_problems(
@@ -176,8 +190,10 @@ def _status_problems(counts: npt.NDArray[np.int64], status: npt.NDArray[np.uint8
         (status >= len(NucleusStatus), f", expected 0 to {len(NucleusStatus) - 1}"),
         (
             (status == NucleusStatus.KEPT) & (counts == 0),
-            " (kept set recorded) but no ids; use status 1 for no filter, 2 for not sampled, 3 for"
-            " a lost set",
+            (
+                " (kept set recorded) but no ids; use status 1 for no filter, 2 for not sampled, 3"
+                " for a lost set"
+            ),
         ),
         (carries_none & (counts != 0), ", which carries no ids, but {count} ids"),
     )
@@ -191,22 +207,19 @@ def _status_problems(counts: npt.NDArray[np.int64], status: npt.NDArray[np.uint8
 def _id_problems(
     ids: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64], vocab_size: int
 ) -> list[str]:
-    problems = []
     rows = row_of_each_id(offsets)
     outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
-    if outside.size:
-        first = outside[0]
-        problems.append(
-            f"token {rows[first]} keeps id {ids[first]}, outside the vocabulary [0, {vocab_size})"
-        )
     # One key per (token, id): sorting keys finds repeats inside a token without a loop over tokens.
     # The mask keeps the 32 bits of a negative id, which a sign extension would spread over the row.
     keys = np.sort((rows << 32) | ids.astype(np.int64) & 0xFFFFFFFF)
-    repeated = np.flatnonzero(keys[1:] == keys[:-1])
-    if repeated.size:
-        key = int(keys[repeated[0]])
-        problems.append(
-            f"token {key >> 32} keeps id {np.int64(key & 0xFFFFFFFF).astype(np.int32)} more than"
-            " once"
-        )
-    return problems
+    repeated = keys[1:][keys[1:] == keys[:-1]]
+    return [
+        *(
+            f"token {rows[i]} keeps id {ids[i]}, outside the vocabulary [0, {vocab_size})"
+            for i in outside[:1]
+        ),
+        *(
+            f"token {key >> 32} keeps id {(key & 0xFFFFFFFF).astype(np.int32)} more than once"
+            for key in repeated[:1]
+        ),
+    ]

@@ -24,7 +24,7 @@ from rl_topp.sglang.keys import (
     KEPT_OFFSETS_KEY,
     KEPT_STATUS_KEY,
 )
-from rl_topp.validation import as_integers, check_count, find_offset_problems
+from rl_topp.validation import as_integers, check_count, find_offset_problems, refuse_first
 
 __all__ = ["from_sglang_meta", "kept_log_probs_from_sglang_meta", "to_wire"]
 
@@ -124,11 +124,12 @@ def kept_log_probs_from_sglang_meta(
         )
     with np.errstate(over="ignore"):  # What float32 cannot hold becomes inf and is named below.
         values = given.astype(np.float32)
-    bad = np.flatnonzero(~np.isfinite(values))
-    if bad.size:
-        raise NucleusError(
-            f"{key}: token {bad[0]} has log-prob {values[bad[0]]}, expected a finite number"
-        )
+    refuse_first(
+        ~np.isfinite(values),
+        lambda token: (
+            f"{key}: token {token} has log-prob {values[token]}, expected a finite number"
+        ),
+    )
     return values
 
 
@@ -279,9 +280,14 @@ def _flat_arrays(
     meta_info: Mapping[str, Any], ids_key: str, num_tokens: int
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     offsets_key = _OFFSETS_OF[ids_key]
-    for name, other in ((ids_key, offsets_key), (offsets_key, ids_key)):
-        if meta_info.get(name) is None:
-            raise NucleusError(f"{other} is there, but {name} is missing; the two belong together")
+    NucleusError.raise_where(
+        {
+            f"{other} is there, but {name} is missing; the two belong together": (
+                meta_info.get(name) is None
+            )
+            for name, other in ((ids_key, offsets_key), (offsets_key, ids_key))
+        }
+    )
     ids = _integers(meta_info[ids_key], ids_key, "<i4")
     offsets = _integers(meta_info[offsets_key], offsets_key, "<i4").astype(np.int64)
     problems = find_offset_problems(offsets, num_ids=ids.size, num_tokens=num_tokens)

@@ -36,7 +36,7 @@ def zigzag_positions(total: int, size: int, rank: int) -> np.ndarray:
 def contiguous_positions(
     start: int, total: int, stream: int, size: int, rank: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Positions of one sequence on `rank`, and their local rows, when the packed stream is cut into equal parts."""
+    """Positions of one sequence on `rank`, and their local rows, of a stream in equal parts."""
     part = -(-stream // size)
     position = np.arange(total)
     here = (start + position) // part == rank
@@ -54,7 +54,7 @@ def batches(draw: st.DrawFn) -> tuple[list[tuple[int, int]], int, int]:
 def _rank_indices(
     layout: str, lengths: list[tuple[int, int]], size: int, rank: int
 ) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray], int]:
-    """Return per sample (response indices, logit rows, stream positions of those rows), and the number of local rows."""
+    """Return per sample (response indices, logit rows, their positions), and the number of rows."""
     indices, rows, places, first_row, start = [], [], [], 0, 0
     stream = sum(prompt + response for prompt, response in lengths)
     for prompt, response in lengths:

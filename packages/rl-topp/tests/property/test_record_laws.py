@@ -65,18 +65,6 @@ def test_the_wire_loses_nothing(nucleus: NucleusSet) -> None:
     )
 
 
-@given(nucleus_sets())
-def test_sorting_keeps_each_token_s_ids(nucleus: NucleusSet) -> None:
-    ordered = nucleus.sorted()
-    assert [sorted(ids.tolist()) for ids in nucleus] == [ids.tolist() for ids in ordered]
-    assert (
-        NucleusSet(
-            ids=ordered.ids, offsets=ordered.offsets, status=ordered.status, vocab_size=VOCAB_SIZE
-        )
-        == ordered
-    )
-
-
 @given(
     st.lists(nucleus_sets(max_tokens=5), min_size=1, max_size=4), st.randoms(use_true_random=False)
 )

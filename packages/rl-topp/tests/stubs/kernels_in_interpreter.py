@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from rl_topp import NucleusSet
-from rl_topp.lm_head import blocked, cuda, head, nucleus_lm_head_log_probs, plain
-from rl_topp.lm_head.triton_shapes import KernelShapes
+from rl_topp.lm_head import cuda, kernels, nucleus_lm_head_log_probs, plain
+from rl_topp.lm_head.triton_entries import KernelShapes
 
 WAYS = {"torch": plain, "triton": cuda}
 TINY = KernelShapes(
@@ -35,7 +35,7 @@ COMMON_ID = 3
 
 
 def run(way: str, rows: NucleusSet, operands: tuple[Any, ...], **options: Any) -> list[Any]:
-    head.kernels_on = blocked.kernels_on = lambda device: WAYS[way]
+    kernels.kernels_on = lambda device: WAYS[way]
     hidden, weight, targets, upstream = operands
     hidden, weight = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
     scores = nucleus_lm_head_log_probs(
@@ -53,7 +53,7 @@ def run(way: str, rows: NucleusSet, operands: tuple[Any, ...], **options: Any) -
 def random_rows(
     rng: np.random.Generator, num_rows: int, vocab_size: int, largest: int
 ) -> NucleusSet:
-    """Rows of every status; one id is in nearly every set, so that its run of entries spans several chunks."""
+    """Rows of every status; one id is in nearly every set, so that its run spans several chunks."""
     status = rng.choice([0, 0, 0, 1, 2, 3], num_rows)
     ids = [
         (
@@ -115,7 +115,7 @@ def check(
 
 
 def check_overflow(method: str) -> None:
-    """A row whose support is nothing but -inf has no probability: NaN, never the 0 of a row without a score; its neighbours have theirs."""
+    """A support of nothing but -inf scores NaN, never the 0 of a row without a score."""
     hidden = torch.tensor([[3e38, 0.0], [1.0, 0.5], [0.0, 0.0], [3e38, 0.0], [3e38, 0.0]])
     weight = torch.tensor([[-10.0, 0.1], [-10.0, 0.2], [-10.0, 0.3], [-10.0, 0.4]])
     rows = NucleusSet.concat(

@@ -1,4 +1,7 @@
-"""Stock SGLang on a plain CPU, forked instead of spawned so that it starts in seconds; dies with its parent. Arguments are SGLang's own."""
+"""Stock SGLang on a plain CPU, forked instead of spawned so that it starts in seconds.
+
+It dies with its parent. Arguments are SGLang's own.
+"""
 
 import ctypes
 import importlib.util

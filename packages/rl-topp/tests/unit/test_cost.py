@@ -33,7 +33,9 @@ def test_small_sets_are_scored_one_by_one_and_whole_vocabularies_in_blocks(
 
 
 def test_the_switch_lies_where_entries_cost_as_much_as_the_row_s_products() -> None:
-    even = COSTS["cuda"].even_size(num_local_ids=100_000, width=1024)
+    cost = COSTS["cuda"]
+    per_entry = cost.entry_seconds * 1024 - cost.block_entry_seconds
+    even = 100_000 * cost.product_seconds * 1024 / per_entry
     assert _choose([int(even) - 1, int(even) + 1], anyway=True) == [False, True]
 
 
@@ -42,16 +44,21 @@ def test_a_few_large_sets_do_not_pay_for_reading_the_weight() -> None:
     assert _choose([2000] + [1] * 100, anyway=True) == [True] + [False] * 100
 
 
-def test_the_break_even_size_worked_out_by_hand() -> None:
+def test_the_break_even_size_worked_out_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 * 0.5 * 10 per row, 2 * 10 - 10 per entry: even at 50; at width 5 blocks save nothing."""
     cost = DeviceCost(
         entry_seconds=2.0, product_seconds=0.5, pass_seconds=0.0, block_entry_seconds=10.0
     )
-    assert (
-        cost.even_size(num_local_ids=100, width=10) == 50.0
-    )  # 100 * 0.5 * 10 per row, 2 * 10 - 10 per entry
-    assert cost.even_size(num_local_ids=100, width=5) == float(
-        "inf"
-    )  # an entry costs no less in a block
+    monkeypatch.setitem(COSTS, "cpu", cost)
+    for width, expected in ((10, [False, False, True]), (5, [False] * 3)):
+        chosen = choose_blocked(
+            np.array([49, 50, 51]),
+            num_local_ids=100,
+            width=width,
+            device_type="cpu",
+            blocks_run_anyway=False,
+        )
+        assert chosen.tolist() == expected
 
 
 def test_no_rows_choose_nothing() -> None:

@@ -1,4 +1,4 @@
-"""The CUDA kernels, run by Triton's interpreter on the CPU, agree with the plain way: values, gradients, repeatability."""
+"""The CUDA kernels, run by Triton's interpreter, agree with the plain way, and repeat."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`nucleus_lm_head_log_probs` on CPU: values, gradients, memory, and Megatron's way of keeping the weight's gradient."""
+"""`nucleus_lm_head_log_probs` on CPU: values, gradients, memory, and Megatron's `main_grad`."""
 
 from collections.abc import Callable
 from typing import Any

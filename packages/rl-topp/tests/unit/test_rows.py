@@ -24,7 +24,7 @@ def test_a_rank_that_owns_no_response_token_gets_rows_without_sets() -> None:
 
 
 def test_zigzag_halves_come_back_in_any_order() -> None:
-    """One sample of 8 tokens (prompt 2) on 2 ranks in 4 chunks of 2: rank 0 holds positions 0, 1, 6, 7, rank 1 positions 2 to 5."""
+    """8 tokens (prompt 2) in 4 chunks of 2: rank 0 has positions 0, 1, 6, 7, rank 1 has 2 to 5."""
     sets = NucleusSet.from_lists([[token] for token in range(6)], vocab_size=10)
     rank0 = align_rows([sets], [[0, 5]], [[1, 2]], num_rows=4)
     rank1 = align_rows([sets], [[1, 2, 3, 4]], [[0, 1, 2, 3]], num_rows=4)

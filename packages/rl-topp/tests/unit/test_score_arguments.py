@@ -1,4 +1,4 @@
-"""What both scoring functions refuse, and that autocast and second derivatives cannot change a number in silence."""
+"""What both scoring functions refuse; autocast and second derivatives change nothing in silence."""
 
 from collections.abc import Callable
 from typing import Any, cast

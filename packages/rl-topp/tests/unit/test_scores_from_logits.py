@@ -205,7 +205,7 @@ def test_a_vocabulary_of_minus_infinity_scores_nan_in_full_as_well() -> None:
 
 @pytest.mark.parametrize("with_entropy", [False, True])
 def test_what_two_scores_add_to_one_element_is_rounded_once(with_entropy: bool) -> None:
-    """The gradients over set and vocabulary nearly cancel where the set has nearly all of the mass."""
+    """Gradients over set and vocabulary nearly cancel where the set has nearly all of the mass."""
     rng = np.random.default_rng(0)
     num_rows, vocab_size = 64, 50
     narrow = torch.from_numpy(3.0 * rng.normal(size=(num_rows, vocab_size))).bfloat16()

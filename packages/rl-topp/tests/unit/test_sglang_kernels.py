@@ -1,4 +1,4 @@
-"""The plugin's CUDA kernels, run by Triton's interpreter on the CPU, give the sets of the float64 reference."""
+"""The plugin's CUDA kernels, run by Triton's interpreter, give the float64 reference's sets."""
 
 import subprocess
 import sys

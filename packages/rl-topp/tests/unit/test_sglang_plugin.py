@@ -111,7 +111,7 @@ def test_a_step_comes_back_as_it_was_packed_after_one_copy() -> None:
 
 
 def test_sets_larger_than_the_head_come_from_the_device() -> None:
-    """Row 1 keeps the first 70 ids of its prefix; row 2 keeps ids 1, 31 and 32 by bits; row 3 is large too, but nobody reads it."""
+    """Row 1 keeps the first 70 ids of its prefix, row 2 ids 1, 31 and 32; nobody reads row 3."""
     prefix = torch.arange(400).view(4, 100)
     wide = torch.zeros(4, 2, dtype=torch.int32)
     wide[2, 0], wide[2, 1] = 2 - 2**31, 1
@@ -130,7 +130,7 @@ def test_sets_larger_than_the_head_come_from_the_device() -> None:
 
 
 # Bookkeeping of rows: what SGLang's batches do to the flags
-# ------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def request(
@@ -236,7 +236,7 @@ def test_only_the_requests_that_ask_collect() -> None:
 
 
 # Sampling a batch
-# ------------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def sampling_info(*requests: Any) -> Any:

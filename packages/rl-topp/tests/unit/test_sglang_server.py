@@ -5,30 +5,25 @@ The server is stock: it finds the plugin through its installed entry point. The 
 with the overlap scheduler and once without.
 """
 
-import contextlib
 import importlib
 import importlib.util
 import json
-import os
-import re
-import shlex
-import signal
-import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from stubs.near_ties import ENGINE_ROUNDING, check_nucleus, check_same_tokens
+from stubs.sglang_server import START_SECONDS, Params, Server, running
 
 from rl_topp import from_sglang_meta, kept_log_probs_from_sglang_meta
-from rl_topp.reference import nucleus, softmax
+from rl_topp.reference import softmax
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -38,19 +33,13 @@ if importlib.util.find_spec("sglang") is None:
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 VOCAB_SIZE = 85
-START_SECONDS = 500
-LAUNCHER = Path(__file__).parents[1] / "stubs" / "sglang_cpu_server.py"
 Array = npt.NDArray[np.float64]
-Params = Mapping[str, Any]
-"""Sampling parameters of a request."""
 OPT_IN = {"return_top_p_token_ids": True}
-MARGIN = 1e-5
-"""Ids whose probability, or the mass before them, is nearer to a boundary may fall on either side: the engine computes in float32."""
 
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Qwen3 of 1.6 M parameters whose logits have a spread of about 2, so that top_p 0.9 keeps between 1 and 60 of 85 ids."""
+    """A Qwen3 whose logits have a spread of about 2: top_p 0.9 keeps between 1 and 60 of 85 ids."""
     folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(0)
     config = transformers.Qwen3Config(
@@ -78,110 +67,19 @@ def model(model_folder: Path) -> Any:
     return transformers.Qwen3ForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
 
 
-class Server:
-    def __init__(self, folder: Path, log: Path, *arguments: str, **environment: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        command = [
-            sys.executable,
-            LAUNCHER,
-            "--model-path",
-            folder,
-            "--skip-tokenizer-init",
-            "--port",
-            self.port,
-            *arguments,
-        ]
-        command += shlex.split(
-            "--device cpu --attention-backend torch_native --sampling-backend pytorch --dtype"
-            " float32 --max-total-tokens 32768 --mem-fraction-static 0.1 --disable-cuda-graph"
-            " --skip-server-warmup --sleep-on-idle --random-seed 7"
-        )
-        self.log = log
-        self.overlaps = "--disable-overlap-schedule" not in arguments
-        with log.open("wb") as out:
-            self.process = subprocess.Popen(
-                list(map(str, command)),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-                env={
-                    **os.environ,
-                    "OMP_NUM_THREADS": "1",
-                    "SGLANG_GRPC_PORT": "1",
-                    "TMPDIR": str(log.parent),
-                    **environment,
-                },
-            )
-
-    def wait(self) -> bytes:
-        deadline = time.monotonic() + START_SECONDS
-        while True:
-            with contextlib.suppress(OSError):
-                return self.call("model_info")
-            assert self.process.poll() is None and time.monotonic() < deadline, (
-                self.log.read_text()[-3000:]
-            )
-            time.sleep(0.2)
-
-    def call(self, path: str, body: Params | None = None) -> bytes:
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/{path}",
-            data=None if body is None else json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=120) as reply:
-            return bytes(reply.read())
-
-    def generate(
-        self, prompts: Sequence[Any], params: Params | list[dict[str, Any]], **more: Any
-    ) -> Any:
-        return json.loads(
-            self.call(
-                "generate",
-                {"input_ids": prompts, "sampling_params": params, "return_logprob": True, **more},
-            )
-        )
-
-    def stop(self) -> None:
-        left_behind: set[str] = set()
-        for maps in Path("/proc").glob("[0-9]*/maps"):
-            with contextlib.suppress(OSError):
-                if os.getpgid(int(maps.parent.name)) == self.process.pid:
-                    left_behind |= set(re.findall(r"/dev/shm/sglang_loads_\S+", maps.read_text()))
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(30)
-        for path in left_behind:
-            Path(path).unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def running(
-    folder: Path, tmp_path_factory: pytest.TempPathFactory, *arguments: str, **environment: str
-) -> Iterator[Server]:
-    server = Server(folder, tmp_path_factory.mktemp("server") / "log", *arguments, **environment)
-    try:
-        server.wait()
-        yield server
-    finally:
-        server.stop()
-
-
 @pytest.fixture(
     scope="module", params=[(), ("--disable-overlap-schedule",)], ids=["overlap", "synchronous"]
 )
 def server(
     request: pytest.FixtureRequest, model_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    with running(model_folder, tmp_path_factory, *request.param) as server:
+    log = tmp_path_factory.mktemp("server") / "log"
+    with running(model_folder, log, *request.param) as server:
         yield server
 
 
 # The float64 reconstruction
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def logits_of(model: Any, prompt: Sequence[int], tokens: Sequence[int]) -> Array:
@@ -191,25 +89,16 @@ def logits_of(model: Any, prompt: Sequence[int], tokens: Sequence[int]) -> Array
     return logits[len(prompt) - 1 : -1]
 
 
-def expected_set(probs: Array, params: Params) -> set[int] | None:
-    """The reference's set, or None where an id is too near to a boundary to tell."""
-    top_k, top_p, min_p = (
-        params.get("top_k", -1),
-        params.get("top_p", 1.0),
-        params.get("min_p", 0.0),
-    )
-    ranked = np.sort(probs)[::-1]
-    mass_before = np.cumsum(ranked) - ranked
-    gaps = [
-        np.abs(mass_before - top_p).min() if top_p < 1 else 1.0,
-        np.abs(ranked[1:] - min_p * ranked[0]).min() if min_p else 1.0,
-    ]
-    if 0 < top_k < probs.size:
-        gaps.append(ranked[top_k - 1] - ranked[top_k])
-    if min(gaps) < MARGIN:
-        return None
-    return set(
-        nucleus(probs, top_k=top_k if top_k > 0 else None, top_p=top_p, min_p=min_p).tolist()
+def check_set(ids: Sequence[int], probs: Array, params: Params) -> None:
+    """Check one set against float64; the engine computes in float32, so near ties may differ."""
+    top_k = params.get("top_k", -1)
+    check_nucleus(
+        ids,
+        probs,
+        top_k=top_k if top_k > 0 else None,
+        top_p=params.get("top_p", 1.0),
+        min_p=params.get("min_p", 0.0),
+        rounding=ENGINE_ROUNDING,
     )
 
 
@@ -220,8 +109,8 @@ def check_answer(
     answer: Any,
     *,
     change_logits: Callable[[Array, Sequence[int]], Array] = lambda logits, tokens: logits,
-) -> int:
-    """Check one answer token by token; returns how many sets were compared."""
+) -> None:
+    """Check one answer token by token."""
     tokens, meta = answer["output_ids"], answer["meta_info"]
     greedy = params.get("temperature") == 0
     cuts = {**params, "top_k": 1} if greedy else params
@@ -233,10 +122,11 @@ def check_answer(
     has_filter = (
         cuts.get("top_p", 1.0) < 1 or cuts.get("top_k", -1) > 0 or cuts.get("min_p", 0.0) > 0
     )
-    compared = 0
     for t, token in enumerate(tokens):
-        ids = kept.ids[kept.offsets[t] : kept.offsets[t + 1]]
-        if not has_filter:
+        if has_filter:
+            ids = kept[t]
+            check_set(ids.tolist(), probs[t], cuts)
+        else:
             assert kept.status[t] == 1
             ids = np.arange(VOCAB_SIZE, dtype=np.int32)
         assert token in ids
@@ -246,11 +136,6 @@ def check_answer(
         assert meta["output_token_logprobs"][t][0] == pytest.approx(
             np.log(probs[t, token]), abs=1e-4
         )
-        expected = expected_set(probs[t], cuts) if has_filter else set(range(VOCAB_SIZE))
-        if expected is not None:
-            assert set(ids.tolist()) == expected, (params, t)
-            compared += 1
-    return compared
 
 
 FILTERS: dict[str, dict[str, Any]] = {
@@ -274,11 +159,9 @@ def test_sets_equal_the_reconstruction(server: Server, model: Any, name: str) ->
     params = {**FILTERS[name], "max_new_tokens": 12, "ignore_eos": True, "custom_params": OPT_IN}
     prompts = prompts_of(6, 1)
     answers = server.generate(prompts, params)
-    compared = sum(
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert len(answer["output_ids"]) == 12
         check_answer(model, prompt, params, answer)
-        for prompt, answer in zip(prompts, answers, strict=True)
-    )
-    assert compared > 0.95 * 6 * 12, "nearly every set is far from a boundary"
 
 
 def test_mixed_batches_in_which_only_some_ask(server: Server, model: Any) -> None:
@@ -321,13 +204,19 @@ def test_greedy_tokens_do_not_depend_on_who_asks(server: Server, model: Any) -> 
         answer["output_ids"]
         for answer in server.generate(prompts * 2, [greedy] * 4 + [sampled] * 4)
     ][:4]
-    assert plain == asked == mixed
-    for prompt, tokens in zip(prompts, plain, strict=True):
-        assert logits_of(model, prompt, tokens).argmax(-1).tolist() == tokens
+    # Other batches may round otherwise, so an answer may part from the plain one at a near tie.
+    for prompt, tokens, *others in zip(prompts, plain, asked, mixed, strict=True):
+        probs = softmax(logits_of(model, prompt, tokens))
+        highest = probs.argmax(-1).tolist()
+        for other in (*others, highest):
+            check_same_tokens(tokens, other, probs, rounding=ENGINE_ROUNDING)
 
 
 def test_penalties_and_bias_come_before_the_sets(server: Server, model: Any) -> None:
-    """With the overlap scheduler SGLang's penalties lag: a step is prepared before the last token is known, and the first counts the prompt's end."""
+    """With the overlap scheduler SGLang's penalties lag.
+
+    A step is prepared before the last token is known, and the first counts the prompt's end.
+    """
     params = {
         "temperature": 0.9,
         "top_p": 0.7,
@@ -349,7 +238,7 @@ def test_penalties_and_bias_come_before_the_sets(server: Server, model: Any) -> 
                 np.subtract.at(logits[t], counted[:t], 0.7)
             return logits
 
-        assert check_answer(model, prompt, params, answer, change_logits=change) > 10
+        check_answer(model, prompt, params, answer, change_logits=change)
 
 
 def test_every_chunk_of_a_stream_is_complete(server: Server, model: Any) -> None:
@@ -417,41 +306,49 @@ def test_samples_follow_the_renormalised_set(server: Server, model: Any) -> None
     params = {"temperature": 1.0, "top_p": 0.8, "max_new_tokens": 1, "custom_params": OPT_IN}
     answers = [answer for _ in range(2) for answer in server.generate([prompt] * 512, params)]
     probs = softmax(logits_of(model, prompt, [0])[0])
-    kept = sorted(answers[0]["meta_info"]["rl_topp_kept_ids"][0])
-    assert set(kept) == expected_set(probs, params)
+    # Sets of other batches may differ at a near tie, so each answer expects its own.
+    expected = np.zeros(VOCAB_SIZE)
+    for answer in answers:
+        ids = answer["meta_info"]["rl_topp_kept_ids"][0]
+        check_set(ids, probs, params)
+        assert answer["output_ids"][0] in ids
+        expected[ids] += probs[ids] / probs[ids].sum()
     counts = np.bincount([answer["output_ids"][0] for answer in answers], minlength=VOCAB_SIZE)
-    assert counts.sum() == counts[kept].sum(), "nothing outside the set"
-    expected = probs[kept] / probs[kept].sum() * counts.sum()
     order = np.argsort(expected)
     # Rare ids are pooled, so that every bin expects at least 5.
     rare = order[np.cumsum(expected[order]) < 5]
     bins = (
-        np.array([counts[kept][rare].sum(), *np.delete(counts[kept], rare)]),
+        np.array([counts[rare].sum(), *np.delete(counts, rare)]),
         np.array([expected[rare].sum(), *np.delete(expected, rare)]),
     )
     assert stats.chisquare(bins[0][bins[1] > 0], bins[1][bins[1] > 0]).pvalue > 1e-6
 
 
 def test_batches_in_which_nobody_asks_give_stock_tokens(
-    model_folder: Path, tmp_path_factory: pytest.TempPathFactory
+    model: Any, model_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Two servers with one random start, the second without the plugin, asked the same in the same order."""
+    """Two servers with one random start, one without the plugin, asked the same in one order."""
     prompts = prompts_of(6, 9)
     plain: list[dict[str, Any]] = [
         {"temperature": 1.0, "top_p": 0.9, "max_new_tokens": 6},
         {"temperature": 0.8, "max_new_tokens": 6},
         {"top_k": 4, "max_new_tokens": 6},
     ]
-    tokens = {}
+    sampled, greedy = {}, {}
     for plugins in ("rl_topp", "none"):
-        with running(model_folder, tmp_path_factory, SGLANG_PLUGINS=plugins) as server:
+        log = tmp_path_factory.mktemp("server") / "log"
+        with running(model_folder, log, SGLANG_PLUGINS=plugins) as server:
             answers = [server.generate(prompt, params) for prompt in prompts for params in plain]
-            greedy = server.generate(
+            in_one_batch = server.generate(
                 prompts, {"temperature": 0, "max_new_tokens": 6, "custom_params": OPT_IN}
             )
-        tokens[plugins] = [answer["output_ids"] for answer in [*answers, *greedy]]
-        assert ("rl_topp_kept_ids" in greedy[0]["meta_info"]) is (plugins == "rl_topp")
-    assert tokens["rl_topp"] == tokens["none"]
+        sampled[plugins] = [answer["output_ids"] for answer in answers]
+        greedy[plugins] = [answer["output_ids"] for answer in in_one_batch]
+        assert ("rl_topp_kept_ids" in in_one_batch[0]["meta_info"]) is (plugins == "rl_topp")
+    assert sampled["rl_topp"] == sampled["none"]
+    for prompt, tokens, other in zip(prompts, greedy["none"], greedy["rl_topp"], strict=True):
+        probs = softmax(logits_of(model, prompt, tokens))
+        check_same_tokens(tokens, other, probs, rounding=ENGINE_ROUNDING)
 
 
 def test_an_unknown_flag_changes_nothing(server: Server) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rl_topp.cli import app
-from rl_topp.stats import kept_set_stats
+from rl_topp.stats import nucleus_stats
 
 typer_testing = pytest.importorskip("typer.testing")
 pa = pytest.importorskip("pyarrow")
@@ -47,7 +47,7 @@ def _run(*arguments: str) -> Any:
 
 
 def test_figures_of_a_dump(tmp_path: Path) -> None:
-    """Sizes 1, 2, 2 (the tool token and the sample without sets are left out); every kept mass is exp(-0.1)."""
+    """Sizes 1, 2, 2: tool token and sample without sets are left out; kept masses are exp(-0.1)."""
     result = _run("stats", str(_dump(tmp_path / "d.parquet", COLUMNS)), "--json")
     assert result.exit_code == 0, result.output
     figures = json.loads(result.stdout)
@@ -194,7 +194,7 @@ def test_a_file_damaged_anywhere_is_read_or_refused(tmp_path: Path) -> None:
 
 
 def test_log_probs_that_are_none_leave_json_json(tmp_path: Path) -> None:
-    """A full log-prob of 1e4 makes the kept mass infinite: no figure, and no `Infinity`, which JSON does not have."""
+    """A full log-prob of 1e4 makes the kept mass infinite: no figure, no `Infinity` in the JSON."""
     columns = {**COLUMNS, "rollout_full_log_probs": [[1e4, -0.6, 0.0], [-1.5], [-0.35]]}
     result = _run("stats", str(_dump(tmp_path / "d.parquet", columns)), "--json")
     assert result.exit_code == 0, result.output
@@ -218,7 +218,7 @@ def test_brackets_are_text_in_help_titles_and_messages(
 
 
 def test_a_field_that_some_samples_lack_counts_where_it_is(tmp_path: Path) -> None:
-    """Sample 2's engine gave no log-prob over the vocabulary; the first two tokens alone say what the kept mass is."""
+    """Sample 2 has no log-probs over the vocabulary; two tokens alone say what the kept mass is."""
     columns = {**COLUMNS, "rollout_full_log_probs": [[-0.1, -0.7, 0.0], [-1.5], None]}
     result = _run("stats", str(_dump(tmp_path / "d.parquet", columns)), "--json")
     assert result.exit_code == 0, result.output
@@ -280,7 +280,7 @@ def test_a_file_that_is_no_parquet_is_one_line_and_exit_2(content: bytes, tmp_pa
 
 
 def test_nothing_trained_is_no_data_not_zero() -> None:
-    figures = kept_set_stats(
+    figures = nucleus_stats(
         set_sizes=np.array([3]), status=np.zeros(1, np.uint8), loss_masks=np.zeros(1, np.int32)
     )
     assert figures.num_tokens == 0

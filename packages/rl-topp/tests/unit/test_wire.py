@@ -78,7 +78,7 @@ def test_per_token_forms_are_read_alike(key: str) -> None:
 
 
 def test_a_native_reply_as_recorded() -> None:
-    """The keys of SGLang 0.5.16 and 0.5.17 with `return_sampling_mask`: ids and renormalised log-probs per token."""
+    """SGLang 0.5.16 and 0.5.17 with `return_sampling_mask`: ids and renormalised log-probs."""
     meta = {
         "output_token_sampling_mask": [[5, 9], [7]],
         "output_token_sampling_mask_length": 2,

@@ -27,12 +27,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rl_topp.lm_head.kernels import kernels_on
+from rl_topp.lm_head import kernels
 from rl_topp.lm_head.matmul import wide_matmul
 from rl_topp.lm_head.operands import Operands
 from rl_topp.lm_head.weight_gradient import Destinations
 from rl_topp.torch.entries import Entries
-from rl_topp.torch.scores import Upstream, compute_dtype, empty_statistics
+from rl_topp.torch.scores import Upstream, compute_dtype, new_statistics
 
 __all__ = ["BlockedRows", "blocked_gradients", "blocked_scores", "make_blocked_rows"]
 
@@ -82,8 +82,9 @@ def make_blocked_rows(
     order_E, entry_edges = entries.ids_E, [0] * len(edges)
     if order_E.numel():
         sorted_ids, order_E = torch.sort(entries.ids_E, stable=True)
-        first_ids = torch.tensor(edges, device=sorted_ids.device)
-        entry_edges = torch.searchsorted(sorted_ids, first_ids).tolist()
+        entry_edges = torch.searchsorted(
+            sorted_ids, torch.tensor(edges, device=sorted_ids.device)
+        ).tolist()
     # Entries with id -1 sort before the first edge.
     by_id_N = order_E[entry_edges[0] : entry_edges[-1]]
     return BlockedRows(
@@ -104,19 +105,19 @@ def blocked_scores(blocked: BlockedRows, operands: Operands) -> tuple[Tensor, Te
         blocked: the rows.
         operands: of the call.
     """
-    kernels = kernels_on(operands.device)
+    arithmetic = kernels.kernels_on(operands.device)
     targets_F = operands.targets_T[blocked.rows_D[blocked.full_F]].long()
     z_E = torch.full(
         blocked.entries.ids_E.shape, -torch.inf, dtype=operands.dtype, device=operands.device
     )
-    statistics = empty_statistics(
-        1, targets_F.numel(), dtype=operands.dtype, device=operands.device
+    statistics = new_statistics(
+        1, targets_F.numel(), mass=0.0, dtype=operands.dtype, device=operands.device
     )[0]
     for block in _blocks(blocked, operands):
         z_E[block.numbers] = block.z_DB[block.places, block.columns]
         if targets_F.numel():
             first_id = operands.call.vocab_start + block.first
-            kernels.merge_block_statistics(
+            arithmetic.merge_block_statistics(
                 block.z_DB, blocked.full_F, targets_F, statistics, first_id=first_id
             )
     return statistics, z_E
@@ -138,14 +139,14 @@ def blocked_gradients(
         coefficients_E: dL/dz of the entries from all scores, [E].
         destinations: where they go.
     """
-    kernels = kernels_on(operands.device)
+    arithmetic = kernels.kernels_on(operands.device)
     temperature, weight_VH = operands.call.temperature, operands.weight_VH
     hidden_DH = operands.hidden_TH[blocked.rows_D]
     targets_F = operands.targets_T[blocked.rows_D[blocked.full_F]].long()
     for_hidden = torch.zeros_like(hidden_DH, dtype=coefficients_E.dtype)
     for block in _blocks(blocked, operands):
         first_id = operands.call.vocab_start + block.first
-        gradient_DB = kernels.block_gradient(
+        gradient_DB = arithmetic.block_gradient(
             block.z_DB,
             blocked.full_F,
             targets_F,

@@ -1,11 +1,12 @@
-"""Which kept sets are scored by single dot products and which by blocks of logits: the cheaper way
-by expected time.
+"""Which kept sets are scored by single dot products and which by blocks of logits: the cheaper way.
 
-The model: dot products cost a time per entry, proportional to the inner dimension; blocks cost a
+The model: dot products cost a time per entry, proportional to the inner dimension H; blocks cost a
 time per row (matrix products against the shard), a small one per entry and one per call (the shard
-is read whole). Rows with more entries than the break-even size gain from blocks; they move there
-together, if their gain exceeds the cost per call. Invariant: depends on set sizes and shapes only,
-so all ranks of a tensor-parallel group that hold equally many ids choose alike.
+is read whole). Rows that gain from blocks move there together, if their gain exceeds the cost per
+call. R rows with kept sets.
+
+Invariant: depends on set sizes and shapes only, so all ranks of a tensor-parallel group that hold
+equally many ids choose alike.
 """
 
 from __future__ import annotations
@@ -21,31 +22,16 @@ __all__ = ["COSTS", "DeviceCost", "choose_blocked"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceCost:
-    """Measured costs of forward and backward together, seconds; all but the last per element of the inner dimension H."""
+    """Measured seconds of forward and backward together; all but the last per element of H."""
 
     entry_seconds: float
     """Per entry and element: one dot product and its two gradient updates."""
     product_seconds: float
     """Per row, id and element: the four matrix products of a block."""
     pass_seconds: float
-    """Per id and element of the shard: reading the weight and writing its gradient, once per call."""
+    """Per id and element of the shard: reading the weight, writing its gradient, once per call."""
     block_entry_seconds: float
-    """Per entry of a row scored in blocks, whatever H: reading it out of its block and writing its gradient there."""
-
-    def even_size(self, *, num_local_ids: int, width: int) -> float:
-        """Return the ids per row from which on blocks cost a row less, once they run at all;
-        infinity where they never do.
-
-        Args:
-            num_local_ids: ids of the shard.
-            width: H, the inner dimension.
-        """
-        per_entry = self.entry_seconds * width - self.block_entry_seconds
-        return (
-            num_local_ids * self.product_seconds * width / per_entry
-            if per_entry > 0
-            else float("inf")
-        )
+    """Per entry of a row in blocks, whatever H: reading it there and writing its gradient."""
 
 
 COSTS: Final = {
@@ -89,7 +75,7 @@ def choose_blocked(
         set_sizes * (cost.entry_seconds * width - cost.block_entry_seconds)
         - num_local_ids * cost.product_seconds * width
     )
-    gain = saved[saved > 0].sum()
-    worth = bool(gain > (0.0 if blocks_run_anyway else num_local_ids * width * cost.pass_seconds))
-    cheaper: npt.NDArray[np.bool_] = saved > 0
-    return cheaper if worth else np.zeros_like(cheaper)
+    cheaper = saved > 0
+    # Blocks read the whole shard once per call, whatever the number of rows.
+    price = 0.0 if blocks_run_anyway else num_local_ids * width * cost.pass_seconds
+    return np.asarray(cheaper & (saved[cheaper].sum() > price))

@@ -16,13 +16,13 @@ from torch import Tensor
 from rl_topp.lm_head.operands import Operands
 from rl_topp.lm_head.triton_blocks import block_gradient, merge_block_statistics
 from rl_topp.lm_head.triton_entries import (
+    KernelShapes,
     entry_coefficients,
     entry_scores,
     list_entries,
     row_statistics,
 )
 from rl_topp.lm_head.triton_gradients import hidden_gradient, weight_gradient
-from rl_topp.lm_head.triton_shapes import KernelShapes
 from rl_topp.lm_head.weight_gradient import Destinations
 from rl_topp.torch.entries import Entries
 from rl_topp.torch.scores import Upstream
@@ -56,10 +56,9 @@ def score_rows(
     if call.temperature != 1.0:
         z_E.div_(call.temperature)
     row_statistics(z_E, lists.rows_R, lists.offsets_R1, statistics_4T)
-    entries = Entries(
+    return Entries(
         rows_R=lists.rows_R, offsets_R1=lists.offsets_R1, call_rows_E=rows_E, ids_E=ids_E
-    )
-    return entries, z_E
+    ), z_E
 
 
 def add_gradients(
@@ -82,14 +81,17 @@ def add_gradients(
         upstream.entropy_value.contiguous(),
     )
     if destinations.hidden is not None:
-        weight_VH = _rows_contiguous(operands.weight_VH)
         hidden_gradient(
-            weight_VH, ids_E, coefficients_E, *listed, destinations.hidden, shapes=_SHAPES
+            _rows_contiguous(operands.weight_VH),
+            ids_E,
+            coefficients_E,
+            *listed,
+            destinations.hidden,
+            shapes=_SHAPES,
         )
     if destinations.weight is not None:
-        hidden_TH = _rows_contiguous(operands.hidden_TH)
         weight_gradient(
-            hidden_TH,
+            _rows_contiguous(operands.hidden_TH),
             ids_E,
             entries.call_rows_E,
             coefficients_E,

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rl_topp.errors import NucleusError
+from rl_topp.lm_head import kernels
 from rl_topp.lm_head.blocked import (
     BlockedRows,
     blocked_gradients,
@@ -28,20 +29,19 @@ from rl_topp.lm_head.blocked import (
     make_blocked_rows,
 )
 from rl_topp.lm_head.cost import choose_blocked
-from rl_topp.lm_head.kernels import kernels_on
 from rl_topp.lm_head.operands import Operands
 from rl_topp.lm_head.weight_gradient import Destinations, WeightGradient
 from rl_topp.nucleus import NucleusSet, OnTruncated
-from rl_topp.torch.call import Call, make_call
-from rl_topp.torch.checks import check_tensors
+from rl_topp.torch.call import Call, check_tensors, make_call
 from rl_topp.torch.dense_rows import dense_upstream, store_dense
 from rl_topp.torch.entries import segment_statistics
 from rl_topp.torch.first_order import as_given, first_order
 from rl_topp.torch.scores import (
+    NO_SCORE,
     NucleusScores,
     combine,
+    new_statistics,
     summed_entry_gradient,
-    unscored_statistics,
     upstream_of_kinds,
 )
 from rl_topp.torch.upload import upload
@@ -50,7 +50,7 @@ from rl_topp.validation import is_integer
 __all__ = ["HiddenGradient", "Method", "nucleus_lm_head_log_probs"]
 
 HiddenGradient = Literal["all_reduce", "partial"]
-"""What a tensor-parallel rank returns for the hidden states: the sum over all shards, or its part."""
+"""What a tensor-parallel rank returns for the hidden states: the sum of all shards, or its part."""
 Method = Literal["auto", "sparse", "blocked"]
 """How kept sets are scored: the cheaper way per row, always dot products, or always blocks."""
 
@@ -89,9 +89,7 @@ def nucleus_lm_head_log_probs(
     method: Method = "auto",
     block_bytes: int = _BLOCK_BYTES,
 ) -> NucleusScores:
-    """Score each row's target over the row's kept set, without forming logits.
-
-    The same as `nucleus_log_probs(hidden @ weight.T, ...)`.
+    """Score each row's target as `nucleus_log_probs(hidden @ weight.T, ...)`, without the product.
 
     Args:
         hidden_TH: [T, H], float64, float32 or bfloat16, contiguous rows: the same on every rank of
@@ -145,8 +143,8 @@ def nucleus_lm_head_log_probs(
     )
     in_blocks = _rows_in_blocks(call, weight_VH, method)
     ways = _Ways(
-        dot_products=call.kinds.kept[~in_blocks],
-        blocked=call.kinds.kept[in_blocks],
+        dot_products=call.kept[~in_blocks],
+        blocked=call.kept[in_blocks],
         hidden_gradient=hidden_gradient,
         use_main_grad=use_main_grad,
         block_bytes=block_bytes,
@@ -165,16 +163,20 @@ class _LmHeadScores(torch.autograd.Function):
         operands = Operands(
             hidden_TH=hidden_TH, weight_VH=weight_VH, targets_T=targets_T, call=call
         )
-        statistics_K4T = unscored_statistics(
-            call.num_kinds, len(call.rows), dtype=operands.dtype, device=operands.device
+        statistics_K4T = new_statistics(
+            call.num_kinds,
+            len(call.rows),
+            mass=NO_SCORE,
+            dtype=operands.dtype,
+            device=operands.device,
         )
         ctx.call, ctx.ways, ctx.weight = call, ways, weight_VH
         ctx.by_dot_products = ctx.by_blocks = None
         if ways.dot_products.size:
-            ctx.by_dot_products = kernels_on(operands.device).score_rows(
+            ctx.by_dot_products = kernels.kernels_on(operands.device).score_rows(
                 operands, ways.dot_products, statistics_K4T[0]
             )
-        if ways.blocked.size or call.kinds.dense.size:
+        if ways.blocked.size or call.dense.size:
             ctx.by_blocks = _score_in_blocks(operands, ways, statistics_K4T)
         combined = combine(statistics_K4T, call.tp_group)
         ctx.save_for_backward(
@@ -209,11 +211,11 @@ class _LmHeadScores(torch.autograd.Function):
             coefficients_E = summed_entry_gradient(
                 z_E, entries.is_target_E, entries.call_rows_E, arriving
             )
-            full = dense_upstream(call.kinds, arriving)
+            full = dense_upstream(call, arriving)
             blocked_gradients(blocked, operands, full, coefficients_E, destinations)
         if ctx.by_dot_products is not None:
             entries, z_E = ctx.by_dot_products
-            kernels_on(operands.device).add_gradients(
+            kernels.kernels_on(operands.device).add_gradients(
                 entries, z_E, operands, arriving[0], destinations
             )
         if (
@@ -228,10 +230,10 @@ class _LmHeadScores(torch.autograd.Function):
 def _score_in_blocks(
     operands: Operands, ways: _Ways, statistics_K4T: Tensor
 ) -> tuple[BlockedRows, Tensor]:
-    """Write the statistics of the rows that blocks score; return them, and z [E] of their entries."""
-    kinds = operands.call.kinds
-    every = np.union1d(kinds.dense, ways.blocked)
-    rows_D, full_F = upload((every, np.searchsorted(every, kinds.dense)), operands.device)
+    """Write the statistics of rows that blocks score; return these, and z [E] of their entries."""
+    dense = operands.call.dense
+    every = np.union1d(dense, ways.blocked)
+    rows_D, full_F = upload((every, np.searchsorted(every, dense)), operands.device)
     blocked = make_blocked_rows(
         rows_D.long(),
         full_F.long(),
@@ -241,13 +243,13 @@ def _score_in_blocks(
     )
     over_vocabulary_4F, z_E = blocked_scores(blocked, operands)
     statistics_K4T[0][:, blocked.entries.rows_R] = segment_statistics(blocked.entries, z_E)
-    store_dense(statistics_K4T, kinds, over_vocabulary_4F)
+    store_dense(statistics_K4T, operands.call, over_vocabulary_4F)
     return blocked, z_E
 
 
 def _rows_in_blocks(call: Call, weight_VH: Tensor, method: Method) -> npt.NDArray[np.bool_]:
     """Return for each row with a kept set whether blocks score it."""
-    kept = call.kinds.kept
+    kept = call.kept
     if call.num_kinds > 1:
         # Blocks pass over its logits anyway, and sum each element of a gradient before rounding it.
         return np.ones(kept.size, np.bool_)
@@ -258,12 +260,11 @@ def _rows_in_blocks(call: Call, weight_VH: Tensor, method: Method) -> npt.NDArra
         num_local_ids=call.num_local_ids,
         width=weight_VH.shape[1],
         device_type=weight_VH.device.type,
-        blocks_run_anyway=call.kinds.dense.size > 0,
+        blocks_run_anyway=call.dense.size > 0,
     )
 
 
 def _check_operands(hidden_TH: Tensor, weight_VH: Tensor) -> None:
-    where = hidden_TH.device
     current = torch.cuda.current_device() if hidden_TH.is_cuda else None
     NucleusError.raise_where(
         {
@@ -278,8 +279,8 @@ def _check_operands(hidden_TH: Tensor, weight_VH: Tensor) -> None:
             " keep the hidden states)": (
                 hidden_TH.dtype != weight_VH.dtype or hidden_TH.dtype not in _DTYPES
             ),
-            f"tensors lie on {where}, but the current device is {current}, where kernels would"
-            " start": hidden_TH.is_cuda and where.index != current,
+            f"tensors lie on {hidden_TH.device}, but the current device is {current}, where kernels"
+            " would start": hidden_TH.is_cuda and hidden_TH.device.index != current,
         }
     )
 

@@ -42,11 +42,6 @@ class Operands:
         """Where all tensors lie."""
         return self.hidden_TH.device
 
-    @property
-    def width(self) -> int:
-        """H."""
-        return self.hidden_TH.shape[1]
-
     def entries_of(self, listed_rows: npt.NDArray[np.int64]) -> Entries:
         """Return the entries of `listed_rows`, int64 [R], ascending; each has status 0."""
         return build_entries(

@@ -33,11 +33,12 @@ def score_rows(
     operands: Operands, listed_rows: npt.NDArray[np.int64], statistics_4T: Tensor
 ) -> tuple[Entries, Tensor]:
     """Score the kept ids of the listed rows, one dot product each; write their statistics."""
-    hidden_TH, weight_VH, dtype = operands.hidden_TH, operands.weight_VH, operands.dtype
+    dtype = operands.dtype
     entries = operands.entries_of(listed_rows)
     z_E = torch.full(entries.ids_E.shape, -torch.inf, dtype=dtype, device=operands.device)
     for places, call_rows, ids in _chunks(entries, operands):
-        z_E[places] = (hidden_TH[call_rows].to(dtype) * weight_VH[ids].to(dtype)).sum(dim=1)
+        left = operands.hidden_TH[call_rows].to(dtype)
+        z_E[places] = (left * operands.weight_VH[ids].to(dtype)).sum(dim=1)
     z_E.div_(operands.call.temperature)
     statistics_4T[:, entries.rows_R] = segment_statistics(entries, z_E)
     return entries, z_E
@@ -58,7 +59,7 @@ def add_gradients(
     # Sums stand in rows of their own, one per id that occurs, and reach the weight's gradient once.
     used, place_of_kept = torch.unique(entries.ids_E[entries.ids_E >= 0], return_inverse=True)
     for_hidden, for_weight = (
-        torch.zeros(count, operands.width, dtype=dtype, device=operands.device)
+        torch.zeros(count, operands.hidden_TH.shape[1], dtype=dtype, device=operands.device)
         for count in (entries.rows_R.numel(), used.numel())
     )
     done = 0
@@ -86,7 +87,7 @@ def _chunks(entries: Entries, operands: Operands) -> Iterator[tuple[Tensor, Tens
     places = torch.nonzero(entries.ids_E >= 0)[:, 0]
     call_rows = entries.call_rows_E
     for chunk in torch.split(
-        places, max(1, _CHUNK_BYTES // (operands.width * operands.dtype.itemsize))
+        places, max(1, _CHUNK_BYTES // (operands.hidden_TH.shape[1] * operands.dtype.itemsize))
     ):
         yield chunk, call_rows[chunk], entries.ids_E[chunk]
 

@@ -16,18 +16,53 @@ read.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from rl_topp.lm_head.triton_shapes import WIDE, KernelShapes
 from rl_topp.torch.upload import UploadedRows
 
-__all__ = ["entry_coefficients", "entry_scores", "list_entries", "row_statistics"]
+__all__ = [
+    "WIDE",
+    "KernelShapes",
+    "entry_coefficients",
+    "entry_scores",
+    "list_entries",
+    "row_statistics",
+]
 
 _LANES = 32
 """Entries of one row handled at a time by the row kernels; most sets are smaller."""
+WIDE = {torch.float32: tl.float32, torch.float64: tl.float64}
+"""Dtype of Triton by the computing dtype of torch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelShapes:
+    """Tile sizes, powers of two.
+
+    The defaults are the fastest of benchmarks/gpu_lm_head.py `--tune` on one H200.
+    """
+
+    score_entries: int = 4
+    """Entries per program in forward."""
+    score_block: int = 256
+    """Elements of the inner dimension per step in forward."""
+    hidden_entries: int = 1
+    """Entries per step of a row's hidden-state gradient."""
+    hidden_block: int = 1024
+    """Elements per program of it."""
+    weight_entries: int = 1
+    """Entries per step of the weight's gradient."""
+    weight_block: int = 1024
+    """Elements per program of it."""
+    weight_span: int = 4
+    """Sorted entries per program of it: the program owns the ids whose runs begin there."""
+    chunk: int = 64
+    """Sorted entries per partial sum of the weight's gradient; a multiple of `weight_entries`."""
 
 
 @triton.jit(do_not_specialize=["vocab_start", "num_local_ids"])
@@ -206,8 +241,7 @@ def entry_scores(
     Both matrices have contiguous rows.
     """
     scores = torch.empty(ids_E.shape, dtype=dtype, device=ids_E.device)
-    grid = (triton.cdiv(ids_E.numel(), shapes.score_entries),)
-    _entry_scores_kernel[grid](
+    _entry_scores_kernel[(triton.cdiv(ids_E.numel(), shapes.score_entries),)](
         hidden_TH,
         weight_VH,
         ids_E,
@@ -228,8 +262,7 @@ def row_statistics(
     scores_E: Tensor, rows_R: Tensor, offsets_R1: Tensor, statistics_4T: Tensor
 ) -> None:
     """Write the statistics of `torch.scores` of each listed row; `statistics_4T` is contiguous."""
-    grid = (rows_R.numel(),)
-    _row_statistics_kernel[grid](
+    _row_statistics_kernel[(rows_R.numel(),)](
         scores_E,
         rows_R,
         offsets_R1,
@@ -257,8 +290,7 @@ def entry_coefficients(
     contiguous.
     """
     coefficients = torch.empty_like(scores_E)
-    grid = (rows_R.numel(),)
-    _entry_coefficients_kernel[grid](
+    _entry_coefficients_kernel[(rows_R.numel(),)](
         scores_E,
         ids_E,
         rows_R,

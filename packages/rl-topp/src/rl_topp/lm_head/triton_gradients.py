@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rl_topp.lm_head.triton_shapes import WIDE, KernelShapes
+from rl_topp.lm_head.triton_entries import WIDE, KernelShapes
 
 __all__ = ["hidden_gradient", "weight_gradient"]
 
@@ -212,7 +212,7 @@ def hidden_gradient(
     *,
     shapes: KernelShapes,
 ) -> None:
-    """Add coefficient * weight[id], summed over each listed row's entries, to contiguous `out_TH`."""
+    """Add coefficient * weight[id], summed over each row's entries, to contiguous `out_TH`."""
     width = out_TH.shape[1]
     grid = (rows_R.numel(), triton.cdiv(width, shapes.hidden_block))
     _hidden_gradient_kernel[grid](
@@ -239,7 +239,7 @@ def weight_gradient(
     *,
     shapes: KernelShapes,
 ) -> None:
-    """Add coefficient * hidden[row], summed over each id's entries, to `out_VH` (contiguous rows)."""
+    """Add coefficient * hidden[row], summed over each id's entries, to the rows of `out_VH`."""
     width, num_entries, wide = hidden_TH.shape[1], ids_E.numel(), coefficients_E.dtype
     ids, order = torch.sort(ids_E, stable=True)
     ends = torch.searchsorted(ids, ids, right=True, out_int32=True)

@@ -1,13 +1,16 @@
-"""Where the output weight's gradient goes: a new tensor, or the float32 `main_grad` that
-Megatron-Core's gradient buffers keep.
+"""Where the output weight's gradient goes: a new tensor, or Megatron-Core's float32 `main_grad`.
 
-Megatron's protocol, which `WeightGradient` follows: a layer that adds to `weight.main_grad` itself
-sets `weight.grad_added_to_main_grad` and still returns a tensor of the weight's shape, so that the
-data-parallel hook of the weight runs; the hook then ignores what was returned, unless
-`weight.zero_out_wgrad` says that another layer (the tied embedding) adds its own gradient to it, in
-which case it must be zeros. Invariant: `main_grad` is only added to, and only where a gradient
-exists; what is added may be wider than the buffer, and the sum is rounded once.
+V_local ids of the shard, T rows of the call, H inner dimension.
+
+Invariant: `main_grad` is only added to, and only where a gradient exists; what is added may be
+wider than the buffer, and the sum is rounded once.
 """
+
+# Megatron's protocol: a layer that adds to `weight.main_grad` itself sets
+# `weight.grad_added_to_main_grad` and still returns a tensor of the weight's shape, so that the
+# data-parallel hook of the weight runs; the hook then ignores what was returned, unless
+# `weight.zero_out_wgrad` says that another layer (the tied embedding) adds its own gradient to it,
+# in which case it must be zeros.
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ __all__ = ["Destinations", "WeightGradient"]
 
 
 class WeightGradient:
-    """The destination of one backward pass."""
+    """Destination of the weight's gradient in one backward pass, by Megatron's protocol."""
 
     def __init__(self, weight: Tensor, *, use_main_grad: bool) -> None:
         """Look for `main_grad` on `weight`, else allocate zeros like it.
@@ -61,7 +64,7 @@ class WeightGradient:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destinations:
-    """Where the gradients of one backward pass go; both are added to, None = not wanted."""
+    """Places for the gradients of one backward pass; both are added to, None = not wanted."""
 
     hidden: Tensor | None
     """[T, H], in the dtype of the hidden states."""

@@ -10,7 +10,7 @@ import importlib.metadata
 from rl_topp.sglang.keys import OPT_IN_KEY
 from rl_topp.sglang.plugin import HOOKED, TESTED_VERSIONS, installed_version, signature_problems
 
-__all__ = ["find_problems", "main"]
+__all__ = ["main"]
 
 _GROUP = "sglang.srt.plugins"
 _ENTRY_POINT = "rl_topp.sglang.plugin:register"
@@ -30,8 +30,8 @@ _REFUSED = (
 )
 
 
-def find_problems() -> list[str]:
-    """Return what keeps the plugin from loading, one sentence each; empty when it loads.
+def main() -> int:
+    """Print the report; returns the exit code, 0 when the plugin loads and 1 when it does not.
 
     Takes as long as importing SGLang, 10 to 40 seconds.
     """
@@ -42,14 +42,9 @@ def find_problems() -> list[str]:
             f"no entry point {_ENTRY_POINT} in the group {_GROUP}: install rl-topp as a"
             " distribution, not by PYTHONPATH"
         )
-    return problems
-
-
-def main() -> int:
-    """Print the report; returns the exit code, 0 when the plugin loads and 1 when it does not."""
-    problems = find_problems()
+    tested = ", ".join(TESTED_VERSIONS)
     lines = [
-        f"sglang {installed_version() or 'is not installed'} (tested: {', '.join(TESTED_VERSIONS)})",
+        f"sglang {installed_version() or 'is not installed'} (tested: {tested})",
         *(f"problem: {problem}" for problem in problems),
         *([] if problems else [f"all {len(HOOKED)} hooked functions are as tested"]),
         f'ask per request: sampling_params.custom_params = {{"{OPT_IN_KEY}": true}}',

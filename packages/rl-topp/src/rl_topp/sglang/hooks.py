@@ -14,7 +14,7 @@ of the batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -63,12 +63,11 @@ class RowFlags:
     """Whether the row's request asked for its kept sets."""
     filtered: tuple[bool, ...]
     """Whether top-k, top-p or min-p can cut ids of the row."""
-    any_record: bool = field(init=False)
-    """Whether any row is recorded."""
 
-    def __post_init__(self) -> None:
-        """Fill `any_record`."""
-        object.__setattr__(self, "any_record", any(self.record))
+    @property
+    def any_record(self) -> bool:
+        """Whether any row is recorded."""
+        return any(self.record)
 
 
 def flag_rows(original: _Original, cls: type, batch: Any, vocab_size: int) -> Any:
@@ -162,12 +161,11 @@ def sample_from_kept_set(
     sampling_info: Any,
     positions: Tensor,
     simple_sampling_case: bool,
-) -> Tensor:
+) -> Any:
     """`Sampler._sample_from_probs`: find the kept sets, sample from them, and note both."""
     flags: RowFlags | None = getattr(sampling_info, _FLAGS, None)
     if flags is None or not flags.any_record:
-        result: Tensor = original(sampler, probs_BV, sampling_info, positions, simple_sampling_case)
-        return result
+        return original(sampler, probs_BV, sampling_info, positions, simple_sampling_case)
     if simple_sampling_case:
         ids_B: Tensor = original(sampler, probs_BV, sampling_info, positions, simple_sampling_case)
         drawn_B = probs_BV.gather(1, ids_B.long().view(-1, 1)).view(-1)
@@ -195,9 +193,8 @@ def collect(original: _Original, processor: Any, i: int, req: Any, logits_output
     if step is not None and _asks(req.sampling_params.custom_params):
         if req.customized_info is None:
             req.customized_info = {}
-        ids, log_prob = step.row(i)
-        req.customized_info.setdefault(KEPT_IDS_KEY, []).append(ids)
-        req.customized_info.setdefault(KEPT_LOG_PROBS_KEY, []).append(log_prob)
+        for key, value in zip((KEPT_IDS_KEY, KEPT_LOG_PROBS_KEY), step.row(i), strict=True):
+            req.customized_info.setdefault(key, []).append(value)
     return original(processor, i, req, logits_output)
 
 
@@ -220,7 +217,7 @@ def refuse_unsupported(original: _Original, manager: Any, obj: Any, input_ids: A
 
 
 def unsupported_features(server_args: Any) -> list[str]:
-    """Return in words the features of a server that bypass the hooked sampler or drop its records."""
+    """Return in words what a server uses that bypasses the hooked sampler or drops its records."""
     found = {
         f"speculative decoding ({server_args.speculative_algorithm})": (
             server_args.speculative_algorithm is not None
@@ -275,7 +272,7 @@ def _drawer(seeds_B: Tensor | None, positions_B: Tensor) -> Draw:
 
 
 def _uniform(probs_BV: Tensor, seeds_B: Tensor | None, positions_B: Tensor) -> Tensor:
-    """Return a number in [0, 1) per row: from seed and position where the server is deterministic."""
+    """Return a number in [0, 1) per row, by seed and position where the server is deterministic."""
     if seeds_B is None:
         return torch.rand(probs_BV.shape[0], device=probs_BV.device)
     from sglang.srt.layers.utils.hash import murmur_hash32

@@ -149,7 +149,7 @@ def draw_step(
 def _cut(sorted_RK: Tensor, ids_RK: Tensor, filters: Filters) -> NucleusPrefix:
     """Apply the rule of the module to rows in descending order."""
     rank_K = torch.arange(sorted_RK.shape[-1], device=sorted_RK.device)
-    # The mass before each id, by subtraction as SGLang does it: another order would round otherwise.
+    # The mass before each id, by subtraction as SGLang does it: another way would round otherwise.
     before_RK = torch.cumsum(sorted_RK, dim=-1) - sorted_RK
     keep_RK = (
         (rank_K < filters.top_ks.view(-1, 1))

@@ -38,6 +38,7 @@ TESTED_VERSIONS = ("0.5.15.post1",)
 
 _SAMPLING = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
 _SAMPLER = "sglang.srt.layers.sampler.Sampler"
+_RESULTS = "sglang.srt.managers.scheduler_components.batch_result_processor"
 
 HOOKED: dict[str, tuple[str, tuple[str, ...]]] = {
     f"{_SAMPLING}.from_schedule_batch": ("flag_rows", ("batch", "vocab_size")),
@@ -64,7 +65,7 @@ HOOKED: dict[str, tuple[str, tuple[str, ...]]] = {
         "copy_to_host",
         ("self", "return_logprob", "return_hidden_states"),
     ),
-    "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor._maybe_collect_customized_info": (
+    f"{_RESULTS}.SchedulerBatchResultProcessor._maybe_collect_customized_info": (
         "collect",
         ("self", "i", "req", "logits_output"),
     ),
@@ -77,7 +78,7 @@ HOOKED: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 class UnsupportedSGLangError(RuntimeError):
-    """An SGLang that the plugin was not tested with, by version or by a hooked function's parameters."""
+    """An SGLang of a version, or with parameters of a hooked function, that were not tested."""
 
 
 def register() -> None:
@@ -104,9 +105,9 @@ def require_installed() -> None:
         UnsupportedSGLangError: the version is unknown, a signature differs, or a function is not
             wrapped.
     """
-    _refuse(signature_problems())
     _refuse(
-        [
+        signature_problems()
+        or [
             f"{target} is not hooked: SGLang did not load the plugin (SGLANG_PLUGINS?)"
             for target in HOOKED
             if not hasattr(pkgutil.resolve_name(target), "__wrapped__")
@@ -135,8 +136,10 @@ def signature_problems() -> list[str]:
     version = installed_version()
     if version not in TESTED_VERSIONS:
         return [
-            f"rl-topp's plugin was tested with sglang {', '.join(TESTED_VERSIONS)}, but"
-            f" {version or 'none'} is installed: install a tested one"
+            (
+                f"rl-topp's plugin was tested with sglang {', '.join(TESTED_VERSIONS)}, but"
+                f" {version or 'none'} is installed: install a tested one"
+            )
         ]
     problems = []
     for target, (_, expected) in HOOKED.items():

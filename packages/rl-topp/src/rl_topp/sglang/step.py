@@ -78,8 +78,8 @@ class DrawnStep:
     prefix_BK: Tensor
     """integer [B, K]: ids in descending order of probability; a set is the first `count` ids."""
     wide_BW: Tensor | None = None
-    """int32 [B, W]: of rows whose first id in `packed_BC` is `WIDE`, bit j of word w says whether id
-    32 w + j is kept. None: there are no such rows."""
+    """int32 [B, W]: of rows whose first id in `packed_BC` is `WIDE`, bit j of word w says whether
+    the id 32 w + j is kept. None: there are no such rows."""
 
 
 class StepRows:
@@ -100,7 +100,7 @@ class StepRows:
         self._outside_head: dict[int, list[int] | None] = {}
 
     def start_copy(self, copy: Callable[[Tensor], Tensor]) -> None:
-        """Replace the device array by `copy(array)`, a host tensor that is filled asynchronously."""
+        """Replace the device array by `copy(array)`, a host tensor filled asynchronously."""
         self._step = replace(self._step, packed_BC=copy(self._step.packed_BC))
 
     def row(self, index: int) -> tuple[list[int] | None, float]:

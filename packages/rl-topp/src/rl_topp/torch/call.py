@@ -1,52 +1,39 @@
-"""One scoring call: its kept sets, its shard, and which rows are scored how.
+"""One scoring call: what it takes, checked, and which of its rows are scored how.
 
-T rows of a call, V_local ids of a shard. Decided once per call, on the host, from the status of
-each row; the same in forward and backward.
+T rows of a call, V_local ids of a shard, K kinds of score. Decided once per call, on the host,
+before any number is computed; the same in forward and backward.
 
-Invariants: a row without a log-prob is in no list; a row's main score comes from exactly one of
-`kept` and `unfiltered`; `dense` holds `unfiltered`, and every scored row when full scores are
-wanted.
+Invariants: whatever does not fit is a `NucleusError`; no check reads a tensor's values, so none
+waits for the device; a row without a log-prob is in no list; a row's main score comes from exactly
+one of `kept` and `unfiltered`; `dense` holds `unfiltered`, and every scored row when full scores
+are wanted.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rl_topp.errors import NucleusError
 from rl_topp.nucleus import NucleusSet, NucleusStatus, OnTruncated
-from rl_topp.torch.checks import check_rows, check_shard, check_targets
 from rl_topp.torch.scores import NucleusScores
+from rl_topp.validation import check_count
 
-__all__ = ["Call", "RowKinds", "make_call", "sort_rows"]
+__all__ = [
+    "Call",
+    "check_rows",
+    "check_targets",
+    "check_tensors",
+    "make_call",
+]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowKinds:
-    """Row numbers, ascending, int64."""
-
-    kept: npt.NDArray[np.int64]
-    """Rows with a complete kept set (status 0)."""
-    unfiltered: npt.NDArray[np.int64]
-    """Rows whose score is the one over the vocabulary (status 1; status 3 under
-    `on_truncated="full"`)."""
-    dense: npt.NDArray[np.int64]
-    """Rows that need the whole vocabulary."""
-
-
-def sort_rows(rows: NucleusSet, *, on_truncated: OnTruncated, want_full: bool) -> RowKinds:
-    """Sort the rows of a call by status."""
-    kept = rows.status == NucleusStatus.KEPT
-    unfiltered = rows.scored_mask(on_truncated=on_truncated) & ~kept
-    dense = rows.status != NucleusStatus.NOT_SAMPLED if want_full else unfiltered
-    return RowKinds(
-        kept=np.flatnonzero(kept),
-        unfiltered=np.flatnonzero(unfiltered),
-        dense=np.flatnonzero(dense),
-    )
+_TARGET_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +42,13 @@ class Call:
 
     rows: NucleusSet
     """Kept sets of the T rows."""
-    kinds: RowKinds
+    kept: npt.NDArray[np.int64]
+    """Numbers, ascending, of rows with a complete kept set (status 0)."""
+    unfiltered: npt.NDArray[np.int64]
+    """Of rows whose score is the one over the vocabulary (status 1; status 3 under
+    `on_truncated="full"`)."""
+    dense: npt.NDArray[np.int64]
+    """Of rows that need the whole vocabulary."""
     vocab_start: int
     """First id of the shard."""
     num_local_ids: int
@@ -117,11 +110,22 @@ def make_call(
     """
     check_rows(rows, num_rows=num_rows, temperature=temperature)
     check_targets(targets_T, num_rows=len(rows))
-    check_shard(rows, vocab_start=vocab_start, num_local_ids=shard_size, tp_group=tp_group)
-    want_full = full_log_probs or full_entropy
+    check_count(vocab_start, "vocab_start")
+    # With a group, that its shards hold every id once is up to the caller: checking it would cost a
+    # collective. Without one nobody else adds the rest.
+    if tp_group is None and (vocab_start > 0 or shard_size < rows.vocab_size):
+        raise NucleusError(
+            f"this shard holds the ids [{vocab_start}, {vocab_start + shard_size}) of a vocabulary"
+            f" of {rows.vocab_size}; pass the tp_group whose ranks hold the others"
+        )
+    kept = rows.status == NucleusStatus.KEPT
+    unfiltered = rows.scored_mask(on_truncated=on_truncated) & ~kept
+    sampled = rows.status != NucleusStatus.NOT_SAMPLED
     return Call(
         rows=rows,
-        kinds=sort_rows(rows, on_truncated=on_truncated, want_full=want_full),
+        kept=np.flatnonzero(kept),
+        unfiltered=np.flatnonzero(unfiltered),
+        dense=np.flatnonzero(sampled if full_log_probs or full_entropy else unfiltered),
         vocab_start=vocab_start,
         num_local_ids=int(np.clip(rows.vocab_size - vocab_start, 0, shard_size)),
         temperature=float(temperature),
@@ -129,4 +133,68 @@ def make_call(
         entropy=entropy,
         full_entropy=full_entropy,
         tp_group=tp_group,
+    )
+
+
+def check_tensors(**tensors: object) -> None:
+    """Check that each named argument is a tensor that holds numbers, all on one device."""
+    NucleusError.raise_where(
+        {
+            f"{name} must be a torch tensor, got {type(value).__name__}": not isinstance(
+                value, Tensor
+            )
+            for name, value in tensors.items()
+        }
+    )
+    devices = {name: value.device for name, value in tensors.items() if isinstance(value, Tensor)}
+    where = f"{', '.join(devices)} lie on {', '.join(map(str, devices.values()))}"
+    NucleusError.raise_where(
+        {
+            f"{where}; expected one device": len(set(devices.values())) > 1,
+            f"{where}, where there are no numbers to score": (
+                "meta" in {device.type for device in devices.values()}
+            ),
+        }
+    )
+
+
+def check_targets(targets_T: Tensor, *, num_rows: int) -> None:
+    """Check that `targets_T` names one id per row, as integers [num_rows]."""
+    is_flat = targets_T.dim() == 1
+    NucleusError.raise_where(
+        {
+            f"targets must be integers ({', '.join(map(str, _TARGET_DTYPES))}), got"
+            f" {targets_T.dtype}": targets_T.dtype not in _TARGET_DTYPES,
+            f"targets must have shape [T], got {list(targets_T.shape)}": not is_flat,
+            f"got {targets_T.numel()} targets for {num_rows} rows": (
+                is_flat and targets_T.numel() != num_rows
+            ),
+        }
+    )
+
+
+def check_rows(rows: NucleusSet, *, num_rows: int, temperature: float) -> None:
+    """Check the kept sets of a call and how they are scored."""
+    if not isinstance(rows, NucleusSet):
+        raise NucleusError(
+            f"rows must be a NucleusSet, got {type(rows).__name__}; see NucleusSet.from_lists and"
+            " rl_topp.align_rows"
+        )
+    NucleusError.raise_where(
+        {
+            f"got kept sets of {len(rows)} rows for {num_rows} rows of logits or hidden states;"
+            " align them with rl_topp.align_rows": len(rows) != num_rows,
+            f"temperature must be positive and finite, a plain number, got {temperature!r}; greedy"
+            " sampling has kept sets of one id, score it at temperature 1": not _is_positive(
+                temperature
+            ),
+        }
+    )
+
+
+def _is_positive(value: object) -> bool:
+    return (
+        isinstance(value, (int, float, np.integer, np.floating))
+        and not isinstance(value, bool)
+        and 0.0 < float(value) < math.inf
     )

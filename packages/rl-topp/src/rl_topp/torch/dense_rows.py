@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_topp.torch.call import RowKinds
-from rl_topp.torch.scores import HIGHEST, MASS, SPREAD, TARGET, Upstream
+from rl_topp.torch.call import Call
+from rl_topp.torch.scores import HIGHEST, TARGET, Upstream, new_statistics, rescaled
 from rl_topp.torch.upload import upload
 
 __all__ = ["block_statistics", "dense_upstream", "merge_statistics", "store_dense"]
@@ -31,55 +31,40 @@ def block_statistics(z_DB: Tensor, targets_D: Tensor, *, first_id: int) -> Tenso
         first_id: the block's first id.
     """
     num_rows, width = z_DB.shape
-    statistics = z_DB.new_zeros(4, num_rows)
-    statistics[HIGHEST : TARGET + 1].fill_(-torch.inf)
     if width == 0 or num_rows == 0:
-        return statistics
+        return new_statistics(1, num_rows, mass=0.0, dtype=z_DB.dtype, device=z_DB.device)[0]
     highest = z_DB.amax(dim=1)
     # -inf - -inf would be NaN: a row of nothing but -inf has mass 0 instead.
     finite = highest.masked_fill(highest == -torch.inf, 0.0)
     distance = z_DB - finite[:, None]
     weight = torch.exp(distance)
-    statistics[HIGHEST] = highest
-    statistics[MASS] = weight.sum(dim=1)
-    statistics[SPREAD] = distance.mul_(weight).masked_fill_(weight == 0, 0.0).sum(dim=1)
+    mass = weight.sum(dim=1)
+    # An id of probability 0 adds 0, not -inf * 0 = NaN.
+    spread = distance.mul_(weight).masked_fill_(weight == 0, 0.0).sum(dim=1)
     place = targets_D - first_id
     here = (place >= 0) & (place < width)
     value = z_DB.gather(1, place.clamp(0, width - 1)[:, None])[:, 0]
-    statistics[TARGET] = value.masked_fill_(~here, -torch.inf)
-    return statistics
+    return torch.stack([highest, value.masked_fill_(~here, -torch.inf), mass, spread])
 
 
 def merge_statistics(left: Tensor, right: Tensor) -> Tensor:
     """Return the statistics [4, D] of two disjoint parts of the vocabulary."""
-    peak = torch.maximum(left[HIGHEST], right[HIGHEST])
-    merged = torch.empty_like(left)
-    merged[HIGHEST] = peak
-    merged[TARGET] = torch.maximum(left[TARGET], right[TARGET])
-    left_sums, right_sums = (_rescaled(part, peak) for part in (left, right))
-    merged[MASS : SPREAD + 1] = left_sums + right_sums
-    return merged
+    peaks = torch.maximum(left[: TARGET + 1], right[: TARGET + 1])
+    sums = (rescaled(part.unbind(0), peaks[HIGHEST]) for part in (left, right))
+    return torch.cat([peaks, torch.add(*sums)])
 
 
-def _rescaled(part: Tensor, peak: Tensor) -> Tensor:
-    """Return mass and spread [2, D] of a part, relative to another maximum."""
-    nothing = part[MASS] == 0
-    shift = (part[HIGHEST] - peak).masked_fill_(nothing, 0.0)
-    scale = torch.exp(shift).masked_fill_(nothing, 0.0)
-    return torch.stack([part[MASS] * scale, (part[SPREAD] + shift * part[MASS]) * scale])
-
-
-def store_dense(statistics_K4T: Tensor, kinds: RowKinds, block_4D: Tensor) -> None:
+def store_dense(statistics_K4T: Tensor, call: Call, block_4D: Tensor) -> None:
     """Write statistics over the vocabulary where they belong, in place.
 
     Args:
         statistics_K4T: the call's; the last kind (the full scores, when there are two) receives all
             of `block_4D`, the main score the rows without a filter.
-        kinds: the call's rows.
-        block_4D: statistics [4, D] of `kinds.dense`.
+        call: says which rows are which.
+        block_4D: statistics [4, D] of `call.dense`.
     """
     dense, unfiltered, places = upload(
-        (kinds.dense, kinds.unfiltered, np.searchsorted(kinds.dense, kinds.unfiltered)),
+        (call.dense, call.unfiltered, np.searchsorted(call.dense, call.unfiltered)),
         block_4D.device,
     )
     statistics_K4T[0][:, unfiltered] = block_4D[:, places]
@@ -87,14 +72,14 @@ def store_dense(statistics_K4T: Tensor, kinds: RowKinds, block_4D: Tensor) -> No
         statistics_K4T[1][:, dense] = block_4D
 
 
-def dense_upstream(kinds: RowKinds, arriving: Sequence[Upstream]) -> Upstream:
-    """Return what arrives at the scores over the vocabulary of `kinds.dense`, [D].
+def dense_upstream(call: Call, arriving: Sequence[Upstream]) -> Upstream:
+    """Return what arrives at the scores over the vocabulary of `call.dense`, [D].
 
     Args:
-        kinds: the call's rows.
+        call: says which rows are which.
         arriving: by kind of score, [T] each; where there are two, both count.
     """
-    dense, unfiltered = upload((kinds.dense, kinds.unfiltered), arriving[0].score.device)
+    dense, unfiltered = upload((call.dense, call.unfiltered), arriving[0].score.device)
     entropies = [kind.entropy for kind in arriving if kind.entropy is not None]
     return Upstream(
         score=_total([kind.score for kind in arriving], unfiltered)[dense],
@@ -105,7 +90,7 @@ def dense_upstream(kinds: RowKinds, arriving: Sequence[Upstream]) -> Upstream:
 
 
 def _total(gradients: Sequence[Tensor], unfiltered: Tensor) -> Tensor:
-    """Return [T]: the full score's gradient, if any, and the main one's at rows without a filter."""
+    """Return [T]: the full score's gradient, if any, and the main one's at unfiltered rows."""
     main, *full = gradients
     total = full[0].clone() if full else torch.zeros_like(main)
     total[unfiltered] += main[unfiltered]

@@ -1,4 +1,4 @@
-"""Kept sets as a flat list of (row, id) entries on the device: the form all sparse scoring works on.
+"""Kept sets as a flat list of (row, id) entries on the device: what sparse scoring works on.
 
 T rows of a call, R rows listed, E entries of these.
 
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from rl_topp.nucleus import NucleusSet
-from rl_topp.torch.scores import HIGHEST, MASS, SPREAD, TARGET
 from rl_topp.torch.upload import upload_rows
 
 __all__ = ["Entries", "build_entries", "segment_statistics"]
@@ -102,8 +101,7 @@ def segment_statistics(entries: Entries, z_E: Tensor) -> Tensor:
         entries: E entries of R rows.
         z_E: logit / temperature per entry, -inf where the id is -1.
     """
-    num_rows = entries.rows_R.numel()
-    if num_rows == 0:
+    if entries.rows_R.numel() == 0:
         return z_E.new_zeros(4, 0)
     highest = _reduce(z_E, "max", entries, initial=-torch.inf)
     # -inf - -inf would be NaN: a row without any id of this shard has mass 0 instead.
@@ -111,12 +109,14 @@ def segment_statistics(entries: Entries, z_E: Tensor) -> Tensor:
     weight = torch.exp(distance)
     # In this order, and not -inf * 0: an id of probability 0 adds 0 to the spread.
     spread = distance.mul_(weight).masked_fill_(weight == 0, 0.0)
-    statistics = z_E.new_empty(4, num_rows)
-    statistics[HIGHEST] = highest
-    statistics[TARGET] = z_E[entries.offsets_R1[:-1]]
-    statistics[MASS] = _reduce(weight, "sum", entries, initial=0.0)
-    statistics[SPREAD] = _reduce(spread, "sum", entries, initial=0.0)
-    return statistics
+    return torch.stack(
+        [
+            highest,
+            z_E[entries.offsets_R1[:-1]],
+            _reduce(weight, "sum", entries, initial=0.0),
+            _reduce(spread, "sum", entries, initial=0.0),
+        ]
+    )
 
 
 def _reduce(values_E: Tensor, how: str, entries: Entries, *, initial: float) -> Tensor:

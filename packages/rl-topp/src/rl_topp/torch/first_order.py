@@ -1,5 +1,4 @@
-"""How the autograd functions of the package run: in the dtypes they were given, and differentiable
-once.
+"""How the package's autograd functions run: in the dtypes they were given, differentiable once.
 
 Invariants: autocast, which narrows matrix products, changes nothing in forward or backward; a graph
 of the backward pass is refused, since the gradient that it would carry is missing.
@@ -34,7 +33,10 @@ def as_given(function: Callable[..., Result]) -> Callable[..., Result]:
 
 
 def first_order(backward: Callable[..., Result]) -> Callable[..., Result]:
-    """Run `backward`, unless its caller wants a graph of it (`create_graph=True`, a Hessian, a gradient penalty): that is a `NucleusError`."""
+    """Run `backward`, unless its caller wants a graph of it: that is a `NucleusError`.
+
+    Such callers are `create_graph=True`, a Hessian, a gradient penalty.
+    """
     once: Callable[..., Result] = once_differentiable(backward)
 
     @wraps(backward)

@@ -21,18 +21,18 @@ from torch import Tensor
 
 from rl_topp.errors import NucleusError
 from rl_topp.nucleus import NucleusSet, OnTruncated
-from rl_topp.torch.call import Call, make_call
-from rl_topp.torch.checks import check_tensors
+from rl_topp.torch.call import Call, check_tensors, make_call
 from rl_topp.torch.dense_rows import block_statistics, dense_upstream, store_dense
 from rl_topp.torch.entries import Entries, build_entries, segment_statistics
 from rl_topp.torch.first_order import as_given, first_order
 from rl_topp.torch.scores import (
+    NO_SCORE,
     NucleusScores,
     combine,
     compute_dtype,
     entry_gradient,
+    new_statistics,
     summed_entry_gradient,
-    unscored_statistics,
     upstream_of_kinds,
 )
 
@@ -117,14 +117,14 @@ class _ScoresFromLogits(torch.autograd.Function):
         dtype = compute_dtype(logits_TV.dtype)
         entries = build_entries(
             call.rows,
-            call.kinds.kept,
+            call.kept,
             targets_T,
             vocab_start=call.vocab_start,
             num_local_ids=call.num_local_ids,
         )
         z_E = _logits_of(entries, logits_TV, dtype).div_(call.temperature)
-        statistics_K4T = unscored_statistics(
-            call.num_kinds, len(call.rows), dtype=dtype, device=logits_TV.device
+        statistics_K4T = new_statistics(
+            call.num_kinds, len(call.rows), mass=NO_SCORE, dtype=dtype, device=logits_TV.device
         )
         statistics_K4T[0][:, entries.rows_R] = segment_statistics(entries, z_E)
         parts = [
@@ -132,7 +132,7 @@ class _ScoresFromLogits(torch.autograd.Function):
             for rows_D, z_DV in _dense_blocks(logits_TV, call, dtype)
         ]
         if parts:
-            store_dense(statistics_K4T, call.kinds, torch.cat(parts, dim=1))
+            store_dense(statistics_K4T, call, torch.cat(parts, dim=1))
         combined = combine(statistics_K4T, call.tp_group)
         ctx.call, ctx.entries = call, entries
         ctx.save_for_backward(logits_TV, targets_T, z_E, combined.log_normaliser, combined.entropy)
@@ -150,7 +150,7 @@ class _ScoresFromLogits(torch.autograd.Function):
         arriving = upstream_of_kinds(
             score_gradient_KT, entropy_gradient_KT, log_normaliser_KT, entropy_KT
         )
-        dense = dense_upstream(call.kinds, arriving).as_columns()
+        dense = dense_upstream(call, arriving).as_columns()
         gradient_TV = torch.zeros_like(logits_TV)
         columns = torch.arange(call.num_local_ids, device=z_E.device) + call.vocab_start
         done = 0
@@ -185,7 +185,7 @@ def _dense_blocks(
     """Yield rows that need the whole vocabulary, int64 [D], with their z [D, num_local_ids]."""
     width = call.num_local_ids
     rows_per_block = max(1, _BLOCK_BYTES // max(1, width * dtype.itemsize))
-    for first in range(0, call.kinds.dense.size, rows_per_block):
-        listed = call.kinds.dense[first : first + rows_per_block]
+    for first in range(0, call.dense.size, rows_per_block):
+        listed = call.dense[first : first + rows_per_block]
         rows_D = torch.from_numpy(listed).to(logits_TV.device)
         yield rows_D, logits_TV[rows_D, :width].to(dtype).div_(call.temperature)

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_topp.nucleus import NucleusSet, OnTruncated
-from rl_topp.torch.call import sort_rows
-from rl_topp.torch.checks import check_rows, check_targets, check_tensors
+from rl_topp.nucleus import NucleusSet, NucleusStatus, OnTruncated
+from rl_topp.torch.call import check_rows, check_targets, check_tensors
 from rl_topp.torch.entries import build_entries
 from rl_topp.validation import check_count
 
@@ -51,13 +50,13 @@ def build_keep_mask(
     check_count(width, "num_local_ids")
     check_count(vocab_start, "vocab_start")
     held = int(np.clip(rows.vocab_size - vocab_start, 0, width))
-    kinds = sort_rows(rows, on_truncated=on_truncated, want_full=False)
+    kept = rows.status == NucleusStatus.KEPT
+    unfiltered = np.flatnonzero(rows.scored_mask(on_truncated=on_truncated) & ~kept)
     entries = build_entries(
-        rows, kinds.kept, targets_T, vocab_start=vocab_start, num_local_ids=held
+        rows, np.flatnonzero(kept), targets_T, vocab_start=vocab_start, num_local_ids=held
     )
     mask = torch.zeros(targets_T.numel(), width, dtype=torch.bool, device=targets_T.device)
     valid = entries.ids_E >= 0
     mask[entries.call_rows_E[valid], entries.ids_E[valid]] = True
-    unfiltered = torch.from_numpy(kinds.unfiltered).to(targets_T.device)
-    mask[unfiltered, :held] = True
+    mask[torch.from_numpy(unfiltered).to(targets_T.device), :held] = True
     return mask

@@ -33,6 +33,7 @@ from torch import Tensor
 __all__ = [
     "HIGHEST",
     "MASS",
+    "NO_SCORE",
     "SPREAD",
     "TARGET",
     "Combined",
@@ -40,15 +41,15 @@ __all__ = [
     "Upstream",
     "combine",
     "compute_dtype",
-    "empty_statistics",
     "entry_gradient",
+    "new_statistics",
+    "rescaled",
     "summed_entry_gradient",
-    "unscored_statistics",
     "upstream_of_kinds",
 ]
 
 HIGHEST, TARGET, MASS, SPREAD = range(4)
-_NO_SCORE = -1.0
+NO_SCORE = -1.0
 """Mass of a row without a score; a sum of exponentials is never negative."""
 
 
@@ -116,21 +117,21 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def empty_statistics(
-    num_kinds: int, num_rows: int, *, dtype: torch.dtype, device: torch.device
+def new_statistics(
+    num_kinds: int, num_rows: int, *, mass: float, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Return statistics [K, 4, T] over no id at all, to merge others into."""
+    """Return statistics [K, 4, T] to merge others into, or to write them over.
+
+    Args:
+        num_kinds: K.
+        num_rows: T.
+        mass: 0 over no id at all; `NO_SCORE` of rows without a score.
+        dtype: the computing dtype.
+        device: where.
+    """
     statistics = torch.zeros(num_kinds, 4, num_rows, dtype=dtype, device=device)
     statistics[:, HIGHEST : TARGET + 1].fill_(-torch.inf)
-    return statistics
-
-
-def unscored_statistics(
-    num_kinds: int, num_rows: int, *, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """Return statistics [K, 4, T] of rows without a score, to write those of the others over."""
-    statistics = empty_statistics(num_kinds, num_rows, dtype=dtype, device=device)
-    statistics[:, MASS].fill_(_NO_SCORE)
+    statistics[:, MASS].fill_(mass)
     return statistics
 
 
@@ -138,12 +139,12 @@ def combine(statistics: Tensor, tp_group: dist.ProcessGroup | None) -> Combined:
     """Reduce per-shard statistics over the group and finish the scores.
 
     Args:
-        statistics: [K, 4, T], this shard's, `unscored_statistics` where a row has no score; not
+        statistics: [K, 4, T], this shard's, mass `NO_SCORE` where a row has no score; not
             changed.
         tp_group: ranks that hold the other shards; None = this shard is the whole vocabulary.
     """
     peak, target, mass, spread = statistics.unbind(1)
-    # On every rank alike. A scored row's mass may be 0 (nothing but -inf) or NaN: its scores are NaN.
+    # On every rank alike. A scored row's mass may be 0 (all -inf) or NaN: then its scores are NaN.
     unscored = mass < 0
     if tp_group is not None and dist.get_world_size(tp_group) > 1:
         peak, target, mass, spread = _reduced(statistics, tp_group)
@@ -162,14 +163,24 @@ def _reduced(statistics: Tensor, tp_group: dist.ProcessGroup) -> tuple[Tensor, .
     peaks = statistics[:, HIGHEST : TARGET + 1].clone()
     dist.all_reduce(peaks, op=dist.ReduceOp.MAX, group=tp_group)
     peak, target = peaks.unbind(1)
-    mass = statistics[:, MASS]
-    nothing = mass <= 0
-    # A shard without ids of a row would give -inf - -inf = NaN there.
-    shift = (statistics[:, HIGHEST] - peak).masked_fill_(nothing, 0.0)
-    scale = torch.exp(shift).masked_fill_(nothing, 0.0)
-    sums = torch.stack([mass * scale, (statistics[:, SPREAD] + shift * mass) * scale])
+    sums = rescaled(statistics.unbind(1), peak)
     dist.all_reduce(sums, op=dist.ReduceOp.SUM, group=tp_group)
     return peak, target, *sums.unbind(0)
+
+
+def rescaled(statistics: Sequence[Tensor], peak: Tensor) -> Tensor:
+    """Return mass and spread, stacked, relative to another maximum.
+
+    Args:
+        statistics: the four of a part, of one shape.
+        peak: at least the part's maximum.
+    """
+    highest, _, mass, spread = statistics
+    nothing = mass <= 0
+    # A part without ids of a row would give -inf - -inf = NaN there.
+    shift = (highest - peak).masked_fill_(nothing, 0.0)
+    scale = torch.exp(shift).masked_fill_(nothing, 0.0)
+    return torch.stack([mass * scale, (spread + shift * mass) * scale])
 
 
 def entry_gradient(z: Tensor, is_target: Tensor, upstream: Upstream) -> Tensor:

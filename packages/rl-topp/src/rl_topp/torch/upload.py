@@ -27,7 +27,7 @@ _ALIGNED = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadedRows:
-    """Kept sets of R listed rows on the device, int32; `torch.entries` and the Triton kernels make entries of them."""
+    """Kept sets of R listed rows on the device, int32, of which entries are made."""
 
     ids: Tensor
     """[nnz]: all kept ids of the call."""
