@@ -127,8 +127,8 @@ def _gap(dump: Dump, thresholds: Thresholds) -> Alarm | None:
         code="log-prob-gap",
         message=(
             f"|trainer - engine| log-prob is {mean:.4g} nats on average, {large:.2%} of the trained"
-            f" tokens are above {thresholds.large_log_prob_gap:g}; were the weights synchronised, and"
-            " the kept sets recorded?"
+            f" tokens are above {thresholds.large_log_prob_gap:g}; were the weights synchronised,"
+            " and the kept sets recorded?"
         ),
         row=worst,
     )
@@ -155,8 +155,8 @@ def _zero_std(dump: Dump, thresholds: Thresholds) -> Alarm | None:
     return Alarm(
         code="zero-std-groups",
         message=(
-            f"in {flat} of {len(several)} prompt groups every rollout has the same reward: they teach"
-            " nothing; are the prompts too easy or too hard?"
+            f"in {flat} of {len(several)} prompt groups every rollout has the same reward: they"
+            " teach nothing; are the prompts too easy or too hard?"
         ),
     )
 
@@ -220,9 +220,9 @@ def _untrained(dump: Dump, _: Thresholds) -> Alarm | None:
     return Alarm(
         code="fully-masked",
         message=(
-            f"{int((~fine).sum())} rollouts ({rows.size} samples) have no trained token, though they"
-            " were not cut off and have an advantage: they cost time and teach nothing; how are their"
-            " loss masks made?"
+            f"{int((~fine).sum())} rollouts ({rows.size} samples) have no trained token, though"
+            " they were not cut off and have an advantage: they cost time and teach nothing; how"
+            " are their loss masks made?"
         ),
         row=int(rows[0]),
     )

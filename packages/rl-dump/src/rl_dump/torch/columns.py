@@ -45,7 +45,7 @@ class CpuColumns:
 
     @classmethod
     def of(cls, columns: Mapping[str, tuple[ColumnInput, str | None]]) -> CpuColumns:
-        """Return the columns of a mapping to values and logical dtype, None where numpy names it."""
+        """Return columns of values and logical dtypes, None where numpy names the dtype."""
         return cls(
             values={name: values for name, (values, _) in columns.items()},
             dtypes={name: dtype for name, (_, dtype) in columns.items() if dtype is not None},

@@ -80,11 +80,7 @@ def save_debug_train_data(
         background.check()
     if not topology.takes_part:
         return None
-    if topology.cp_size > 1 and gather_tensor is None:
-        raise DumpError(
-            f"rank {topology.global_rank}: cp_size is {topology.cp_size}, so gather_tensor must"
-            " join the context-parallel pieces"
-        )
+    _check_gather(topology, gather_tensor)
     registry = tuple(response_fields)
     restored = restore_context_parallel_fields_to_cpu(
         rollout_data,
@@ -104,13 +100,7 @@ def save_debug_train_data(
         "dropped": list(dropped),
         "metadata": metadata,
     }
-    shard: Shard | DumpError
-    try:
-        shard = _shard(rollout_data, restored, topology, frozenset(sample_fields), registry)
-    except DumpError as error:
-        # Not raised here: the other shard senders wait for this one, and must hear why nothing
-        # comes.
-        shard = error
+    shard = _shard(rollout_data, restored, topology, frozenset(sample_fields), registry)
     job = partial(write_shards, path, shard, topology, header)
     if background is None:
         job()
@@ -119,41 +109,39 @@ def save_debug_train_data(
     return path if topology.is_writer else None
 
 
+def _check_gather(topology: DumpTopology, gather_tensor: GatherTensor | None) -> None:
+    if topology.cp_size > 1 and gather_tensor is None:
+        raise DumpError(
+            f"rank {topology.global_rank}: cp_size is {topology.cp_size}, so gather_tensor must"
+            " join the context-parallel pieces"
+        )
+
+
 def _shard(
     rollout_data: Mapping[str, Any],
     restored: CpuColumns,
     topology: DumpTopology,
     sample_fields: frozenset[str],
     registry: tuple[str, ...],
-) -> Shard:
-    document: dict[str, Any] = {
-        "rank": topology.global_rank,
-        "data_parallel_rank": topology.dp_rank,
-    }
-    samples: dict[str, Any] = {}
-    for name, value in rollout_data.items():
-        if name in restored.values or value is None:
-            continue
-        if name not in SHARD_KEYS and (
-            name in FIELD_RULES
-            or name in sample_fields
-            or name in registry
-            or is_sample_list(value)
-        ):
-            samples[name] = value
-        else:
-            document[name] = _plain(value)
+) -> Shard | DumpError:
+    """Return this rank's shard, or what kept it from being made.
+
+    Nothing is raised: the other shard senders wait for this one, and must hear why nothing comes.
+    """
+    samples, document = _divided(rollout_data, restored, {*sample_fields, *registry}, topology)
     count = len(rollout_data["response_lengths"])
-    samples |= {
-        name: value
-        for name, value in _derived(document, topology, count).items()
-        if name not in samples
-    }
-    columns = to_cpu_columns(samples)
-    merged: dict[str, Any] = {**columns.values, **restored.values}
-    built = build_columns(
-        merged, response_fields=registry, dtypes={**columns.dtypes, **restored.dtypes}
-    )
+    try:
+        places = _places(document, topology, count)
+        columns = to_cpu_columns(
+            {**samples, **{name: places[name] for name in places if name not in samples}}
+        )
+        built = build_columns(
+            {**columns.values, **restored.values},
+            response_fields=registry,
+            dtypes={**columns.dtypes, **restored.dtypes},
+        )
+    except DumpError as error:
+        return error
     indices = built.get("sample_index")
     document["sample_indices"] = (
         None if indices is None else [indices.item(row) for row in range(count)]
@@ -162,7 +150,30 @@ def _shard(
     return Shard(columns=built, document=document)
 
 
-def _derived(document: Mapping[str, Any], topology: DumpTopology, count: int) -> dict[str, Any]:
+def _divided(
+    rollout_data: Mapping[str, Any],
+    restored: CpuColumns,
+    named: set[str],
+    topology: DumpTopology,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Tell the fields of samples from what describes the shard."""
+    document: dict[str, Any] = {
+        "rank": topology.global_rank,
+        "data_parallel_rank": topology.dp_rank,
+    }
+    samples: dict[str, Any] = {}
+    for name, value in rollout_data.items():
+        if name in restored.values or value is None:
+            continue
+        is_field = name in FIELD_RULES or name in named or is_sample_list(value)
+        if is_field and name not in SHARD_KEYS:
+            samples[name] = value
+        else:
+            document[name] = _plain(value)
+    return samples, document
+
+
+def _places(document: Mapping[str, Any], topology: DumpTopology, count: int) -> dict[str, Any]:
     """Say where each local sample ran: int64 [N] columns from the shard's keys."""
     found: dict[str, Any] = {"data_parallel_rank": np.full(count, topology.dp_rank, np.int64)}
     if document.get("partition") is not None:
