@@ -87,7 +87,33 @@ def test_bounds_of_one_long_sample_among_short_ones() -> None:
     assert bounds.knapsack.tolist() == [80, 96]
     assert slot_bound(bounds) == (64 + 8) * 2 / 96
     assert slot_targets(bounds) == [64, 8]
-    assert slot_bound(bounds, rank_limit=72 * 2 / 96) >= slot_bound(bounds)
+
+
+def test_the_slot_bound_counts_how_long_ranks_idle_beside_the_long_sample() -> None:
+    """As above: beside the 8 (64) the other rank has at most 16, so it idles there for 48.
+
+    With ranks of up to 1.25 * 48 = 60 all of 96 is done when 60 + (S - 48) >= 96, so from S = 84
+    on: 83 is the bound, above the 72 that holds for any ranks. With ranks of up to 72 that is 71,
+    and the bound for any ranks is the higher one. A head start of 48 - (83 - 60) = 25 makes the
+    other rank end where S = 83 says.
+    """
+    bounds = problem([8] + [2] * 8, cap=8, ranks=2, slots=2).bounds()
+    assert slot_bound(bounds, rank_limit=1.25) == 83 * 2 / 96
+    assert slot_bound(bounds, rank_limit=1.5) == slot_bound(bounds) == 72 * 2 / 96
+    assert head_starts(bounds, 0.25) == [0, 25]
+
+
+def test_useful_slack_is_the_least_that_lowers_the_slots() -> None:
+    """Cap 8 on 2 ranks, squares: an 8 (64) and thirty-eight 4s (16 each), 672 in all, 336 per rank.
+
+    Beside the 8 the other rank has at most 32, so for any ranks slots end at 64 + (672 - 96) / 2 =
+    352 or later. Ranks of up to h are done from S = 672 - h + 32 on, so that less, S - 1, comes
+    down to 352 with h = 351, the ceiling of 336 * 1.0417 and not of 336 * 1.0416.
+    """
+    bounds = problem([8] + [4] * 38, cap=8, ranks=2, slots=10).bounds()
+    assert slot_bound(bounds) == 352 / 336
+    assert slot_bound(bounds, rank_limit=1.0) == (672 - 336 + 32 - 1) / 336
+    assert useful_slack(bounds) == 0.0417
 
 
 def test_slack_is_useful_only_where_a_long_sample_makes_ranks_wait() -> None:

@@ -25,7 +25,7 @@ def test_best_fit_takes_the_tightest_bin() -> None:
 
 
 def test_best_fit_differs_from_first_fit() -> None:
-    """Under 10, 8 and 7 open bins with room 2 and 3; then 3 fits only the second and 2 the first."""
+    """Under 10: 8 and 7 open bins with room 2 and 3; 3 fits only the second, 2 the first."""
     lengths = [7, 8, 2, 3]
     assert rs.first_fit_decreasing(lengths, 10) == [[1, 2], [0, 3]]
     assert rs.best_fit_decreasing([5, 6, 4], 10) == [[1, 2], [0]]

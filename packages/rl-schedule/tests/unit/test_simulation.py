@@ -5,7 +5,12 @@ import pytest
 
 import rl_schedule as rs
 from rl_schedule.balancing.rank_assignment import pipeline_order
-from rl_schedule.study.simulation import ClusterTiming, pipeline_seconds, simulate_plan
+from rl_schedule.study.simulation import (
+    ClusterTiming,
+    _program,
+    pipeline_seconds,
+    simulate_plan,
+)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +121,41 @@ def test_meeting_after_every_micro_batch_takes_the_sum_of_the_slowest() -> None:
     (step,) = simulate_plan(plan, request.padded_lengths, rs.TokenCost(), ClusterTiming())
     assert step.rank_seconds.tolist() == [21.0, 21.0]
     assert step.lockstep_seconds == 36.0
+
+
+def test_meeting_after_every_micro_batch_takes_all_stages_of_it() -> None:
+    """Two stages of half the cost each, one after the other: the same 36 s as on one stage."""
+    request = rs.ScheduleRequest(
+        total_lengths=[6, 1, 1, 6],
+        rollout_ids=range(4),
+        global_batch_size=4,
+        dp_size=2,
+        micro_batch_size=1,
+        balance="none",
+    )
+    (step,) = simulate_plan(
+        rs.plan_schedule(request),
+        request.padded_lengths,
+        rs.TokenCost(),
+        ClusterTiming(pp_size=2, sync_seconds=1.0),
+    )
+    assert step.lockstep_seconds == 36.0 + 1.0
+
+
+def test_interleaved_stages_warm_up_as_long_as_megatron_s() -> None:
+    """4 micro-batches in groups of 2 through 2 chunks on 2 stages; F is forward, B backward.
+
+    Stage 0 warms up with 2 * 1 + 2 = 4 forwards, stage 1 with 2; then one forward and one backward
+    in turn, backwards through the last chunk first.
+    """
+    order = [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (0, 3), (1, 2), (1, 3)]
+    assert [
+        " ".join(f"{'FB'[backward]}{chunk}{number}" for backward, chunk, number in program)
+        for program in (_program(order, stage, 2, 2, 2) for stage in (0, 1))
+    ] == [
+        "F00 F01 F10 F11 F02 B10 F03 B11 F12 B00 F13 B01 B12 B13 B02 B03",
+        "F00 F01 F10 B10 F11 B11 F02 B00 F03 B01 F12 B12 F13 B13 B02 B03",
+    ]
 
 
 def test_an_empty_plan_takes_no_time() -> None:
