@@ -158,7 +158,7 @@ def test_an_unscored_rollout_is_named() -> None:
         )
 
 
-def test_kept_sets_for_some_samples_only_are_refused() -> None:
+def test_nuclei_for_some_samples_only_are_refused() -> None:
     samples = [make_sample(0, 0, 1, 1), replace(make_sample(5, 0, 1, 1), nucleus=None)]
     with pytest.raises(GenerateError, match=r"rollouts \[5\] have no kept sets"):
         batch_columns(samples, divide_by_std=True)
