@@ -156,6 +156,66 @@ def stream(path: Path, columns: Mapping[str, Any]) -> None:
     rl_dump.write_dump(path, contract="train-dump.v2", batch_id=0, columns=columns)
 
 
+def table(best, sizes, grown, chosen):
+    """Return the rows of the table: measure, figure, beside torch, target."""
+    samples = sorted(best[f"sample {row}"] for row in chosen)
+    save, load = best["save"], best["load"]
+    return [
+        ("torch.save", f"{save:.3f} s", "", ""),
+        ("torch.load", f"{load:.3f} s", "", ""),
+        (
+            "blocking per dump",
+            f"{best['blocking']:.3f} s",
+            f"1/{save / best['blocking']:.1f} of torch.save",
+            "<= 1/10",
+        ),
+        (
+            "writing, in the background",
+            f"{best['write']:.3f} s",
+            f"1/{save / best['write']:.1f} of torch.save",
+            "",
+        ),
+        (
+            "open + one field, .parquet",
+            f"{best['field'] * 1e3:.1f} ms",
+            f"1/{load / best['field']:.0f} of torch.load",
+            "<= 1/50",
+        ),
+        ("open", f"{best['open'] * 1e3:.2f} ms", "", ""),
+        (
+            "read one sample",
+            f"{samples[10] * 1e3:.2f} ms median, {samples[-1] * 1e3:.2f} ms slowest of 20",
+            "",
+            "< 10 ms",
+        ),
+        (
+            "open + one field, our .pt, no torch",
+            f"{best['pt field'] * 1e3:.0f} ms",
+            f"1/{load / best['pt field']:.1f} of torch.load",
+            "<= 1/5",
+        ),
+        ("torch.load of our .pt", f"{best['pt load']:.3f} s", "", ""),
+        (
+            "open + one field, plain .pt, no torch",
+            f"{best['plain pt field'] * 1e3:.0f} ms",
+            f"1/{load / best['plain pt field']:.1f} of torch.load",
+            "",
+        ),
+        (
+            "file size",
+            f"{sizes['ours'] / 1e6:.1f} MB",
+            f"{sizes['ours'] / sizes['theirs']:.3f} of {sizes['theirs'] / 1e6:.1f} MB",
+            "<= 0.75",
+        ),
+        (
+            "writer's extra memory",
+            f"{grown / 1e6:.1f} MB",
+            f"one shard is {sizes['theirs'] / 1e6:.0f} MB",
+            "one shard",
+        ),
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=4096)
@@ -206,63 +266,8 @@ def main() -> None:
             arguments.rounds,
         )
         dump.close()
-        sizes = {path: path.stat().st_size for path in (theirs, ours)}
-    samples = sorted(best[f"sample {row}"] for row in chosen)
-    save, load = best["save"], best["load"]
-    rows = [
-        ("torch.save", f"{save:.3f} s", "", ""),
-        ("torch.load", f"{load:.3f} s", "", ""),
-        (
-            "blocking per dump",
-            f"{best['blocking']:.3f} s",
-            f"1/{save / best['blocking']:.1f} of torch.save",
-            "<= 1/10",
-        ),
-        (
-            "writing, in the background",
-            f"{best['write']:.3f} s",
-            f"1/{save / best['write']:.1f} of torch.save",
-            "",
-        ),
-        (
-            "open + one field, .parquet",
-            f"{best['field'] * 1e3:.1f} ms",
-            f"1/{load / best['field']:.0f} of torch.load",
-            "<= 1/50",
-        ),
-        ("open", f"{best['open'] * 1e3:.2f} ms", "", ""),
-        (
-            "read one sample",
-            f"{samples[10] * 1e3:.2f} ms median, {samples[-1] * 1e3:.2f} ms slowest of 20",
-            "",
-            "< 10 ms",
-        ),
-        (
-            "open + one field, our .pt, no torch",
-            f"{best['pt field'] * 1e3:.0f} ms",
-            f"1/{load / best['pt field']:.1f} of torch.load",
-            "<= 1/5",
-        ),
-        ("torch.load of our .pt", f"{best['pt load']:.3f} s", "", ""),
-        (
-            "open + one field, plain .pt, no torch",
-            f"{best['plain pt field'] * 1e3:.0f} ms",
-            f"1/{load / best['plain pt field']:.1f} of torch.load",
-            "",
-        ),
-        (
-            "file size",
-            f"{sizes[ours] / 1e6:.1f} MB",
-            f"{sizes[ours] / sizes[theirs]:.3f} of {sizes[theirs] / 1e6:.1f} MB",
-            "<= 0.75",
-        ),
-        (
-            "writer's extra memory",
-            f"{grown / 1e6:.1f} MB",
-            f"one shard is {sizes[theirs] / 1e6:.0f} MB",
-            "one shard",
-        ),
-    ]
+        sizes = {"ours": ours.stat().st_size, "theirs": theirs.stat().st_size}
+    rows = table(best, sizes, grown, chosen)
     print(
         f"load {os.getloadavg()[0]:.1f}; {dt.datetime.now(tz=dt.timezone.utc):%Y-%m-%d},"
         f" {platform.machine()} {os.cpu_count()} cores, Python {platform.python_version()}, torch"

@@ -44,8 +44,7 @@ def save_debug_train_data(
 ) -> Path | None:
     """Write one batch's train dump from all ranks; every rank calls this after its last step.
 
-    Values are copied before the call returns, so training may go on. With `background`, sending and
-    writing happen in its thread.
+    Values are copied before the call returns: training may go on while `background` writes.
 
     Args:
         template: path with `{batch_id}`.
