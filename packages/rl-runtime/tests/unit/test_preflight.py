@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from rl_runtime.setup import preflight
 from rl_runtime.config import Recipe
+from rl_runtime.config.engine_option_names import unknown_names
 from rl_runtime.config.training import ModelSection
 from rl_runtime.errors import ConfigError
-from rl_runtime.config.engine_option_names import unknown_names
+from rl_runtime.setup import preflight
 from rl_runtime.setup.preflight import check_before_start
 from rl_runtime.setup.tiny_model import write_tiny_model
 
