@@ -2,6 +2,8 @@
 
 Invariants: scores count each rollout once, however many samples it has; per-token metrics count
 trained tokens only; no data is no value.
+
+Axes: T response tokens of the whole batch, sample by sample.
 """
 
 from __future__ import annotations
@@ -42,9 +44,11 @@ def rollout_report(
             version that sampled it.
     """
     scores = _scores_by_rollout(generated.groups)
+    # The last sibling stands for its rollout: in the shipped fan-out it holds the whole answer.
     finals = [rollout.samples[-1] for group in generated.groups for rollout in group.rollouts]
     sampled_tokens = float(sum(final.response_tokens.size for final in finals))
-    staleness = np.concatenate(
+    # Tool tokens have version -1: nothing sampled them, so they cannot be stale.
+    staleness_T = np.concatenate(
         [weight_version - final.weight_versions[final.weight_versions >= 0] for final in finals]
     )
     metrics = [
@@ -60,7 +64,7 @@ def rollout_report(
             unit="rollout",
         ),
         Metric.of_mean(
-            "rollout/staleness_batches", float(staleness.sum()), staleness.size, unit="token"
+            "rollout/staleness_batches", float(staleness_T.sum()), staleness_T.size, unit="token"
         ),
         Metric.of_mean(
             "rollout/tokens_per_second", sampled_tokens, generated.seconds, unit="second"
@@ -77,8 +81,9 @@ def _nucleus_sizes(columns: Mapping[str, Column]) -> list[Metric]:
     offsets, masks = columns.get("nucleus_offsets"), columns["loss_masks"]
     if not isinstance(offsets, RaggedArray) or not isinstance(masks, RaggedArray):
         return []
-    sizes = np.concatenate([np.diff(item) for item in offsets])
-    counted = sizes[(masks.values != 0) & (sizes > 0)]
+    sizes_T = np.concatenate([np.diff(item) for item in offsets])
+    # A token that was sampled without a filter has no ids recorded: it would pull the mean to 0.
+    counted = sizes_T[(masks.values != 0) & (sizes_T > 0)]
     return [
         Metric.of_mean("rollout/kept_set_mean", float(counted.sum()), counted.size, unit="token")
     ]
