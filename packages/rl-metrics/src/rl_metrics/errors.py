@@ -5,8 +5,6 @@ kind catches one class. Messages say what was given, where (sample, rank, key), 
 and what to do.
 """
 
-from __future__ import annotations
-
 __all__ = ["GeometryError", "KeyAgreementError", "MetricsError"]
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_metrics.aggregation.aggregation import Aggregation, check_aggregation, check_step_units
-from rl_metrics.aggregation.masks import concatenated_masks, listed_masks, sums_of_pieces
+from rl_metrics.aggregation.masks import concatenated_masks, sums_of_pieces
 from rl_metrics.arguments import as_array, listed, number_array
 from rl_metrics.errors import MetricsError
 
@@ -143,7 +143,6 @@ def loss_denominators(
             `rollout_denominators`.
     """
     check_aggregation(aggregation)
-    loss_masks = listed_masks(loss_masks)
     if aggregation in _IDS:
         return _grouped(loss_masks, *_step_ids(aggregation, rollout_ids, group_ids))
     sums = mask_sums(loss_masks)

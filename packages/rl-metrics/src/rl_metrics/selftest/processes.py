@@ -156,18 +156,6 @@ def _results(outcomes: dict[int, _Outcome], size: int, deadline_seconds: float) 
     return [outcome.result for _, outcome in everyone]
 
 
-def _failure(error: BaseException) -> _Outcome:
-    """Describe an exception that ended a rank."""
-    frames = traceback.extract_tb(error.__traceback__)
-    inside = bool(frames) and Path(frames[-1].filename).is_relative_to(Path(dist.__file__).parent)
-    return _Outcome(
-        failure="".join(traceback.format_exception(error)),
-        last_line=traceback.format_exception_only(error)[-1].strip(),
-        in_collective=inside and isinstance(error, RuntimeError),
-        failed_at=time.monotonic(),
-    )
-
-
 def _rank_main(
     function: Callable[[int, int], Any],
     rank: int,
@@ -178,25 +166,31 @@ def _rank_main(
 ) -> None:
     """Join the group, run the function, send back what came of it."""
     torch.set_num_threads(1)
-    succeeded = False
     try:
-        timeout = timedelta(seconds=deadline_seconds)
         dist.init_process_group(
             "gloo",
             init_method=f"file://{folder}/store",
             rank=rank,
             world_size=size,
-            timeout=timeout,
+            timeout=timedelta(seconds=deadline_seconds),
         )
+        outcome = _Outcome(result=function(rank, size))
         # Plain pickle copies tensors into the message. The pipe's own would share their memory,
         # which ends with this process.
-        outcome = pickle.dumps(_Outcome(result=function(rank, size)))
-        succeeded = True
+        message = pickle.dumps(outcome)
     except BaseException as error:  # whatever ended this rank is the parent's to report
-        outcome = pickle.dumps(_failure(error))
-    sender.send_bytes(outcome)
+        *_, last = traceback.extract_tb(error.__traceback__)
+        inside = Path(last.filename).is_relative_to(Path(dist.__file__).parent)
+        outcome = _Outcome(
+            failure="".join(traceback.format_exception(error)),
+            last_line=traceback.format_exception_only(error)[-1].strip(),
+            in_collective=inside and isinstance(error, RuntimeError),
+            failed_at=time.monotonic(),
+        )
+        message = pickle.dumps(outcome)
+    sender.send_bytes(message)
     sender.close()
-    if succeeded:
+    if outcome.failure is None:
         # Leave together, so that no rank closes its connections under another's collective. A rank
         # that failed leaves at once, which ends the collectives that the others wait in; here it
         # makes the barrier fail, and the failure has been reported by that rank.

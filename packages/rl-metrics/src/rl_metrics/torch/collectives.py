@@ -87,20 +87,17 @@ def reduce_prepared_metrics(
     local: list[Metric] = []
     settings: dict[str, str] = {}
     key, payload = _FAILED, np.empty(0)
-    alone = is_alone(group)
     try:
         _check_dst(dst, group)
         records, wanted = prepare()
         local = sorted(merge_metrics(records).values(), key=lambda metric: metric.name)
         settings = {**wanted, "dst": str(dst)}
-        if not alone:
-            payload = wire.extrema(local)
-            key = wire.digest(local, settings)
+        payload, key = wire.extrema(local), wire.digest(local, settings)
     except Exception as error:
         # Whatever it is: the others wait for this rank in the next collective, and must hear of it
         # there.
         failure = error
-    if alone:
+    if is_alone(group):
         if failure is not None:
             raise failure
         return {metric.name: metric for metric in local}

@@ -69,9 +69,11 @@ def slice_tokens(
             raise MetricsError(
                 f"sequence {i}: got {_described(sequence)}; give a tensor [L] or [L, ...]"
             )
-        if _likeness(sequence) != _likeness(sequences[0]):
+        first = sequences[0]
+        mine, others = ((x.dtype, x.device, x.shape[1:]) for x in (sequence, first))
+        if mine != others:
             raise MetricsError(
-                f"sequence {i} is {_described(sequence)}, sequence 0 {_described(sequences[0])};"
+                f"sequence {i} is {_described(sequence)}, sequence 0 {_described(first)};"
                 " give one dtype, device and width"
             )
     index = packed_token_index(
@@ -155,11 +157,6 @@ def _checked_padding(pad_value: float, dtype: torch.dtype) -> float:
             f"pad_value is {pad_value}, which {dtype} cannot hold; give an integer in {low}..{high}"
         )
     return int(pad_value)
-
-
-def _likeness(sequence: torch.Tensor) -> tuple[object, ...]:
-    """Return what must be equal for sequences to be joined."""
-    return sequence.dtype, sequence.device, sequence.shape[1:]
 
 
 def _described(value: object) -> str:
