@@ -154,7 +154,7 @@ def _check_rollouts(plan: SchedulePlan, request: ScheduleRequest) -> Iterator[Pr
     number_N = np.empty_like(rollouts.positions)
     number_N[rollouts.positions] = np.repeat(np.arange(len(rollouts)), np.diff(rollouts.offsets))
     step_N = np.full_like(number_N, -1)
-    step_N[plan.sample_positions] = plan.steps
+    step_N[plan.sample_positions] = plan.placed_steps
     # The step of a rollout's first sample stands for the rollout.
     step_R = step_N[rollouts.positions[rollouts.offsets[:-1]]]
     torn = np.flatnonzero(step_N != step_R[number_N])
@@ -181,7 +181,7 @@ def _check_cap(plan: SchedulePlan, request: ScheduleRequest) -> Iterator[Problem
         promise, unit = "P6", "samples, micro_batch_size is"
     else:
         tokens = request.padded_lengths[plan.sample_positions]
-        amount_K = bin_sums(tokens, plan.rows, size_K.size)
+        amount_K = bin_sums(tokens, plan.placed_rows, size_K.size)
         promise, unit, most = (
             "P9" if request.pad_to_multiple > 1 else "P6",
             "tokens, the cap is",
@@ -238,7 +238,7 @@ def _check_balance(plan: SchedulePlan, request: ScheduleRequest) -> Iterator[Pro
     cap, slots = request.token_cap, plan.micro_batches_per_rank
     if cap is None or request.balance == "none" or request.rank_slack != 0.0 or not slots:
         return
-    rows, steps, ranks = plan.rows, plan.steps, request.dp_size
+    rows, steps, ranks = plan.placed_rows, plan.placed_steps, request.dp_size
     for step, count in enumerate(plan.num_microbatches):
         lengths = request.padded_lengths[plan.sample_positions[steps == step]]
         if not lengths.size:

@@ -124,17 +124,17 @@ class SchedulePlan:
         return sum(self.num_microbatches)
 
     @property
-    def rows(self) -> IntArray:
+    def placed_rows(self) -> IntArray:
         """Micro-batch of each entry of `sample_positions`, int64: k of rank r is r * M + k."""
         sizes = np.diff(self.micro_batch_offsets)
         return np.repeat(np.arange(sizes.size), sizes)
 
     @property
-    def steps(self) -> IntArray:
+    def placed_steps(self) -> IntArray:
         """Step of each entry of `sample_positions`, int64."""
         step_M = np.repeat(np.arange(len(self.num_microbatches)), self.num_microbatches)
         # At least 1 only for a plan without micro-batches, in which there are no rows.
-        return step_M[self.rows % max(1, self.micro_batches_per_rank)]
+        return step_M[self.placed_rows % max(1, self.micro_batches_per_rank)]
 
     @property
     def partitions(self) -> list[IntArray]:
@@ -147,7 +147,7 @@ class SchedulePlan:
         return [self.rank_view(rank).micro_batch_indices for rank in range(self.dp_size)]
 
     def micro_batch_samples(self, rank: int, micro_batch: int) -> IntArray:
-        """Return the rollout positions of one micro-batch, int64, counted over all steps."""
+        """Return the rollout positions of a micro-batch, int64; `micro_batch` is over all steps."""
         row = rank * self.micro_batches_per_rank + micro_batch
         return self.sample_positions[
             self.micro_batch_offsets[row] : self.micro_batch_offsets[row + 1]
@@ -155,13 +155,17 @@ class SchedulePlan:
 
     def placement(self) -> SamplePlacement:
         """Return step, rank and micro-batch of every sample, by rollout position."""
-        rank, number = divmod(self.rows, max(1, self.micro_batches_per_rank))
+        rank, number = divmod(self.placed_rows, max(1, self.micro_batches_per_rank))
         # A step's first micro-batch has the number of all those before it.
         first_S = np.cumsum([0, *self.num_microbatches])
         placed = np.full(
             (3, self.sample_positions.size + len(self.dropped_samples)), -1, dtype=np.int64
         )
-        placed[:, self.sample_positions] = self.steps, rank, number - first_S[self.steps]
+        placed[:, self.sample_positions] = (
+            self.placed_steps,
+            rank,
+            number - first_S[self.placed_steps],
+        )
         step_N, rank_N, micro_batch_N = map(read_only, placed)
         return SamplePlacement(step=step_N, data_parallel_rank=rank_N, micro_batch=micro_batch_N)
 

@@ -177,11 +177,9 @@ def test_the_picture_is_one_file_that_loads_nothing(lengths: Path, tmp_path: Pat
     assert run("plan", lengths, "--dp", "4", "--max-tokens-per-gpu", "2000", "--html", page) == 0
     text = page.read_text(encoding="utf-8")
     assert not re.search(r"(src|href)=|@import|url\(|fetch\(", text)
-    data = json.loads(
-        re.search(
-            r'<script id="data" type="application/json">(.*?)</script>', text, re.DOTALL
-        ).group(1)
-    )  # type: ignore[union-attr]
+    found = re.search(r'<script id="data" type="application/json">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    data = json.loads(found.group(1))
     assert [lane["rank"] for lane in data["steps"][0]["lanes"]] == [0, 1, 2, 3]
     assert sum(batch[0] for lane in data["steps"][0]["lanes"] for batch in lane["batches"]) == 60
 

@@ -114,7 +114,7 @@ def test_a_document_cannot_name_code_to_import() -> None:
     assert (
         rs.ScheduleRequest.from_settings(settings, total_lengths=[5], rollout_ids=[0]).splitter
         == "all"
-    )  # type: ignore[arg-type]
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,4 +123,4 @@ def test_a_document_cannot_name_code_to_import() -> None:
 def test_an_unusable_cost_in_settings_is_refused(cost: dict[str, Any]) -> None:
     settings = {**rs.ScheduleRequest(**GOOD).settings(), "cost": cost}
     with pytest.raises(rs.PlanDocumentError, match=r"settings\.cost"):
-        rs.ScheduleRequest.from_settings(settings, total_lengths=[5], rollout_ids=[0])  # type: ignore[arg-type]
+        rs.ScheduleRequest.from_settings(settings, total_lengths=[5], rollout_ids=[0])

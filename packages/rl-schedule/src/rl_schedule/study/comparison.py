@@ -119,7 +119,7 @@ def measure_reference(request: ScheduleRequest, number: int) -> MethodFigures:
 def measure_plan(name: str, request: ScheduleRequest, plan: SchedulePlan) -> MethodFigures:
     """Measure a plan of one step with the cost of `request`."""
     placed, num_bins = np.empty_like(plan.sample_positions), plan.micro_batch_offsets.size - 1
-    placed[plan.sample_positions] = plan.rows
+    placed[plan.sample_positions] = plan.placed_rows
     return _measure(name, request, placed, num_bins, _costs(request), plan.stats.wall_seconds)
 
 

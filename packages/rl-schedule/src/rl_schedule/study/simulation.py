@@ -105,7 +105,7 @@ def simulate_plan(
     """
     costs = evaluate_cost(cost, lengths[plan.sample_positions]).astype(np.float64)
     num_rows = plan.micro_batch_offsets.size - 1
-    summed = np.bincount(plan.rows, weights=costs, minlength=num_rows).astype(np.float64)
+    summed = np.bincount(plan.placed_rows, weights=costs, minlength=num_rows).astype(np.float64)
     cost_DM = summed.reshape(plan.dp_size, -1)
     ends = np.cumsum([0, *plan.num_microbatches]).tolist()
     return [_time_step(cost_DM[:, start:end], timing) for start, end in pairwise(ends)]
