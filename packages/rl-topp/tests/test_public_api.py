@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import rl_topp
+from rl_topp import contract_header
 
 SOURCE = Path(rl_topp.__file__).parent
 NAMES = {
@@ -41,6 +42,11 @@ def test_public_names(module: str) -> None:
     found = importlib.import_module(module)
     assert sorted(found.__all__) == NAMES[module]
     assert all(hasattr(found, name) for name in found.__all__)
+
+
+def test_one_class_stands_for_another_contract() -> None:
+    assert rl_topp.UnsupportedContractError is contract_header.UnsupportedContractError
+    assert issubclass(rl_topp.UnsupportedContractError, ValueError)
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,7 @@ def test_a_batch_in_which_nobody_asks_runs_the_stock_path_alone() -> None:
     result = hooks.sample_and_record(stock, "sampler", logits_output, info, "more")
     assert result == "ids"
     assert calls == [("sampler", logits_output, info, "more")]
-    result = hooks.sample_from_kept_set(stock, "sampler", "probs", info, "positions", False)
+    result = hooks.sample_from_nucleus(stock, "sampler", "probs", info, "positions", False)
     assert result == "ids"
     assert calls[1] == ("sampler", "probs", info, "positions", False)
     assert vars(logits_output).keys() == {"next_token_logits"}
@@ -259,7 +259,7 @@ def test_a_mixed_batch_keeps_each_row_to_itself() -> None:
         request(asks=True, top_k=1),
     )
     before = probs.clone()
-    ids = hooks.sample_from_kept_set(None, None, probs, info, torch.arange(4), False)
+    ids = hooks.sample_from_nucleus(None, None, probs, info, torch.arange(4), False)
     assert ids.dtype == torch.int32
     assert torch.equal(probs, before), "SGLang takes log-probs from them afterwards"
     step = steps.StepRows(info.rl_topp_step, info.rl_topp_flags.record)
@@ -274,7 +274,7 @@ def test_a_mixed_batch_keeps_each_row_to_itself() -> None:
 def test_a_batch_without_filters_is_sampled_by_sglang_itself() -> None:
     probs = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]])
     info = sampling_info(request(asks=True), request())
-    ids = hooks.sample_from_kept_set(
+    ids = hooks.sample_from_nucleus(
         lambda *_: torch.tensor([1, 2], dtype=torch.int32), None, probs, info, None, True
     )
     assert ids.tolist() == [1, 2]

@@ -1,6 +1,7 @@
 """`rl-topp stats` on small dumps, good and bad."""
 
 import json
+import logging
 import math
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from rl_topp.stats import nucleus_stats
 typer_testing = pytest.importorskip("typer.testing")
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
+stats_of_dump = pytest.importorskip("rl_topp.parquet").stats_of_dump
 
 COLUMNS: dict[str, list[Any]] = {
     "nucleus_ids": [[1, 2, 3], None, [4, 5]],
@@ -246,6 +248,18 @@ def test_a_dump_without_samples_has_no_data(tmp_path: Path) -> None:
     figures = json.loads(result.stdout)
     assert figures["num_tokens"] == 0
     assert figures["mean_size"] is None
+
+
+def test_a_dump_of_a_newer_minor_is_read_and_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    newer = _dump_with_header(tmp_path / "d.parquet", b'{"contract": "train-dump.v2", "minor": 97}')
+    with caplog.at_level(logging.WARNING, logger="rl_topp"):
+        figures = [stats_of_dump(newer) for _ in range(2)]
+    assert figures[0] == figures[1]
+    assert figures[0].num_tokens == 3
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "minor 97" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,7 @@ def make_blocked_rows(
     """
     num_local_ids = operands.call.num_local_ids
     row_bytes = max(1, rows_D.numel() * operands.dtype.itemsize)
+    # At least `_MIN_BLOCKS` of them, so that small vocabularies are not one [D, V] tensor either.
     width = max(1, min(block_bytes // row_bytes, -(-num_local_ids // _MIN_BLOCKS)))
     edges = (*range(0, num_local_ids, width), num_local_ids)
     order_E, entry_edges = entries.ids_E, [0] * len(edges)

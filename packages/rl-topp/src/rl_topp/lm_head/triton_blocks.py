@@ -38,6 +38,7 @@ def _merge_statistics_kernel(
     for begin in range(0, width, BLOCK):
         column = begin + tl.arange(0, BLOCK)
         value = tl.load(source + column, mask=column < width, other=float("-inf"))
+        # Sums so far are rescaled to the new maximum; -inf - -inf would be NaN, hence the guards.
         higher = tl.maximum(peak, tl.max(value, axis=0))
         base = tl.where(higher == float("-inf"), 0.0, higher)
         shift = tl.where(mass > 0, peak - base, 0.0)

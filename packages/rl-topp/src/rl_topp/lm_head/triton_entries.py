@@ -144,6 +144,7 @@ def _row_statistics_kernel(
     for begin in range(first, stop, LANES):
         place = begin + tl.arange(0, LANES)
         z = tl.load(scores + place, mask=place < stop, other=float("-inf"))
+        # Sums so far are rescaled to the new maximum; -inf - -inf would be NaN, hence the guards.
         higher = tl.maximum(peak, tl.max(z, axis=0))
         base = tl.where(higher == float("-inf"), 0.0, higher)
         shift = tl.where(mass > 0, peak - base, 0.0)

@@ -109,6 +109,7 @@ def _weight_partials_kernel(
     chunk = tl.program_id(0)
     first = chunk * CHUNK
     head = tl.load(ids + first)
+    # Sorted: equal ends mean that the whole chunk holds one id.
     if (head >= 0) & (head == tl.load(ids + first + CHUNK - 1)):
         columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         total = tl.zeros((ENTRIES, BLOCK), WIDE)
@@ -155,9 +156,8 @@ def _weight_gradient_kernel(
     owned = tl.program_id(0) * SPAN
     for first in range(owned, tl.minimum(owned + SPAN, num_entries)):
         place = tl.load(ids + first)
-        if place != tl.load(
-            ids + first - 1, mask=first > 0, other=-1
-        ):  # so the run of id -1 has no beginning
+        # A run begins here; before the first entry stands -1, so the run of id -1 has no beginning.
+        if place != tl.load(ids + first - 1, mask=first > 0, other=-1):
             stop = tl.load(ends + first)
             first_chunk = (first + CHUNK - 1) // CHUNK
             last_chunk = tl.maximum(stop // CHUNK, first_chunk)

@@ -2,7 +2,7 @@
 
 How a request's wish reaches its reply: `flag_rows` reads it from the requests when a batch is
 formed; `filter_flags`, `merge_flags` and `copy_flags` keep the flags beside the batch;
-`sample_from_kept_set` computes the sets, samples, and leaves a `DrawnStep` on the batch's sampling
+`sample_from_nucleus` computes the sets, samples, and leaves a `DrawnStep` on the batch's sampling
 info; `sample_and_record` hands it to the step's output as `StepRows`; `copy_to_host` starts the
 copy; `collect` appends one element per token to the request's `customized_info`, which SGLang
 carries to `meta_info`.
@@ -42,7 +42,7 @@ __all__ = [
     "merge_flags",
     "refuse_unsupported",
     "sample_and_record",
-    "sample_from_kept_set",
+    "sample_from_nucleus",
 ]
 
 _FLAGS = "rl_topp_flags"
@@ -154,7 +154,7 @@ def sample_and_record(
     return ids_B
 
 
-def sample_from_kept_set(
+def sample_from_nucleus(
     original: _Original,
     sampler: Any,
     probs_BV: Tensor,

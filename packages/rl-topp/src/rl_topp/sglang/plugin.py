@@ -58,7 +58,7 @@ HOOKED: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     f"{_SAMPLER}._sample_from_probs": (
-        "sample_from_kept_set",
+        "sample_from_nucleus",
         ("self", "probs", "sampling_info", "positions", "simple_sampling_case"),
     ),
     "sglang.srt.managers.utils.GenerationBatchResult.copy_to_cpu": (

@@ -1,7 +1,9 @@
 """Index arrays from the host to where tensors live, without waiting for the device.
 
 A copy from ordinary host memory makes the host wait until the device has finished all it was given
-before; from page-locked memory it does not. Invariants: one copy per call, however many arrays;
+before; from page-locked memory it does not. R listed rows, E entries, nnz kept ids.
+
+Invariants: one copy per call, however many arrays;
 every tensor starts at a multiple of 16 bytes, so that Triton sees aligned pointers in every call
 and compiles each kernel once.
 """
@@ -50,6 +52,7 @@ def upload(arrays: Sequence[npt.NDArray[np.integer]], device: torch.device) -> t
     """
     begins = [0]
     for array in arrays:
+        # Rounded up to whole multiples: -(-a // b) is the ceiling.
         begins.append(begins[-1] + -(-array.size // _ALIGNED) * _ALIGNED)
     packed = torch.empty(begins[-1], dtype=torch.int32, pin_memory=device.type == "cuda")
     view = packed.numpy()
