@@ -8,9 +8,8 @@
 | prompt_mean | mean over groups of their token mean | mask sum over the group | prompt groups |
 | constant | sum over trained tokens / U | 1 | the constant |
 
-With `x_it` the loss of response token `t` of sample `i` and `m_it` its mask, each of them is
-`(1 / U) sum_i (sum_t m_it x_it) / D_i`: a plain sum over tokens once `D` and `U` are known for the
-whole step, which is why no micro-batch split and no layout can change it.
+Each is `(1 / U) sum_i (sum_t m_it x_it) / D_i` over tokens `t` of samples `i`, with masks `m`: a
+plain sum once `D` and `U` of the whole step are known, so no split and no layout can change it.
 """
 
 from __future__ import annotations

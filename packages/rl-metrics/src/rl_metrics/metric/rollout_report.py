@@ -2,8 +2,8 @@
 
 Every value is masked, reduced like the loss, and counted once whatever the CP width: each CP rank
 contributes its disjoint part to the numerator and an equal share of the weight, so no factor `cp`
-appears anywhere. Invariant, tested: with one step per batch
-the rollout report equals the train step's.
+appears anywhere. Invariant, tested: with one step per batch the rollout report equals the train
+step's.
 """
 
 from __future__ import annotations

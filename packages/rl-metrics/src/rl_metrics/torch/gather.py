@@ -1,9 +1,8 @@
 """Rebuild full responses from the pieces the context-parallel ranks hold, in one collective.
 
-Invariants, tested with real gloo: one all-reduce per call whatever the
-number of samples, one more in backward; empty pieces take part;
-`gather_responses(slice_response(x)) == x` bit for bit, -0.0 and NaN included; ranks whose pieces do
-not fit together all raise the same error.
+Invariants, tested with real gloo: one all-reduce per call whatever the number of samples, one more
+in backward; empty pieces take part; `gather_responses(slice_response(x)) == x` bit for bit, -0.0
+and NaN included; ranks whose pieces do not fit together all raise the same error.
 """
 
 from __future__ import annotations

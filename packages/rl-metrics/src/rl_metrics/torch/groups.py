@@ -1,7 +1,7 @@
 """What a process group means here: its size, this rank in it, the device its collectives want.
 
-`None` is the default group; without an initialised process group it is this process alone,
-so that the same code runs in a notebook.
+`None` is the default group; without an initialised process group it is this process alone, so that
+the same code runs in a notebook.
 """
 
 from __future__ import annotations

@@ -207,7 +207,8 @@ def _packed(part: _Part, *, failed: bool, wanted: list[float]) -> torch.Tensor:
     chosen = part.flat[trained].to(torch.float64)
     one = chosen.new_ones(())
     top = chosen.abs().max() if chosen.numel() else one * 0.0
-    # Without a value other than 0 the smallest scale, so that it does not set that of the others.
+    # A power of two divides without rounding; the clamp keeps it a normal number. Without a value
+    # other than 0 it is the smallest, so that this rank does not set the scale of the others.
     scale = torch.exp2(
         torch.where(top.isfinite() & (top > 0), top.log2().floor(), -1021.0).clamp(-1021, 1023)
     )
