@@ -1,15 +1,8 @@
 """The policy loss per token, as small pure functions.
 
-With new, old and reference log-probs l, o, f of a sampled token, its advantage A and entropy H:
-
-    ratio      w = exp(l - o)
-    surrogate  max(-A w, -A clip(w, 1 - clip_low, 1 + clip_high))
-    KL         exp(f - l) - (f - l) - 1
-    loss       surrogate + kl_coef * KL - entropy_coef * H
-
-Sources: the surrogate is Schulman et al. 2017 (PPO), eq. 7, its two-sided clip Yu et al. 2025
-(DAPO), eq. 10; the KL term estimator k3 of Schulman 2020, "Approximating KL Divergence"; the loss
-Shao et al. 2024 (DeepSeekMath), eq. 3. How tokens become one number is rl-metrics' business.
+Each function states its equation in the new, old and reference log-probs l, o, f of a sampled
+token, its advantage A and the entropy H of its distribution. How tokens become one number is
+rl-metrics' business.
 
 Axes: K tokens.
 
@@ -48,7 +41,10 @@ def clipped_surrogate(
     clip_low: float,
     clip_high: float,
 ) -> PolicyLoss:
-    """Compute PPO's clipped surrogate: max(-A w, -A clip(w, 1 - clip_low, 1 + clip_high)).
+    """Compute PPO's clipped surrogate.
+
+    With w = exp(l - o): max(-A w, -A clip(w, 1 - clip_low, 1 + clip_high)); Schulman et al. 2017
+    (PPO), eq. 7, with the two-sided clip of Yu et al. 2025 (DAPO), eq. 10.
 
     Args:
         log_probs: float32 [K], under the policy that is trained; carries gradients.
@@ -75,10 +71,11 @@ def clipped_surrogate(
 
 
 def k3_divergence(log_probs: torch.Tensor, ref_log_probs: torch.Tensor) -> torch.Tensor:
-    """Estimate KL(policy || reference) from one token: k3 = exp(f - l) - (f - l) - 1.
+    """Estimate KL(policy || reference) from one token.
 
-    Never negative. Unbiased for tokens sampled from the policy over the support of the log-probs:
-    over the vocabulary it leaves out the tokens that a filter cut (Schulman 2020).
+    exp(f - l) - (f - l) - 1: estimator k3 of Schulman 2020, "Approximating KL Divergence". Never
+    negative; unbiased over the nucleus that was sampled from. Over the vocabulary it leaves out the
+    tokens that the filter cut.
 
     Args:
         log_probs: float32 [K], under the policy.
@@ -105,7 +102,10 @@ def policy_loss(
     entropy: torch.Tensor | None = None,
     entropy_coef: float = 0.0,
 ) -> PolicyLoss:
-    """Compute the loss of every token: surrogate + kl_coef * KL - entropy_coef * H.
+    """Compute the loss of every token.
+
+    surrogate + kl_coef * KL - entropy_coef * H; Shao et al. 2024 (DeepSeekMath), eq. 3, with an
+    entropy bonus.
 
     Args:
         log_probs: as in `clipped_surrogate`.

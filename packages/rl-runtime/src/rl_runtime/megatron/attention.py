@@ -1,16 +1,13 @@
 """Attention over packed sequences for Megatron-Core's local layer spec.
 
 Megatron-Core's own core attention handles neither packed sequences nor context parallelism.
-`PackedAttention` takes its place in the layer spec: it rotates queries and keys, gathers keys and
-values over the context-parallel group, and attends by the micro-batch's plan: with torch's dense
-attention, one call per bucket of similar lengths, or with torch's varlen kernel where the device
-and dtype have it.
+`PackedAttention` rotates queries and keys, gathers keys and values over the context-parallel group,
+and attends by the micro-batch's plan, densely or with torch's varlen kernel.
 
-Axes: T local tokens, B segments of one dense call, Q queries, K keys, H heads, D width of a head.
+Axes: T local tokens, S segments, B segments of one dense call, Q queries, K keys, H heads, D width.
 
-Invariants: packed and single sequences give the same numbers; keys and values cross the
-context-parallel group once per layer, and their gradients once back; every rank of the group takes
-part, whatever rows it holds.
+Invariants: packed and single sequences give the same numbers; keys and values cross the group once
+per layer, and their gradients once back; every rank takes part, whatever rows it holds.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
 """Which rows of a packed stream attend to which.
 
-A packed stream holds sequences end to end, each padded to a multiple of 2 * cp. Under context
-parallelism rank r holds chunks r and 2 * cp - 1 - r of each sequence (zigzag). A *segment* is a run
-of consecutive local queries that attend causally to a prefix of their sequence: the whole sequence
-without context parallelism, one chunk with it. Segments of similar length share one dense attention
-call: lengths are rounded up to powers of 2 ** (1/4), which wastes at most 41 % of its scores, and
-some 20 % on average.
+A packed stream holds sequences end to end. Under context parallelism rank r holds chunks r and
+2 * cp - 1 - r of each (zigzag). A *segment* is a run of local queries that attend causally to a
+prefix of their sequence: all of it without context parallelism, one chunk with it. Lengths are
+rounded up to powers of 2 ** (1/4), and segments of one rounded length share a dense call.
 
 Axes: T local tokens, S segments, B segments of one dense call, Q queries and K keys of a segment.
 
 Invariants: every local row is the query of exactly one segment; a query attends to exactly the
-tokens of its sequence up to its own position.
+tokens of its sequence up to its own position; padding wastes at most 41 % of a call's scores.
 """
 
 from __future__ import annotations

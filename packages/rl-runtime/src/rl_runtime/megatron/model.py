@@ -118,7 +118,7 @@ def megatron_config(shape: ModelShape, recipe: Recipe) -> ModelConfig:
 
 
 def build_model(shape: ModelShape, config: ModelConfig, topology: Topology) -> torch.nn.Module:
-    """Build this rank's part of the model, with weights not yet set.
+    """Build this rank's share of the model, with weights not yet set.
 
     Args:
         shape: the model's shape.

@@ -137,8 +137,9 @@ def _response_fields(
     rank_batch: RankBatch, micro_batches: Sequence[MicroBatch]
 ) -> dict[str, list[torch.Tensor]]:
     """Give each response-aligned field as one local piece per sample, in the columns' order."""
-    with_samples = [micro_batch for micro_batch in micro_batches if micro_batch.samples.size]
-    computed = {name for micro_batch in with_samples for name in micro_batch.fields}
+    # Fillers hold no sample.
+    micro_batches = [micro_batch for micro_batch in micro_batches if micro_batch.samples.size]
+    computed = {name for micro_batch in micro_batches for name in micro_batch.fields}
     given = {
         name: column
         for name, column in rank_batch.columns.items()
@@ -148,7 +149,7 @@ def _response_fields(
         name: [torch.empty(0)] * len(rank_batch.plan.partition)
         for name in sorted({*computed, *given})
     }
-    for micro_batch in with_samples:
+    for micro_batch in micro_batches:
         values = micro_batch.fields | {
             name: micro_batch.local_values(column) for name, column in given.items()
         }

@@ -1,13 +1,9 @@
 """The loss of one optimizer step, as a loss function for a training pass.
 
-Which log-probs the ratio is taken against, by `algorithm.old_log_probs`:
-
-    recompute   those of a scoring pass before the batch's first step
-    reuse       those of the training forward itself: the ratio is 1, its gradient the log-prob's
-    rollout     the engine's
-
-The KL term compares the scores that `algorithm.kl_log_probs` names; ratio and entropy bonus are
-always over the nucleus. Axes: K local response tokens.
+`algorithm.old_log_probs` says what the ratio is taken against: log-probs of a scoring pass before
+the batch's first step (recompute), those of the training forward itself, where the ratio is 1
+(reuse), or the engine's (rollout). The KL term compares the scores that `algorithm.kl_log_probs`
+names; ratio and entropy bonus are always over the nucleus. Axes: K local response tokens.
 
 Invariants: a score in a micro-batch's `fields` is written once per batch, by the first pass that
 computes it, so it is under the weights of that pass; a scoring pass asks for the same scores as

@@ -1,17 +1,14 @@
-"""Log-probs of the sampled tokens from the model's last stage.
+"""Log-probs of the sampled tokens from the model's last stage, without logits.
 
-`score_responses` stands in for the output step of `GPTModel.forward`. Only the hidden states of
-rows that predict response tokens go to rl-topp's output layer, which scores the sampled ids over
-their nuclei without logits; rows without a filter, and full scores where they are wanted, go over
-the vocabulary block by block in the same call. The gradient of the weight, tied or not, goes
-straight into Megatron-Core's `main_grad`.
+`score_responses` stands in for the output step of `GPTModel.forward`: only the hidden states of
+rows that predict response tokens go to rl-topp's output layer. The gradient of the weight, tied or
+not, goes straight into Megatron-Core's `main_grad`.
 
 Axes: T local tokens, H hidden, V this rank's share of the vocabulary, K local response tokens.
 
 Invariants: no tensor of rows times vocabulary exists, in forward or backward; scores are in float32
-at least, whatever the model's dtype; a micro-batch without local response tokens still takes one
-unscored row through the output layer, so that every rank takes part in every collective of forward
-and backward.
+at least; a micro-batch without local response tokens still takes one unscored row through the
+output layer, so that every rank takes part in every collective.
 """
 
 from __future__ import annotations

@@ -1,24 +1,5 @@
 """What one optimizer step reports.
 
-Names and meaning, after the prefix `train/`:
-
-    loss              the loss that was minimised, by `algorithm.loss_aggregation`
-    ratio             exp(new - old log-prob)
-    clip_fraction     share of tokens whose surrogate is clipped
-    entropy           entropy of the policy over the nucleus, nats
-    full_entropy      the same over the vocabulary; absent without `algorithm.full_scores`
-    kl                k3 against the reference, nats, over what `algorithm.kl_log_probs` says;
-                      absent without a reference
-    log_prob_gap      |trainer - engine| log-prob, nats; the trainer's under the weights that the
-                      batch began with where they were recomputed, else under those of the step
-    grad_norm         gradient norm over all ranks, before clipping
-    lr                learning rate of the step
-    tokens_per_second tokens of all samples (prompt and response, without padding), over all ranks,
-                      per wall second
-
-From ratio to log_prob_gap: means over the trained tokens of the step, so that a fully masked
-rollout moves none of them. The warm-up reports loss, grad_norm, lr and tokens_per_second.
-
 Invariants: every rank returns the same report; a name without data (no trained token in the step)
 is absent.
 """
@@ -87,6 +68,25 @@ def step_report(
     values: dict[str, float],
 ) -> dict[str, float]:
     """Reduce a step's metrics over all ranks. Every rank calls it.
+
+    Names and meaning, after the prefix `train/`:
+
+        loss              the loss that was minimised, by `algorithm.loss_aggregation`
+        ratio             exp(new - old log-prob)
+        clip_fraction     share of tokens whose surrogate is clipped
+        entropy           entropy of the policy over the nucleus, nats
+        full_entropy      the same over the vocabulary; absent without `algorithm.full_scores`
+        kl                k3 against the reference, nats, over what `algorithm.kl_log_probs` says;
+                          absent without a reference
+        log_prob_gap      |trainer - engine| log-prob, nats; the trainer's under the weights that
+                          the batch began with where recomputed, else under those of the step
+        grad_norm         gradient norm over all ranks, before clipping
+        lr                learning rate of the step
+        tokens_per_second tokens of all samples (prompt and response, without padding), over all
+                          ranks, per wall second
+
+    From ratio to log_prob_gap: means over the trained tokens of the step, so that a fully masked
+    rollout moves none of them. The warm-up reports loss, grad_norm, lr and tokens_per_second.
 
     Args:
         metrics: one per micro-batch on the last pipeline stage, empty elsewhere.
