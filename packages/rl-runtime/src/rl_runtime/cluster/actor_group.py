@@ -24,6 +24,7 @@ from rl_runtime.cluster.trainer_actor import TrainerActor
 from rl_runtime.cluster.waiting import Waiter
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.contract_table import installed_contracts, refuse_mixed_cluster
+from rl_runtime.process.interrupts import delayed_interrupts
 
 __all__ = ["ActorGroup"]
 
@@ -50,6 +51,7 @@ class ActorGroup:
         """Create all actors in their places, watched by `waiter` with Ray's own `daemons`."""
         self._recipe = recipe
         self._waiter = waiter
+        self._placement = placement
         self.rollout = remote_class(RolloutActor, placement.rollout)(recipe, log="rollout.log")
         self.engines = [
             remote_class(EngineActor, options, calls=_ENGINE_CALLS)(
@@ -144,13 +146,19 @@ class ActorGroup:
         self._wait([*exports, *updates], "sending weights to the engines")
 
     def close(self) -> None:
-        """End all actors. Servers are stopped first, then every actor is killed."""
-        stopping = [engine.stop.remote() for engine in self.engines]
-        if stopping:
-            ray.wait(stopping, num_returns=len(stopping), timeout=_STOP_SECONDS)
-        for actor in [*self.trainers, self.rollout, *self.engines]:
-            with contextlib.suppress(RayError):
-                ray.kill(actor)
+        """End all actors and give their places back.
+
+        Servers are stopped first, then every actor is killed.
+        """
+        # An impatient second Ctrl-C must not leave servers behind.
+        with delayed_interrupts():
+            stopping = [engine.stop.remote() for engine in self.engines]
+            if stopping:
+                ray.wait(stopping, num_returns=len(stopping), timeout=_STOP_SECONDS)
+            for actor in [*self.trainers, self.rollout, *self.engines]:
+                with contextlib.suppress(RayError):
+                    ray.kill(actor)
+            self._placement.release()
 
     def _wait(self, refs: Sequence[Ref], what: str) -> list[Any]:
         """Wait for calls that each have `cluster.actor_timeout_seconds`."""

@@ -6,12 +6,10 @@ Invariants: the run's folder is new; whatever ends a run, every actor and server
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
 
 from rl_runtime.cluster.actor_group import ActorGroup
 from rl_runtime.cluster.placement import reserve
@@ -20,7 +18,6 @@ from rl_runtime.cluster.waiting import Waiter
 from rl_runtime.config import recipe_to_toml
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import RuntimeSetupError
-from rl_runtime.process.interrupts import delayed_interrupts
 from rl_runtime.process.logs import log_driver_to_file
 from rl_runtime.setup.tiny_model import write_tiny_model
 from rl_runtime.tracking.console import Display
@@ -105,7 +102,7 @@ def open_run(recipe: Recipe, display: Display) -> Iterator[Run]:
     with (
         Tracker(run_dir, tensorboard=recipe.tracking.tensorboard) as tracker,
         ray_session(recipe) as daemons,
-        _actors(recipe, waiter, daemons) as actors,
+        closing(ActorGroup(recipe, reserve(recipe), waiter, daemons=daemons)) as actors,
     ):
         yield Run(
             recipe=recipe,
@@ -115,18 +112,3 @@ def open_run(recipe: Recipe, display: Display) -> Iterator[Run]:
             display=display,
             model_folder=model_folder,
         )
-
-
-@contextmanager
-def _actors(
-    recipe: Recipe, waiter: Waiter, daemons: Sequence[psutil.Process]
-) -> Iterator[ActorGroup]:
-    placement = reserve(recipe)
-    actors = ActorGroup(recipe, placement, waiter, daemons=daemons)
-    try:
-        yield actors
-    finally:
-        # An impatient second Ctrl-C must not leave servers behind.
-        with delayed_interrupts():
-            actors.close()
-            placement.release()
