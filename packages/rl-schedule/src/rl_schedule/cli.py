@@ -329,7 +329,8 @@ def _print_ranks(
     for number, timing in enumerate(timings):
         start = sum(planned.num_microbatches[:number])
         slots = range(start, start + planned.num_microbatches[number])
-        shown, which = np.argsort(-timing.rank_seconds, kind="stable").tolist(), ""
+        which = ""
+        shown = np.argsort(-timing.rank_seconds, kind="stable").tolist()
         if planned.dp_size > _SHOWN_RANKS:
             shown = shown[:half] + shown[-half:]
             which = f", the {half} slowest and {half} fastest of {planned.dp_size} ranks"

@@ -176,19 +176,13 @@ def _check_cap(plan: SchedulePlan, request: ScheduleRequest) -> Iterator[Problem
     """P6 and P9: padded tokens under the cap, or one oversized sample alone, which is listed."""
     cap = request.token_cap
     size_K = np.diff(plan.micro_batch_offsets)
-    if cap is None:
-        amount_K, most = size_K, request.micro_batch_size or 0
-        promise, unit = "P6", "samples, micro_batch_size is"
-    else:
-        tokens = request.padded_lengths[plan.sample_positions]
-        amount_K = bin_sums(tokens, plan.placed_rows, size_K.size)
-        promise, unit, most = (
-            "P9" if request.pad_to_multiple > 1 else "P6",
-            "tokens, the cap is",
-            cap,
-        )
+    tokens = request.padded_lengths[plan.sample_positions]
+    amount_K = size_K if cap is None else bin_sums(tokens, plan.placed_rows, size_K.size)
+    most = cap or request.micro_batch_size or 0
+    limit = f"samples, micro_batch_size is {most}" if cap is None else f"tokens, the cap is {most}"
+    promise = "P9" if cap is not None and request.pad_to_multiple > 1 else "P6"
     for row in np.flatnonzero((amount_K > most) & (size_K > 1)).tolist():
-        yield _in_row(promise, f"holds {int(amount_K[row])} {unit} {most}", plan, row)
+        yield _in_row(promise, f"holds {int(amount_K[row])} {limit}", plan, row)
     oversized = request.oversized_samples
     if oversized.tolist() != list(plan.oversized_samples):
         differing = np.setxor1d(oversized, np.asarray(plan.oversized_samples, dtype=np.int64))

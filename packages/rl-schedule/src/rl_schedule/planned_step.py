@@ -91,11 +91,13 @@ def _pack_in_order(
     """Pack samples as they come: chunks of equal count, or first fit under the cap; then deal."""
     if cap is None:
         bins = np.arange(lengths.size, dtype=np.int64) // (request.micro_batch_size or 1)
-        needed, path = round_up(int(bins.max()) + 1, request.alignment), "static"
     else:
-        fitted = np.asarray(fill_first_fit(lengths.tolist(), cap), dtype=np.int64)
-        needed, path = round_up(int(fitted.max()) + 1, request.alignment), "first_fit"
-        bins = align_bins(fitted, lengths, needed)
+        bins = np.asarray(fill_first_fit(lengths.tolist(), cap), dtype=np.int64)
+    needed = round_up(int(bins.max()) + 1, request.alignment)
+    if cap is not None:
+        # Chunks are not split: static packing has a short last one, and fillers.
+        bins = align_bins(bins, lengths, needed)
+    path = "static" if cap is None else "first_fit"
     _check_fillers(request, number, lengths.size, int(bins.max()) + 1, needed)
     ranks, slots = request.dp_size, needed // request.dp_size
     if request.balance == "none":

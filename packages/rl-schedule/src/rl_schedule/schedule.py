@@ -37,8 +37,7 @@ def _with_parameters_of(
     """Give a function the parameters of a record, for type checkers and for `inspect`."""
 
     def give(function: Callable[..., SchedulePlan]) -> Callable[_Settings, SchedulePlan]:
-        parameters = inspect.signature(record).parameters.values()
-        signature = inspect.Signature([*parameters], return_annotation=SchedulePlan)
+        signature = inspect.signature(record).replace(return_annotation=SchedulePlan)
         function.__signature__ = signature  # type: ignore[attr-defined]
         return function
 

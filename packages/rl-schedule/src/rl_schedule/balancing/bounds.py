@@ -97,8 +97,8 @@ def cost_bounds(
       samples have beyond.
 
     Args:
-        lengths: int64 [n], longest first.
-        costs: int64 [n], their costs.
+        lengths: int64 [N], longest first.
+        costs: int64 [N], their costs.
         cap: tokens per micro-batch.
         num_ranks: D.
         num_slots: M.

@@ -4,6 +4,8 @@ The cheap method comes first, dearer ones only where it fails or leaves ranks ap
 
 Invariants: the cap holds; no more micro-batches than first-fit-decreasing needs, rounded up to the
 alignment; no micro-batch is empty when there are enough samples; P10.
+
+Axis letters: N samples, D ranks, M slots, K = D * M bins.
 """
 
 from collections.abc import Iterator
@@ -69,8 +71,8 @@ def balance_step(
     """Assign the samples of one step.
 
     Args:
-        lengths: int64 [n], padded tokens, n >= 1.
-        costs: int64 [n].
+        lengths: int64 [N], padded tokens, N >= 1.
+        costs: int64 [N].
         cap: tokens per micro-batch.
         num_ranks: ranks.
         alignment: the micro-batch count is a multiple of this.
@@ -129,6 +131,7 @@ def _candidates(problem: StepProblem, slack: float | str) -> Iterator[Candidate]
     lowest = slot_bound(bounds, rank_limit=1.0)
     if greedy and min(candidate.slot for candidate in greedy) <= lowest + _SLOT_GAP:
         return
+    # The first count that works; fitting all samples to one another is the last resort.
     counts = [problem.num_longer(problem.cap // share) for share in _LONG_SHARES]
     if not greedy:
         counts.append(problem.lengths.size)
@@ -142,6 +145,7 @@ def _candidates(problem: StepProblem, slack: float | str) -> Iterator[Candidate]
 def _greedy(problem: StepProblem, bounds: CostBounds, slack: float | str) -> list[Candidate]:
     """Return what greedy passes find: one per slack, and the best again with targets set anew."""
     found: list[Candidate] = []
+    # Even the shortest sample takes a sixth of a bin, and the bins are nearly full.
     if 6 * int(problem.lengths[-1]) > problem.cap and problem.fill > _LPT_MAY_FIT:
         return found
     for share in _slacks(problem, bounds) if slack == "auto" else [float(slack)]:

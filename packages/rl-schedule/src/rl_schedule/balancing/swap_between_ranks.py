@@ -254,5 +254,4 @@ class _Ranks:
 
 def _argmax(table: npt.NDArray[np.int64]) -> tuple[int, int]:
     """Return row and column of the first largest entry."""
-    row, column = np.unravel_index(int(table.argmax()), table.shape)
-    return int(row), int(column)
+    return divmod(int(table.argmax()), int(table.shape[1]))

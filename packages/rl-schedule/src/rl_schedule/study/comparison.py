@@ -102,11 +102,8 @@ def measure_reference(request: ScheduleRequest, number: int) -> MethodFigures:
     bin_of = np.empty(lengths.size, dtype=np.int64)
     bin_of[order] = fill_first_fit(lengths[order].tolist(), request.token_cap or 0)
     needed = round_up(int(bin_of.max()) + 1, request.alignment)
-    bins, ranks, slots = (
-        align_bins(bin_of, lengths, needed),
-        request.dp_size,
-        needed // request.dp_size,
-    )
+    bins = align_bins(bin_of, lengths, needed)
+    ranks, slots = request.dp_size, needed // request.dp_size
     if differencing:
         dealt = deal_bins(bins, costs, num_ranks=ranks, num_bins=needed)
         placed = arrange_slots(dealt, costs, num_ranks=ranks, num_slots=slots)
