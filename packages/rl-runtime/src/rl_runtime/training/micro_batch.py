@@ -147,7 +147,9 @@ class MicroBatchPacker:
             item[item.size - length :]
             for item, length in zip(tokens, response_lengths, strict=True)
         ]
-        denominators = columns.get("loss_denominators")
+        denominators, engine_log_probs = (
+            columns.get(name) for name in ("loss_denominators", "rollout_log_probs")
+        )
         return MicroBatch(
             samples=samples,
             tokens_1T=self._along_stream(tokens, source_T),
@@ -174,11 +176,11 @@ class MicroBatchPacker:
                 if denominators is None
                 else np.asarray(denominators)[samples].astype(np.float32)
             ),
-            fields={
-                name: pick(_items(columns[name], samples), np.float32)
-                for name in ("rollout_log_probs",)
-                if name in columns
-            },
+            fields=(
+                {"rollout_log_probs": pick(_items(engine_log_probs, samples), np.float32)}
+                if engine_log_probs is not None
+                else {}
+            ),
         )
 
     def _layout(
