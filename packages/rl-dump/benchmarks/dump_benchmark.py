@@ -156,7 +156,9 @@ def stream(path: Path, columns: Mapping[str, Any]) -> None:
     rl_dump.write_dump(path, contract="train-dump.v2", batch_id=0, columns=columns)
 
 
-def table(best, sizes, grown, chosen):
+def table(
+    best: Mapping[str, float], sizes: Mapping[str, int], grown: int, chosen: list[int]
+) -> list[tuple[str, str, str, str]]:
     """Return the rows of the table: measure, figure, beside torch, target."""
     samples = sorted(best[f"sample {row}"] for row in chosen)
     save, load = best["save"], best["load"]

@@ -66,12 +66,6 @@ class BackgroundWriter(AbstractContextManager["BackgroundWriter"]):
         self._failed: list[tuple[str, BaseException]] = []
         _open_writers.add(self)
 
-    @property
-    def num_pending(self) -> int:
-        """Jobs that wait or run now."""
-        with self._changed:
-            return self._count()
-
     def submit(self, job: Callable[[], object], *, path: str | os.PathLike[str]) -> None:
         """Queue a job; returns as soon as there is a free place.
 

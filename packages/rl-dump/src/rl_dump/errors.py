@@ -5,8 +5,6 @@ another contract is an `UnsupportedContractError`, which is a `ValueError` of it
 files of unknown origin catches both.
 """
 
-from __future__ import annotations
-
 from rl_dump.contract_header import UnsupportedContractError
 
 __all__ = ["DumpError", "RaggedError", "UnsupportedContractError", "WriteError"]

@@ -106,21 +106,16 @@ def _check_placeholders(text: str) -> None:
         ]
     except ValueError as error:
         raise DumpError(f"dump template {text!r} is not a format string: {error}") from error
-    unknown = [name for name, _, _ in parts if name not in _ALIASES]
-    if unknown:
-        raise DumpError(
-            f"dump template {text!r} has the unknown placeholder {{{unknown[0]}}}; use {{batch_id}}"
-        )
-    cut = [
-        spec
-        for _, spec, conversion in parts
-        if conversion is not None or not _WIDTH.fullmatch(spec)
-    ]
-    if cut:
-        raise DumpError(
-            f"dump template {text!r} has the format {cut[0]!r}; only a width is allowed, because"
-            " others can give two batches one path: {batch_id:06d}"
-        )
+    for name, spec, conversion in parts:
+        if name not in _ALIASES:
+            raise DumpError(
+                f"dump template {text!r} has the unknown placeholder {{{name}}}; use {{batch_id}}"
+            )
+        if conversion is not None or not _WIDTH.fullmatch(spec):
+            raise DumpError(
+                f"dump template {text!r} has the format {spec!r}; only a width is allowed, because"
+                " others can give two batches one path: {batch_id:06d}"
+            )
     if not parts:
         raise DumpError(
             f"dump template {text!r} has no {{batch_id}}: every batch would overwrite the one"

@@ -177,7 +177,7 @@ def test_a_failed_background_write_raises_at_the_next_batch_with_the_path(tmp_pa
             topology=ALONE,
             background=writer,
         )
-        while writer.num_pending:
+        while writer._count():
             pass
         with pytest.raises(
             WriteError, match=r"dump .*0\.parquet was not written: cannot write .*it is a folder"

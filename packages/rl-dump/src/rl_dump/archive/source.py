@@ -30,7 +30,7 @@ from rl_dump.archive.tensors import (
 from rl_dump.archive.tree import check_tree
 from rl_dump.archive.zip_index import ZipIndex
 from rl_dump.checks import Problem, structure_problems
-from rl_dump.columns.column_types import column_of, contract_column, ragged_column, scalar_column
+from rl_dump.columns.column_types import column_of, contract_column, number_column
 from rl_dump.columns.fields import Column, Field
 from rl_dump.columns.ragged import RaggedArray
 from rl_dump.columns.tagged_json import Tensor
@@ -207,9 +207,9 @@ class ArchiveSource:
             values[slice(None) if valid is None else valid] = [
                 self._array(item) for item in present
             ]
-            column = scalar_column(name, values, valid, "tensor")
+            column = number_column(name, values, "tensor", valid=valid)
         else:
-            column = ragged_column(
+            column = number_column(
                 name, self._laid_out(items, dtype, trailing.pop()), "tensor", valid=valid
             )
         if dtype == "bfloat16":

@@ -98,8 +98,11 @@ def stats(path: DumpPath, as_json: AsJson = False) -> None:
         for e in found.fields
     ]
     columns = ["field", "values", "lowest", "mean", "highest", "not finite", "samples without"]
-    title = f"{path}, batch {found.batch_id}"
-    print_result(found, as_json=as_json, show=lambda: print_table(title, columns, rows))
+    print_result(
+        found,
+        as_json=as_json,
+        show=lambda: print_table(f"{path}, batch {found.batch_id}", columns, rows),
+    )
 
 
 @app.command(name="trend")

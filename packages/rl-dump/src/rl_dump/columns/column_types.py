@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from rl_dump.columns.alignment import alignment_problems, count_problems
 from rl_dump.columns.fields import Column, ColumnInput, Field, stored_dtype
 from rl_dump.columns.ragged import RaggedArray
-from rl_dump.contract import FIELD_RULES, Form
+from rl_dump.contract import FIELD_RULES, Form, Kind
 from rl_dump.errors import DumpError
 
-__all__ = ["build_columns", "column_of", "contract_column", "ragged_column", "scalar_column"]
+__all__ = ["build_columns", "column_of", "contract_column", "number_column"]
 
 _EXACT_INTEGERS = 1 << 53
 """Beyond this, float64 skips whole numbers."""
@@ -102,7 +102,7 @@ def column_of(
     if isinstance(values, np.ndarray):
         column = _array_column(name, values)
     elif isinstance(values, RaggedArray):
-        column = ragged_column(name, values, "tensor")
+        column = number_column(name, values, "tensor")
     elif isinstance(values, (list, tuple)):
         column = _list_column(name, list(values))
     else:
@@ -118,16 +118,15 @@ def column_of(
 def _array_column(name: str, values: NDArray[Any]) -> Column:
     if values.dtype.kind in "OUS":
         return _list_column(name, values.tolist())
-    _check_dtype(name, values.dtype)
     if values.ndim == 0:
         raise DumpError(f"{name}: a scalar is not a column; give one value per sample")
     if values.ndim == 1:
-        return scalar_column(name, values, None, "number")
+        return number_column(name, values, "number")
     count, width, *trailing = values.shape
     flat = RaggedArray(
         values.reshape(count * width, *trailing), np.arange(count + 1, dtype=np.int64) * width
     )
-    return ragged_column(name, flat, "tensor")
+    return number_column(name, flat, "tensor")
 
 
 def _list_column(name: str, items: list[Any]) -> Column:
@@ -135,35 +134,26 @@ def _list_column(name: str, items: list[Any]) -> Column:
     present = [item for item in items if item is not None]
     valid = None if len(present) == len(items) else np.array([item is not None for item in items])
     if rule is not None and rule.dtype == "json":
-        return _object_column(name, items)
+        return _list_of(name, items)
     if not present:
         return _empty_column(name, items, valid)
     if all(isinstance(item, str) for item in present):
-        field = Field(
-            name=name, kind="text", dtype="string", stored="string", nullable=valid is not None
-        )
-        return Column(field=field, values=items)
+        return _list_of(name, items, "text", "string")
     numbers = _numbers(present)
     if numbers is not None:
         values = np.zeros(len(items), numbers.dtype)
         values[slice(None) if valid is None else valid] = numbers
-        return scalar_column(
-            name,
-            values,
-            valid,
-            "generic" if all(isinstance(item, np.generic) for item in present) else "number",
-        )
+        generic = all(isinstance(item, np.generic) for item in present)
+        return number_column(name, values, "generic" if generic else "number", valid=valid)
     ragged = _ragged_of(items, present)
-    return (
-        _object_column(name, items) if ragged is None else ragged_column(name, *ragged, valid=valid)
-    )
+    return _list_of(name, items) if ragged is None else number_column(name, *ragged, valid=valid)
 
 
 def _empty_column(name: str, items: list[Any], valid: NDArray[np.bool_] | None) -> Column:
     rule = FIELD_RULES.get(name)
     if rule is None or rule.shape != "[]" or rule.dtype == "string":
-        return _object_column(name, items)
-    return scalar_column(name, np.zeros(len(items), rule.dtype), valid, "number")
+        return _list_of(name, items)
+    return number_column(name, np.zeros(len(items), rule.dtype), "number", valid=valid)
 
 
 def _numbers(items: list[Any]) -> NDArray[Any] | None:
@@ -208,69 +198,45 @@ def _list_array(item: list[Any]) -> NDArray[Any] | None:
     return _numbers(item) if item else np.zeros(0, np.int64)
 
 
-def scalar_column(
-    name: str, values: NDArray[Any], valid: NDArray[np.bool_] | None, form: Form
+def number_column(
+    name: str,
+    values: NDArray[Any] | RaggedArray,
+    form: Form,
+    *,
+    valid: NDArray[np.bool_] | None = None,
 ) -> Column:
-    """Make a column of one number per sample.
+    """Make a column of numbers.
 
     Args:
         name: the field.
-        values: array [N].
-        valid: bool [N], False where there is no value; None if there always is.
+        values: array [N] for one number per sample, a ragged array of N items for an array of them.
         form: what the producer held per sample.
-    """
-    dtype = values.dtype.name
-    field = Field(
-        name=name,
-        kind="scalar",
-        dtype=dtype,
-        stored=stored_dtype(dtype),
-        nullable=valid is not None,
-        form=form,
-    )
-    return Column(field=field, values=values, valid=valid)
-
-
-def ragged_column(
-    name: str, values: RaggedArray, form: Form, *, valid: NDArray[np.bool_] | None = None
-) -> Column:
-    """Make a column of one array per sample.
-
-    The arguments are those of `scalar_column`, `values` with N items.
+        valid: bool [N], False where there is no value; None if there always is.
 
     Raises:
         DumpError: the dtype cannot be stored.
     """
-    _check_dtype(name, values.dtype)
+    if values.dtype.kind not in "iufb" or values.dtype.itemsize > 8:
+        raise DumpError(
+            f"{name}: dtype {values.dtype} cannot be stored; use bool, integers up to 64 bits or"
+            " float16/32/64"
+        )
     field = Field(
         name=name,
-        kind="ragged",
+        kind="ragged" if isinstance(values, RaggedArray) else "scalar",
         dtype=values.dtype.name,
         stored=stored_dtype(values.dtype.name),
-        trailing=tuple(values.values.shape[1:]),
+        trailing=tuple(values.values.shape[1:]) if isinstance(values, RaggedArray) else (),
         nullable=valid is not None,
         form=form,
     )
     return Column(field=field, values=values, valid=valid)
 
 
-def _object_column(name: str, items: list[Any]) -> Column:
-    field = Field(
-        name=name,
-        kind="object",
-        dtype="json",
-        stored="string",
-        nullable=any(item is None for item in items),
-    )
+def _list_of(name: str, items: list[Any], kind: Kind = "object", dtype: str = "json") -> Column:
+    nullable = any(item is None for item in items)
+    field = Field(name=name, kind=kind, dtype=dtype, stored="string", nullable=nullable)
     return Column(field=field, values=items)
-
-
-def _check_dtype(name: str, dtype: np.dtype[Any]) -> None:
-    if dtype.kind not in "iufb" or dtype.itemsize > 8:
-        raise DumpError(
-            f"{name}: dtype {dtype} cannot be stored; use bool, integers up to 64 bits or"
-            " float16/32/64"
-        )
 
 
 def contract_column(column: Column, *, strict: bool = True) -> Column:
@@ -285,29 +251,24 @@ def contract_column(column: Column, *, strict: bool = True) -> Column:
         DumpError: (strict) the values cannot have the contract's dtype exactly.
     """
     rule = FIELD_RULES.get(column.field.name)
-    if rule is None or rule.dtype == "json":
+    empty = isinstance(column.values, list) and all(value is None for value in column.values)
+    if rule is None or rule.dtype == "json" or empty:
         return column
     try:
-        return (
-            _text_column(column) if rule.dtype == "string" else _numeric_column(column, rule.dtype)
-        )
+        return _with_dtype(column, rule.dtype)
     except DumpError:
         if strict:
             raise
         return column
 
 
-def _text_column(column: Column) -> Column:
-    if column.field.kind == "text" or all(value is None for value in column.values):
-        return column
-    raise DumpError(f"{column.field.name}: the contract says string, got {column.field.dtype}")
-
-
-def _numeric_column(column: Column, dtype: str) -> Column:
+def _with_dtype(column: Column, dtype: str) -> Column:
     field = column.field
+    if dtype == "string" and field.kind == "text":
+        return column
+    if dtype == "string":
+        raise DumpError(f"{field.name}: the contract says string, got {field.dtype}")
     if isinstance(column.values, list):
-        if all(value is None for value in column.values):
-            return column
         raise DumpError(
             f"{field.name}: the contract says {dtype}, got"
             f" {'strings' if field.kind == 'text' else 'values of mixed types'}"

@@ -86,12 +86,11 @@ class Column:
 
     def take(self, rows: NDArray[np.int64]) -> Column:
         """Copy the samples at `rows` [k], in that order."""
-        if isinstance(self.values, RaggedArray):
-            values: Any = self.values.take(rows)
-        elif isinstance(self.values, list):
-            values = [self.values[row] for row in rows]
-        else:
-            values = self.values[rows]
+        values: Any = (
+            [self.values[row] for row in rows]
+            if isinstance(self.values, list)
+            else self.values.take(rows)
+        )
         return replace(self, values=values, valid=None if self.valid is None else self.valid[rows])
 
     def item(self, row: int) -> Any:

@@ -78,10 +78,12 @@ def doctor(dump: Dump, thresholds: Thresholds = THRESHOLDS) -> list[Alarm]:
         DumpError: a column is damaged.
     """
     partial = REPLAY_KEY in dump.metadata
-    found = [
-        check(dump, thresholds) for check in _CHECKS if not (partial and check in _OF_WHOLE_BATCHES)
+    return [
+        alarm
+        for check in _CHECKS
+        if not (partial and check in _OF_WHOLE_BATCHES)
+        and (alarm := check(dump, thresholds)) is not None
     ]
-    return [alarm for alarm in found if alarm is not None]
 
 
 def _non_finite(dump: Dump, _: Thresholds) -> Alarm | None:

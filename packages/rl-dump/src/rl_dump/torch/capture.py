@@ -30,10 +30,6 @@ class LogProbCapture:
         """Whether anything is kept."""
         self._kept: dict[int, torch.Tensor] = {}
 
-    def __len__(self) -> int:
-        """Count the samples kept."""
-        return len(self._kept)
-
     def record(self, rollout_position: int, log_probs: torch.Tensor) -> None:
         """Keep one sample's log-probs, unless it has some already.
 

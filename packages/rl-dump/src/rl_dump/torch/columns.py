@@ -181,9 +181,8 @@ def _joined(items: list[torch.Tensor], shapes: list[torch.Size]) -> torch.Tensor
 
 
 def _to_numpy(tensor: torch.Tensor) -> tuple[np.ndarray[Any, Any], str | None]:
-    if tensor.dtype == torch.bfloat16:
-        return tensor.float().numpy(), "bfloat16"
-    return tensor.numpy(), None
+    half = tensor.dtype == torch.bfloat16
+    return (tensor.float().numpy(), "bfloat16") if half else (tensor.numpy(), None)
 
 
 def _copied(value: Any) -> Any:

@@ -49,16 +49,13 @@ def _move(tensor: torch.Tensor, peer: int, topology: DumpTopology, *, send: bool
         assert work is not None
         done = work.wait(timedelta(seconds=topology.deadline_seconds))
     except RuntimeError as error:
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise WriteError(
             f"train dump: rank {topology.global_rank} could not {verb} data-parallel rank {peer}"
-            f" (rank {rank}): {_first_line(error)}"
+            f" (rank {rank}): {first_line}"
         ) from error
     if not done:
         raise WriteError(
             f"train dump: rank {topology.global_rank} waited {topology.deadline_seconds:g} s to"
             f" {verb} data-parallel rank {peer} (rank {rank})"
         )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
