@@ -151,10 +151,12 @@ def sums_of_pieces(trained: BoolArray, lengths: IntArray) -> FloatArray:
     Returns:
         float64 [N].
     """
-    # Differences of running counts: a piece may be empty, which reduceat does not allow.
-    running = np.concatenate([[0], np.cumsum(trained, dtype=np.int64)])
-    ends = np.cumsum(lengths)
-    sums: FloatArray = (running[ends] - running[ends - lengths]).astype(np.float64)
+    sums = np.zeros(lengths.size, np.float64)
+    # Empty pieces have no start of their own: reduceat would give them the entry of the next piece.
+    filled = lengths > 0
+    if filled.any():
+        starts = (np.cumsum(lengths) - lengths)[filled]
+        sums[filled] = np.add.reduceat(trained, starts, dtype=np.int64)
     return sums
 
 

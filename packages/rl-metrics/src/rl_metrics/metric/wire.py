@@ -17,6 +17,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -102,7 +103,8 @@ def unpack(metrics: Sequence[Metric], agreed: FloatArray, summed: FloatArray) ->
     totals, merged, start = summed.tolist(), [], 0
     for metric, top in zip(metrics, _tops(metrics, agreed), strict=True):
         travel = _TRAVEL[metric.kind]
-        stop = start + travel.num_sums + sum(_widths(top))
+        window = 0 if metric.sketch is None else sum(_widths(top))
+        stop = start + travel.num_sums + window
         merged.append(travel.merged(metric, top, totals[start:stop]))
         start = stop
     return merged
@@ -110,8 +112,8 @@ def unpack(metrics: Sequence[Metric], agreed: FloatArray, summed: FloatArray) ->
 
 def _tops(metrics: Sequence[Metric], agreed: FloatArray) -> list[list[float]]:
     """Cut the agreed extrema into those of each metric."""
-    ends = np.cumsum([_TRAVEL[metric.kind].num_extrema for metric in metrics])
-    return [piece.tolist() for piece in np.split(agreed, ends[:-1])] if metrics else []
+    tops = iter(agreed.tolist())
+    return [list(islice(tops, _TRAVEL[metric.kind].num_extrema)) for metric in metrics]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,8 +214,8 @@ def _window(metric: Metric) -> list[float]:
 
 
 def _widths(top: list[float]) -> list[int]:
-    """Return how many buckets lie between each pair of bounds, which only histograms have."""
-    pairs = zip(top[::2], top[1::2], strict=False)
+    """Return how many buckets lie between the agreed bounds, on either side of zero."""
+    pairs = zip(top[::2], top[1::2], strict=True)
     return [int(high + low) + 1 if math.isfinite(high) else 0 for high, low in pairs]
 
 
