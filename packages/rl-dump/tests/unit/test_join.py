@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 from stubs.dump_batches import Columns, Pair, batch, placed, ragged, rollout_columns, taken
 
-from rl_dump import DumpError, Join, export_micro_batch, join, open_dump, write_dump
+from rl_dump import (
+    DumpError,
+    Join,
+    UnsupportedContractError,
+    export_micro_batch,
+    join,
+    open_dump,
+    write_dump,
+)
 
 
 def joined(folder: Path, rollout: Columns, train: Columns, **header: Any) -> Join:
@@ -91,6 +99,44 @@ def test_a_schedule_or_a_lost_shard_explains_what_is_missing(
         reasons[3]
         == "in the partition of data-parallel rank 1, but that shard's sample is not in the file"
     )
+
+
+def test_a_dropped_sample_has_the_reason_of_the_plan_and_its_siblings_that_of_their_rollout(
+    tmp_path: Path, columns: Columns
+) -> None:
+    """Rollout 1 has two samples; the first is too long, so both are dropped; 23 fills no step."""
+    ids = np.array([0, 1, 1, *range(2, 23)])
+    columns = {**columns, "rollout_ids": ids}
+    plan: dict[str, Any] = {
+        "contract": "schedule-plan.v1",
+        "minor": 0,
+        "settings": {
+            "global_batch_size": 21,
+            "max_tokens_per_gpu": 30,
+            "cp_size": 2,
+            "on_oversized": "drop",
+        },
+        "arrays": {"dropped_samples": {"data": [1, 2, 23]}, "oversized_samples": {"data": [1]}},
+    }
+    kept = taken(columns, [row for row in range(24) if row not in {1, 2, 23}])
+    cap = "the 60 tokens that a micro-batch may hold"
+    found = joined(tmp_path, rollout_columns(columns), kept, schedule=plan)
+    assert {entry.rollout_position: entry.reason for entry in found.missing_in_train} == {
+        1: f"dropped by the schedule: longer than {cap}",
+        2: f"dropped by the schedule: a sample of its rollout is longer than {cap}",
+        23: "dropped by the schedule: its rollout does not fill a step of 21 rollouts",
+    }
+    noted = [{"rollout_position": 1, "reason": "the reward timed out"}]
+    found = joined(tmp_path, rollout_columns(columns), kept, schedule=plan, dropped=noted)
+    reasons = {entry.rollout_position: entry.reason for entry in found.missing_in_train}
+    assert reasons[1] == "dropped: the reward timed out"
+
+
+def test_a_plan_of_another_major_is_refused_by_its_name_and_the_files(
+    tmp_path: Path, columns: Columns
+) -> None:
+    with pytest.raises(UnsupportedContractError, match=r"t\.parquet: schedule: .*'other\.v2'"):
+        joined(tmp_path, rollout_columns(columns), columns, schedule={"contract": "other.v2"})
 
 
 def test_a_sample_removed_from_a_rollout_dump_without_positions_moves_nothing(

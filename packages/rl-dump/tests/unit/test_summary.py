@@ -10,7 +10,7 @@ import pytest
 from stubs.dump_batches import Columns, Pair, ragged, write_pair
 
 from rl_dump import Dump, DumpError, FieldSummary, doctor, open_dump, summary, trend, write_dump
-from rl_dump.tools.token_statistics import kept_set_sizes, log_prob_gap
+from rl_dump.tools.token_statistics import log_prob_gap, nucleus_sizes
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_log_probs_that_are_not_one_number_per_token_have_no_gap(tmp_path: Path)
 
 
 def test_the_gap_and_the_kept_sets_are_derived(small: Dump) -> None:
-    gap, sizes = log_prob_gap(small), kept_set_sizes(small)
+    gap, sizes = log_prob_gap(small), nucleus_sizes(small)
     assert gap is not None
     assert sizes is not None
     assert gap[0].tolist() == [0.5, 0.0], "an untrained token has no gap"

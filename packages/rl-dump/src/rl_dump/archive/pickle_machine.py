@@ -1,8 +1,7 @@
 """What a pickle may do here: build plain values, call nothing, and stay within its own size.
 
-Python's own unpickler is not used: it reserves memory for whatever index a file names, and
-hashing a deeply nested tuple key ends the process. This machine knows the opcodes that plain data
-needs and no others.
+Python's own unpickler reserves memory for whatever index a file names, and hashing a deeply nested
+tuple key ends the process. This machine knows only the opcodes that plain data needs.
 
 Invariants, each matched by a test in `tests/unit/test_pickle_machine.py` and
 `tests/property/test_pickle_laws.py`:
@@ -10,8 +9,7 @@ Invariants, each matched by a test in `tests/unit/test_pickle_machine.py` and
 - for plain data, `run_pickle(pickle.dumps(value, protocol))` equals `value`, for protocols 2 to 5;
 - a global that is not in `Globals` is refused by its name; nothing of it is imported;
 - memory grows with the bytes read, never with a number found in them;
-- reading a sequence of tensors by the pattern `_TENSOR` gives what reading it opcode by opcode
-  gives.
+- reading tensors by the pattern `_TENSOR` gives what reading opcode by opcode gives.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How a torch archive is read as a dump: no torch, tensors on demand, every byte checked.
 
-Invariants, each matched by a test in `tests/unit/test_torch_archive.py`:
+Invariants, matched by tests in `test_torch_dumps.py` and `test_torch_archive.py`, `tests/unit/`:
 
 - a dump written as `.pt` and as `.parquet` reads the same, field by field;
 - no value is handed out whose storage does not match its checksum.

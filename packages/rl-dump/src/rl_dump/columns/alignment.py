@@ -1,4 +1,8 @@
-"""Whether the columns of one dump fit together: the same samples, and lengths that agree."""
+"""Whether the columns of one dump fit together: the same samples, and lengths that agree.
+
+Axes: N samples, L prompt and response tokens of a sample, R its response tokens, nnz the ids of all
+its nuclei.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +67,7 @@ def alignment_problems(columns: Mapping[str, Column]) -> list[str]:
             problems += _misaligned(
                 column, expected[lengths_name] + extra, f"{lengths_name}{' + 1' if extra else ''}"
             )
-    return problems + _kept_set_problems(columns)
+    return problems + _nucleus_problems(columns)
 
 
 def _misaligned(column: Column, lengths: NDArray[np.int64], name: str) -> list[str]:
@@ -80,7 +84,7 @@ def _misaligned(column: Column, lengths: NDArray[np.int64], name: str) -> list[s
     return [f"{column.field.name}: sample {row} has {length} values, {differ}"]
 
 
-def _kept_set_problems(columns: Mapping[str, Column]) -> list[str]:
+def _nucleus_problems(columns: Mapping[str, Column]) -> list[str]:
     offsets, ids = columns.get("nucleus_offsets"), columns.get("nucleus_ids")
     if (
         offsets is None
@@ -89,5 +93,6 @@ def _kept_set_problems(columns: Mapping[str, Column]) -> list[str]:
         or not isinstance(ids.values, RaggedArray)
     ):
         return []
+    # A sample's offsets start at 0, so its last one is the number of its nucleus ids.
     ends = np.array([item[-1] if len(item) else 0 for item in offsets.values], np.int64)
     return _misaligned(ids, ends, "the last of nucleus_offsets")

@@ -6,6 +6,8 @@ Invariants, each matched by a test in `tests/unit/test_ragged.py` and
 - `offsets` is int64, starts at 0, never decreases and ends at `len(values)`;
 - item `i` is `values[offsets[i]:offsets[i + 1]]`, a view: reading an item copies nothing;
 - `RaggedArray.from_list(list(ragged), ragged.dtype)` equals `ragged`.
+
+Axes: N items (samples), R_i values of item i, T values of all items end to end.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ gives None, and is left to arrow, which reads it or finds the words for what is 
 
 Invariant, matched by tests in `tests/unit/test_plain_columns.py`: the result is what arrow gives,
 or None.
+
+Axes: N samples, T values of all samples end to end.
 """
 
 from __future__ import annotations
@@ -65,6 +67,7 @@ def read_plain(
 
 def _chunk_end(data: memoryview, chunk: pq.ColumnChunkMetaData, size: int) -> memoryview | None:
     """Return the last `size` bytes of an unpacked chunk: its values, if it is a single page."""
+    # A page ends with its values; what stands before them (levels, headers) has no fixed size.
     if chunk.compression != "UNCOMPRESSED" or not set(chunk.encodings) <= {"PLAIN", "RLE"}:
         return None
     start, end = chunk.data_page_offset, chunk.data_page_offset + chunk.total_compressed_size

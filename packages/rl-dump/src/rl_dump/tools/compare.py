@@ -4,6 +4,8 @@ Invariants, each matched by a test in `tests/property/test_compare_laws.py`:
 
 - a dump compared with itself, in any container, differs nowhere;
 - `compare(a, b)` and `compare(b, a)` name the same place.
+
+Axes: N samples, T values of all samples of a field end to end.
 """
 
 from __future__ import annotations
@@ -119,6 +121,7 @@ def _common_rows(first: Dump, second: Dump) -> tuple[NDArray[np.int64], NDArray[
     Positions that stand several times pair up only if they do so on both sides.
     """
     left, right = first.positions(), second.positions()
+    # Stable: positions that stand several times keep the order of the file on both sides.
     orders = np.argsort(left, kind="stable"), np.argsort(right, kind="stable")
     if np.array_equal(left[orders[0]], right[orders[1]]):
         return orders

@@ -1,6 +1,9 @@
 """Which signs of trouble in a dump are worth an alarm.
 
 Each check is one function from a dump to at most one alarm; `THRESHOLDS` says from where on.
+
+Axes: N samples, R response tokens of a sample, T those of all samples, nnz nucleus ids of all
+samples.
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ from rl_dump.reader import Dump
 from rl_dump.tools.replay import REPLAY_KEY
 from rl_dump.tools.summary import summary
 from rl_dump.tools.token_statistics import (
-    kept_set_sizes,
     log_prob_gap,
+    nucleus_sizes,
     ragged_field,
     scalar_field,
     trained_tokens,
@@ -231,6 +234,8 @@ def _untrained(dump: Dump, _: Thresholds) -> Alarm | None:
 
 
 def _any_per_item(column: RaggedArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    # Hits before each value; an item has one if the count grows between its two offsets. Unlike
+    # `np.add.reduceat`, this is right for empty items.
     hits = np.concatenate([[0], np.cumsum(column.values != 0)])
     return np.asarray(np.diff(hits[column.offsets]) > 0)
 
@@ -258,9 +263,9 @@ def _missing_shards(dump: Dump, _: Thresholds) -> Alarm | None:
     )
 
 
-def _outside_kept_set(dump: Dump, _: Thresholds) -> Alarm | None:
+def _outside_nucleus(dump: Dump, _: Thresholds) -> Alarm | None:
     """Find sampled ids that their own kept set lacks: the sampler could not have picked them."""
-    sizes, ids = kept_set_sizes(dump), ragged_field(dump, "nucleus_ids")
+    sizes, ids = nucleus_sizes(dump), ragged_field(dump, "nucleus_ids")
     tokens, responses = ragged_field(dump, "tokens"), scalar_field(dump, "response_lengths")
     if (
         sizes is None
@@ -279,6 +284,8 @@ def _outside_kept_set(dump: Dump, _: Thresholds) -> Alarm | None:
     )
     if len(sampled) != len(sizes.values):
         return None
+    # Each token's sampled id beside all ids of its nucleus [nnz]; hits are counted as above, so
+    # that empty nuclei need no case of their own.
     hits = np.concatenate([[0], np.cumsum(np.repeat(sampled, sizes.values) == ids.values)])
     ends = np.cumsum(sizes.values)
     inside = hits[ends] > hits[ends - sizes.values]
@@ -305,7 +312,7 @@ _CHECKS: tuple[Callable[[Dump, Thresholds], Alarm | None], ...] = (
     _untrained,
     _no_signal,
     _missing_shards,
-    _outside_kept_set,
+    _outside_nucleus,
 )
 
 _OF_WHOLE_BATCHES = frozenset({_zero_std, _truncated, _untrained, _no_signal})

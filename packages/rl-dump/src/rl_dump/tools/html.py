@@ -2,7 +2,7 @@
 
 One file without references: it can be attached to an issue. Looks and behaviour are in `page/`.
 
-Invariants, each matched by a test in `tests/unit/test_html.py`:
+Invariants, matched by tests in `test_html.py` and `test_page_in_browser.py`, `tests/unit/`:
 
 - the page refers to nothing outside of itself, and text of a dump can never become markup;
 - the list holds every sample; a sample whose tokens were left out says so;
@@ -35,9 +35,9 @@ from rl_dump.tools.join import join
 from rl_dump.tools.plain_json import plain_json
 from rl_dump.tools.summary import summary
 from rl_dump.tools.token_statistics import (
-    kept_set_sizes,
     log_prob_gap,
     mean_of,
+    nucleus_sizes,
     ragged_field,
     sample_values,
     scalar_field,
@@ -175,7 +175,7 @@ def _facts(dump: Dump) -> dict[str, list[Any]]:
         ("mean_log_prob_gap", log_prob_gap(dump), mean_of),
         ("max_log_prob_gap", log_prob_gap(dump), np.max),
         ("mean_advantage", ragged_field(dump, "advantages"), mean_of),
-        ("mean_kept_set", kept_set_sizes(dump), mean_of),
+        ("mean_kept_set", nucleus_sizes(dump), mean_of),
     ):
         if source is not None:
             facts[name] = [float(reduce(item)) if len(item) else None for item in source]
@@ -206,7 +206,7 @@ def _strips(dump: Dump) -> dict[str, RaggedArray]:
     ordered = {
         "log_prob_gap": log_prob_gap(dump),
         **dict(list(sources.items())[:2]),
-        "kept_set_size": kept_set_sizes(dump),
+        "kept_set_size": nucleus_sizes(dump),
     }
     ordered |= {_page_name(name, dump): source for name, source in sources.items()}
     return {

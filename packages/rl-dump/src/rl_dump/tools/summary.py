@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rl_dump.columns.ragged import RaggedArray
 from rl_dump.errors import DumpError
 from rl_dump.reader import Dump, open_dump
-from rl_dump.tools.token_statistics import kept_set_sizes, log_prob_gap, mean_of, trained_tokens
+from rl_dump.tools.token_statistics import log_prob_gap, mean_of, nucleus_sizes, trained_tokens
 
 __all__ = ["BatchSummary", "FieldSummary", "summary", "trend"]
 
@@ -82,7 +82,7 @@ def summary(dump: Dump) -> BatchSummary:
         fields.append(_summarise(name, column, trained if aligned else None))
     for name, derived in (
         ("log_prob_gap", log_prob_gap(dump)),
-        ("kept_set_size", kept_set_sizes(dump)),
+        ("kept_set_size", nucleus_sizes(dump)),
     ):
         if derived is not None:
             fields.append(_summarise(name, derived, trained))

@@ -1,6 +1,8 @@
 """What a dump implies per token: the log-prob gap, the size of its nucleus, whether it was trained.
 
 Summary, doctor and page all take these from here, so that they agree.
+
+Axes: N samples, R response tokens of a sample, T response tokens of all samples end to end.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from rl_dump.columns.ragged import RaggedArray
 from rl_dump.reader import Dump
 
 __all__ = [
-    "kept_set_sizes",
     "log_prob_gap",
     "mean_of",
+    "nucleus_sizes",
     "ragged_field",
     "sample_values",
     "scalar_field",
@@ -90,7 +92,7 @@ def log_prob_gap(dump: Dump) -> RaggedArray | None:
     return RaggedArray(gap, ours.offsets)
 
 
-def kept_set_sizes(dump: Dump) -> RaggedArray | None:
+def nucleus_sizes(dump: Dump) -> RaggedArray | None:
     """Return how many ids each token's nucleus holds: int64 [R] per sample, None without nuclei.
 
     Offsets [0, 3, 4] of one sample mean sizes [3, 1].

@@ -1,6 +1,8 @@
 """How tensors become a dump's columns: detached, on the CPU, laid end to end.
 
 Every function copies: training may change its tensors as soon as a column is made.
+
+Axes: N local samples, T values of all of them end to end.
 """
 
 from __future__ import annotations
@@ -89,6 +91,7 @@ def end_to_end(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
     if not filled:
         return None
     first = filled[0]
+    # One view is possible only if each part starts where the one before it ends, in one storage.
     storage, following = first.untyped_storage().data_ptr(), first.storage_offset()
     for part in filled:
         if (

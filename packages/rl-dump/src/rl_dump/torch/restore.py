@@ -1,7 +1,6 @@
 """How fields cut along the context-parallel axis come back together on the CPU of one rank.
 
-The geometry is the caller's: it passes the function that gathers, and is told which samples it is
-asked for.
+The geometry is the caller's: it passes a function that gathers the samples it is asked for.
 
 Invariants, each matched by a test in `tests/distributed/test_train_dump.py`:
 
@@ -9,6 +8,8 @@ Invariants, each matched by a test in `tests/distributed/test_train_dump.py`:
   keeps;
 - only a rank with `keep_restored` holds CPU copies;
 - on the device, at most one chunk of `chunk_bytes` is restored at a time.
+
+Axes: N local samples, R response tokens of a sample, R_local those of this context rank.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """How all ranks' shards become one file in rollout order, one row group in memory at a time.
 
-Every shard sender tells the writer what it holds; the writer cuts the whole batch into row groups
-and asks each sender for its part of one row group after the other.
+Shard senders tell the writer what they hold; it asks for their parts of one row group at a time.
 
 Invariants, each matched by a test in `tests/distributed/test_train_dump.py`:
 
@@ -9,6 +8,8 @@ Invariants, each matched by a test in `tests/distributed/test_train_dump.py`:
   where a sample ran;
 - the writer never holds another rank's whole shard;
 - if any rank fails, every rank raises; none waits longer than its deadline.
+
+Axes: N samples of all ranks in file order, D data-parallel ranks, G row groups.
 """
 
 from __future__ import annotations
@@ -146,6 +147,7 @@ def _collect(
             send_bytes(b"go", peer, topology)
             parts.append(_opened(receive_bytes(peer, topology), peer))
         places.append(np.flatnonzero(layout.rank[start:stop] == peer))
+    # Parts come rank by rank; `places` says where in the row group each of their rows belongs.
     order = np.argsort(np.concatenate(places))
     table = pa.Table.from_batches(parts)
     if len(parts) > 1:
@@ -221,6 +223,7 @@ def _plan(summaries: Sequence[Mapping[str, Any]]) -> _Layout:
     if failed:
         raise DumpError("\n".join(failed))
     counts = [len(summary["bytes"]) for summary in summaries]
+    # Which rank holds a sample, as which of its rows: [N] rank by rank first, then in file order.
     rank = np.repeat(np.arange(len(counts)), counts)
     row = np.concatenate([np.arange(count) for count in counts])
     order = _order(summaries)
