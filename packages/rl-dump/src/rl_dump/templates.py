@@ -71,9 +71,12 @@ def check_templates(
     }
     owners: dict[str, tuple[str, int | str]] = {}
     for (name, template), batch_id in itertools.product(named.items(), _PROBES):
-        path = _resolved(template, batch_id)
-        if path is None:
-            continue
+        try:
+            path = os.path.realpath(resolve_template(template, batch_id=batch_id))
+        except DumpError:
+            if isinstance(batch_id, str):  # A word under a format of numbers has no path.
+                continue
+            raise
         other, other_id = owners.setdefault(path, (name, batch_id))
         if other != name:
             raise DumpError(
@@ -85,16 +88,6 @@ def check_templates(
                 f"{name}: template {os.fspath(template)!r} gives batches {other_id} and {batch_id}"
                 f" the same path {path}"
             )
-
-
-def _resolved(template: str | os.PathLike[str], batch_id: int | str) -> str | None:
-    """Return where a batch goes; None for a word under a format of numbers."""
-    try:
-        return os.path.realpath(resolve_template(template, batch_id=batch_id))
-    except DumpError:
-        if isinstance(batch_id, str):
-            return None
-        raise
 
 
 def _check_placeholders(text: str) -> None:

@@ -138,9 +138,10 @@ def trend_command(
         )
         for batch in batches
     ]
-    columns = ["batch", "samples", "dropped", *names]
     print_result(
-        batches, as_json=as_json, show=lambda: print_table("means per batch", columns, rows)
+        batches,
+        as_json=as_json,
+        show=lambda: print_table("means per batch", ["batch", "samples", "dropped", *names], rows),
     )
 
 

@@ -59,7 +59,13 @@ def choose_encodings(fields: Sequence[Field], first: Mapping[str, pa.Array]) -> 
 
 def writer_options(fields: Sequence[Field], encodings: Mapping[str, Encoding]) -> dict[str, Any]:
     """Return the keywords for `pyarrow.parquet.ParquetWriter`."""
-    leaves = {_leaf(field): encodings[field.name] for field in fields}
+    # Parquet names the leaf of a list column, not the column.
+    leaves = {
+        f"{field.name}.list.element" if field.kind == "ragged" else field.name: encodings[
+            field.name
+        ]
+        for field in fields
+    }
     return {
         "compression": {leaf: encoding.compression for leaf, encoding in leaves.items()},
         "compression_level": {
@@ -95,7 +101,3 @@ def _size(field: Field, array: pa.Array, encoding: Encoding) -> int:
     ) as writer:
         writer.write_table(pa.Table.from_arrays([array], schema=schema))
     return int(sink.getvalue().size)
-
-
-def _leaf(field: Field) -> str:
-    return f"{field.name}.list.element" if field.kind == "ragged" else field.name

@@ -225,12 +225,21 @@ class DumpWriter:
     ) -> None:
         """Seal the file and give it its name, or remove it after an exception."""
         with self._stack:
-            if kind is not None:
+            if error is not None:
                 # Re-raised inside the stack, so that the temporary path goes away instead of taking
                 # its name.
-                assert error is not None
                 raise error
-            self._seal()
+            parquet = self._parquet or self._open({})
+            sealed: DumpHeader = {
+                **self._header,
+                "num_samples": sum(self._rows),
+                "row_groups": self._rows,
+                "checksums": self._checksums,
+            }
+            text, crc = seal_header(sealed)
+            parquet.add_key_value_metadata({HEADER_KEY: text, CRC_KEY: crc})
+            parquet.close()
+            self._temporary = None
 
     def _open(self, first: Mapping[str, pa.Array]) -> pq.ParquetWriter:
         fields = list(self._fields.values())
@@ -238,19 +247,6 @@ class DumpWriter:
         self._parquet = pq.ParquetWriter(self._temporary, arrow_schema(fields), **options)
         self._stack.callback(self._parquet.close)
         return self._parquet
-
-    def _seal(self) -> None:
-        parquet = self._parquet or self._open({})
-        sealed: DumpHeader = {
-            **self._header,
-            "num_samples": sum(self._rows),
-            "row_groups": self._rows,
-            "checksums": self._checksums,
-        }
-        text, crc = seal_header(sealed)
-        parquet.add_key_value_metadata({HEADER_KEY: text, CRC_KEY: crc})
-        parquet.close()
-        self._temporary = None
 
 
 def store_smallest(column: Column) -> Column:

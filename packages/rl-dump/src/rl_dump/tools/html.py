@@ -125,9 +125,8 @@ def write_html(
         "shards": [{key: shard.get(key) for key in _SHARD} for shard in dump.dp_shards],
         "dropped": dump.dropped,
     }
-    page = _fill(document, blobs)
     with atomic_path(final) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+        temporary.write_text(_fill(document, blobs), encoding="utf-8")
     return final
 
 
@@ -190,11 +189,12 @@ def _page_name(name: str, dump: Dump) -> str:
 
 
 def _numbers(facts: Mapping[str, list[Any]]) -> list[str]:
-    kinds = {
-        name: {type(value) for value in values if value is not None}
+    return [
+        name
         for name, values in facts.items()
-    }
-    return [name for name, found in kinds.items() if found and found <= {int, float}]
+        if (kinds := {type(value) for value in values if value is not None})
+        and kinds <= {int, float}
+    ]
 
 
 def _strips(dump: Dump) -> dict[str, RaggedArray]:
@@ -262,9 +262,7 @@ def _priority(dump: Dump, facts: Mapping[str, list[Any]]) -> list[int]:
 
     One that is not a number comes first: it is what one looks for.
     """
-    gaps = facts.get("max_log_prob_gap")
-    if gaps is None:
-        return list(range(dump.num_samples))
+    gaps = facts.get("max_log_prob_gap", [0.0] * dump.num_samples)
     return sorted(
         range(dump.num_samples),
         key=lambda row: -math.inf if gaps[row] != gaps[row] else -(gaps[row] or 0.0),
@@ -316,16 +314,14 @@ def _texts(dump: Dump, rollout: Dump | None) -> dict[str, list[str | None]]:
     for name in _TEXT_FIELDS:
         if name in source.fields:
             column = source.column(name)
-            found[name] = [None if row is None else _text(column[row]) for row in rows]
+            values = [None if row is None else column[row] for row in rows]
+            found[name] = [
+                value
+                if value is None or isinstance(value, str)
+                else json.dumps(plain_json(value, largest=_EXACT), ensure_ascii=False, indent=1)
+                for value in values
+            ]
     return found
-
-
-def _text(value: Any) -> str | None:
-    return (
-        value
-        if value is None or isinstance(value, str)
-        else json.dumps(plain_json(value, largest=_EXACT), ensure_ascii=False, indent=1)
-    )
 
 
 def _vocabulary(dump: Dump, tokenizer: str | os.PathLike[str] | None) -> dict[int, str]:

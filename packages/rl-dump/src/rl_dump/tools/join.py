@@ -87,11 +87,6 @@ def join(rollout_dump: Dump, train_dump: Dump) -> Join:
     Raises:
         DumpError: the dumps are of other contracts or of different batches, or damaged.
     """
-    _check(rollout_dump, train_dump)
-    return _Matcher(_Side(rollout_dump), _Side(train_dump)).run()
-
-
-def _check(rollout_dump: Dump, train_dump: Dump) -> None:
     for dump, contract in ((rollout_dump, ROLLOUT_DUMP), (train_dump, TRAIN_DUMP)):
         if dump.contract != contract:
             raise DumpError(
@@ -103,6 +98,7 @@ def _check(rollout_dump: Dump, train_dump: Dump) -> None:
             f"{rollout_dump.path} is batch {rollout_dump.batch_id}, {train_dump.path} is batch"
             f" {train_dump.batch_id}; join takes two dumps of one batch"
         )
+    return _Matcher(_Side(rollout_dump), _Side(train_dump)).run()
 
 
 _CROWD = 10_000

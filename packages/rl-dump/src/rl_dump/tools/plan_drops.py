@@ -46,7 +46,9 @@ def plan_drops(
     try:
         arrays, settings = document["arrays"], document.get("settings") or {}
         dropped = [int(position) for position in arrays["dropped_samples"]["data"]]
-        oversized = {int(position) for position in arrays.get("oversized_samples", _NONE)["data"]}
+        oversized = {
+            int(position) for position in arrays.get("oversized_samples", {}).get("data", ())
+        }
         cap = int(settings.get("max_tokens_per_gpu") or 0) * int(settings.get("cp_size") or 1)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DumpError(
@@ -67,6 +69,3 @@ def plan_drops(
         elif rollouts.get(position) in too_long:
             reasons[position] = f"{_DROPPED}: a sample of its rollout is longer than {limit}"
     return reasons
-
-
-_NONE: Final[dict[str, list[int]]] = {"data": []}

@@ -107,13 +107,14 @@ def save_archive(
     }
     skipped = {"batch_id", "writer_rank", "num_samples", "row_groups", "checksums", *root}
     root |= {key: _torch_value(value) for key, value in header.items() if key not in skipped}
-    # Through a file object: torch would name the archive's folder after the temporary path.
-    with (
-        atomic_path(target) as temporary,
-        temporary.open("wb", buffering=0) as file,
-        _storage_errors(file) as telling,
-    ):
-        torch.save(root, cast("IO[bytes]", telling))
+    with atomic_path(target) as temporary, temporary.open("wb", buffering=0) as file:
+        # Through a file object: torch would name the archive's folder after the temporary path.
+        telling = _TellingFile(file)
+        try:
+            torch.save(root, cast("IO[bytes]", telling))
+        except RuntimeError as error:
+            # Torch tells only that a write failed; the system's reason is with the file.
+            raise telling.cause or OSError(str(error).splitlines()[0]) from error
     return target
 
 
@@ -186,13 +187,3 @@ class _TellingFile:
 
     def flush(self) -> None:
         """Do nothing: nothing is held back."""
-
-
-@contextmanager
-def _storage_errors(file: io.FileIO) -> Iterator[_TellingFile]:
-    """Turn what torch raises for a full disk into the error of any failed write."""
-    telling = _TellingFile(file)
-    try:
-        yield telling
-    except RuntimeError as error:
-        raise telling.cause or OSError(str(error).splitlines()[0]) from error
