@@ -10,8 +10,9 @@ it runs; `engine` a server with a random Qwen3-0.6B (bf16, triton attention, CUD
 decoding) that 256 requests share, the variants interleaved over rounds, each step timed inside the
 scheduler (see gpu_plugin_timing.py). The temperature is chosen so that top_p 0.95 keeps about 5
 ids. Needs torch, triton, numpy, safetensors and an importable sglang; rl-topp is taken from this
-checkout and need not be installed. `--tiny` runs everything on the CPU with a small model, to test
-the program. With OUT set, figures go to $OUT/gpu_plugin_cost.json.
+checkout and need not be installed. `--tiny` tests the program on the CPU with small shapes: `check`
+and `kernels`, and `engine` with a small model where it is named, since a server starts for it. With
+OUT set, figures go to $OUT/gpu_plugin_cost.json.
 """
 
 import contextlib
@@ -354,11 +355,8 @@ def report(waves: list[Any], kept: float, temperature: float) -> None:
 
 def main() -> None:
     """Run the stages that are named, or all."""
-    stages = [argument for argument in sys.argv[1:] if not argument.startswith("-")] or [
-        "check",
-        "kernels",
-        "engine",
-    ]
+    named = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    stages = named or ["check", "kernels", *([] if TINY else ["engine"])]
     FIGURES["versions"] = {
         "torch": torch.__version__,
         "device": "cpu" if TINY else torch.cuda.get_device_name(),
