@@ -1,4 +1,7 @@
-"""The mesh: ranks by Megatron-Core's order (tensor fastest, then context, data, pipeline), without any group."""
+"""The mesh, without any group: ranks in Megatron-Core's order.
+
+Tensor fastest, then context, data, pipeline.
+"""
 
 SIZES = {"tp": 1, "cp": 1, "dp": 1, "pp": 1}
 PLACE = {"rank": 0}
