@@ -11,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from rl_dump import RaggedArray, WriteError, open_dump
+from rl_dump import ROLLOUT_DUMP, RaggedArray, WriteError, join, open_dump, write_dump
+from rl_runtime.batch.plan import plan_batch
 from rl_runtime.training.trainer import Trainer
+from rl_schedule import TokenCost
 
 if TYPE_CHECKING:
     from distributed.conftest import Batch, MakeRecipe, RunRanks
@@ -123,3 +125,35 @@ def test_what_the_batch_brought_along_is_whole_again_under_context_parallelism(
         assert dump.column("rollout_full_log_probs") == full.take(positions)
         assert dump.column("rollout_log_probs") == given.take(positions)
         assert dump.verify() == []
+
+
+def test_the_dump_says_which_samples_the_plan_dropped_and_join_gives_the_reason(
+    make_recipe: MakeRecipe, run_ranks: RunRanks, model_folder: Path, batch: Batch, tmp_path: Path
+) -> None:
+    """17 rollouts make two steps of 8; the last rollout, two samples, is left over."""
+    recipe = make_recipe(tmp_path / "run", {"data": 2})
+    planned = plan_batch(batch.columns, recipe, batch_id=0, cost=TokenCost())
+
+    def rank_main(rank: int, rendezvous: str) -> None:
+        trainer = Trainer(
+            recipe, rank=rank, world_size=2, rendezvous=rendezvous, model_folder=model_folder
+        )
+        trainer.start_reinforcement()
+        trainer.train_batch(planned.rank_batches[rank], 1e-3)
+        trainer.close()
+
+    run_ranks(2, rank_main)
+    rollouts, trained = tmp_path / "rollout_0.parquet", recipe.run.dir / "dumps" / "train_0.parquet"
+    write_dump(rollouts, contract=ROLLOUT_DUMP, batch_id=0, columns=batch.columns)
+    dump = open_dump(trained)
+    assert dump.schedule is not None
+    assert dump.schedule["digest"] == planned.plan.digest
+    assert dump.raw_reward == batch.scalars["raw_reward"].tolist()
+    joined = join(open_dump(rollouts), dump)
+    count = len(batch.scalars["rollout_ids"])
+    assert [missing.rollout_position for missing in joined.missing_in_train] == [
+        count - 2,
+        count - 1,
+    ]
+    for missing in joined.missing_in_train:
+        assert missing.reason == "dropped: its rollout does not fill a step of 8 rollouts"

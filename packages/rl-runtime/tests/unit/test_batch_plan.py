@@ -18,7 +18,13 @@ from rl_runtime.batch.rank_batch import Column
 from rl_runtime.config import Recipe
 from rl_runtime.errors import BatchMismatchError, GenerateError, RewardError
 from rl_runtime.records import Sample
-from rl_schedule import SchedulePlan, ScheduleRequest, plan_schedule
+from rl_schedule import (
+    SchedulePlan,
+    ScheduleRequest,
+    TokenCost,
+    TransformerCost,
+    plan_schedule,
+)
 from rl_topp import NucleusSet
 
 
@@ -53,11 +59,17 @@ def recipe(
     cap: int = 64,
     trailing: str = "drop",
     context: int = 1,
+    oversized: str = "alone",
 ) -> Recipe:
     return Recipe.model_validate(
         {
             "parallel": {"data": data, "context": context},
-            "train": {"global_batch_size": gbs, "max_tokens_per_gpu": cap, "on_trailing": trailing},
+            "train": {
+                "global_batch_size": gbs,
+                "max_tokens_per_gpu": cap,
+                "on_trailing": trailing,
+                "on_oversized": oversized,
+            },
             "algorithm": {"loss_aggregation": aggregation},
         }
     )
@@ -95,6 +107,7 @@ def test_denominators_and_units_of_four_rollouts_in_two_steps(
         batch_columns(FOUR_ROLLOUTS, divide_by_std=True),
         recipe(aggregation=aggregation),
         batch_id=0,
+        cost=TokenCost(),
     )
     assert per_sample(result.columns, "loss_denominators").tolist() == denominators
     assert per_sample(result.columns, "step").tolist() == [0, 0, 0, 1, 1]
@@ -104,7 +117,10 @@ def test_denominators_and_units_of_four_rollouts_in_two_steps(
 def test_a_prompt_group_that_is_spread_over_steps_counts_in_each_by_its_share() -> None:
     samples = [make_sample(rollout, 0, 2, 1 + rollout) for rollout in range(4)]
     result = plan_batch(
-        batch_columns(samples, divide_by_std=True), recipe(aggregation="prompt_mean"), batch_id=0
+        batch_columns(samples, divide_by_std=True),
+        recipe(aggregation="prompt_mean"),
+        batch_id=0,
+        cost=TokenCost(),
     )
     assert per_sample(result.columns, "loss_denominators").tolist() == [3, 3, 7, 7]
     assert result.rank_batches[0].step_units.tolist() == [1, 1]
@@ -112,7 +128,9 @@ def test_a_prompt_group_that_is_spread_over_steps_counts_in_each_by_its_share() 
 
 def test_dropped_rollouts_have_step_minus_one_and_are_in_no_rank_batch() -> None:
     samples = [*FOUR_ROLLOUTS, make_sample(9, 2, 1, 1)]
-    result = plan_batch(batch_columns(samples, divide_by_std=True), recipe(), batch_id=0)
+    result = plan_batch(
+        batch_columns(samples, divide_by_std=True), recipe(), batch_id=0, cost=TokenCost()
+    )
     assert per_sample(result.columns, "step").tolist() == [0, 0, 0, 1, 1, -1]
     placed = np.concatenate(
         [per_sample(rank_batch.columns, "rollout_position") for rank_batch in result.rank_batches]
@@ -138,7 +156,9 @@ def test_every_sample_is_in_exactly_one_rank_batch_with_its_own_columns(
         for _ in range(siblings)
     ]
     columns = batch_columns(samples, divide_by_std=False)
-    result = plan_batch(columns, recipe(data=data, trailing="partial_step"), batch_id=3)
+    result = plan_batch(
+        columns, recipe(data=data, trailing="partial_step"), batch_id=3, cost=TokenCost()
+    )
     positions = np.concatenate(
         [per_sample(rank_batch.columns, "rollout_position") for rank_batch in result.rank_batches]
     )
@@ -205,7 +225,7 @@ def test_a_plan_that_breaks_its_promises_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(plan_module, "plan_schedule", careless)
     columns = batch_columns(FOUR_ROLLOUTS, divide_by_std=True)
     with pytest.raises(BatchMismatchError, match="batch 7: the plan breaks its promises: "):
-        plan_batch(columns, recipe(data=1, cap=9), batch_id=7)
+        plan_batch(columns, recipe(data=1, cap=9), batch_id=7, cost=TokenCost())
 
 
 def test_a_micro_batch_holds_the_cap_with_the_padding_of_context_parallelism() -> None:
@@ -217,6 +237,7 @@ def test_a_micro_batch_holds_the_cap_with_the_padding_of_context_parallelism() -
         batch_columns(samples, divide_by_std=True),
         recipe(data=1, gbs=4, cap=10, context=2),
         batch_id=0,
+        cost=TokenCost(),
     )
     (rank_batch,) = planned.rank_batches
     lengths = per_sample(rank_batch.columns, "total_lengths")
@@ -224,3 +245,71 @@ def test_a_micro_batch_holds_the_cap_with_the_padding_of_context_parallelism() -
         int((-(-lengths[local] // 4) * 4).sum()) for local in rank_batch.plan.micro_batch_indices
     ]
     assert streams == [16, 16]
+
+
+def test_work_is_levelled_by_the_cost_of_the_run_s_own_model() -> None:
+    """Lengths [10, 6, 6, 6], one step on two ranks.
+
+    By tokens the halves are 16 and 12. With attention alone a sample costs s^2: 100 against 3 * 36
+    = 108 is the nearest, so the long one has a rank for itself.
+    """
+    samples = [
+        make_sample(rollout, rollout, 2, size - 2) for rollout, size in enumerate((10, 6, 6, 6))
+    ]
+    columns = batch_columns(samples, divide_by_std=True)
+
+    def of_rank_with_the_long_one(cost: TokenCost | TransformerCost) -> list[int]:
+        planned = plan_batch(columns, recipe(gbs=4), batch_id=0, cost=cost)
+        assert (
+            planned.plan.settings["cost"]["kind"]
+            == {
+                TokenCost: "tokens",
+                TransformerCost: "transformer",
+            }[type(cost)]
+        )
+        lengths = [
+            sorted(per_sample(rank_batch.columns, "total_lengths").tolist())
+            for rank_batch in planned.rank_batches
+        ]
+        return next(rank for rank in lengths if 10 in rank)
+
+    assert of_rank_with_the_long_one(TokenCost()) == [6, 10]
+    assert of_rank_with_the_long_one(TransformerCost(token_flops=0, pair_flops=2)) == [10]
+
+
+def test_the_first_rank_alone_carries_what_the_dump_says_of_the_whole_batch() -> None:
+    """Rollout 9 is left over after two steps of two rollouts."""
+    samples = [*FOUR_ROLLOUTS, replace(make_sample(9, 2, 1, 1, reward=0.25), sample_index=None)]
+    first, second = plan_batch(
+        batch_columns(samples, divide_by_std=True), recipe(), batch_id=0, cost=TokenCost()
+    ).rank_batches
+    assert second.whole_batch is None
+    assert first.whole_batch is not None
+    assert first.whole_batch["raw_reward"] == [1, 1, 1, 1, 1, 0.25]
+    assert SchedulePlan.from_document(first.whole_batch["schedule"]).dropped_rollouts == (9,)
+    assert first.whole_batch["dropped"] == [
+        {
+            "rollout_position": 5,
+            "sample_index": None,
+            "rollout_id": 9,
+            "reason": "its rollout does not fill a step of 2 rollouts",
+        }
+    ]
+
+
+def test_a_sample_over_the_cap_is_dropped_with_its_siblings_and_each_says_why() -> None:
+    """Cap 8 tokens: of rollout 3 the sample of 4 + 9 tokens is too long, its sibling of 5 is not."""
+    samples = [*FOUR_ROLLOUTS[:4], make_sample(3, 1, 4, 9), make_sample(3, 1, 4, 1)]
+    samples[3] = make_sample(2, 1, 4, 4)
+    planned = plan_batch(
+        batch_columns(samples, divide_by_std=True),
+        recipe(cap=8, gbs=3, oversized="drop"),
+        batch_id=0,
+        cost=TokenCost(),
+    )
+    whole_batch = planned.rank_batches[0].whole_batch
+    assert whole_batch is not None
+    assert {entry["rollout_position"]: entry["reason"] for entry in whole_batch["dropped"]} == {
+        4: "longer than the 8 tokens that a micro-batch may hold",
+        5: "a sample of its rollout is longer than the 8 tokens that a micro-batch may hold",
+    }

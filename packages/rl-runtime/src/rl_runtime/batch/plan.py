@@ -13,16 +13,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rl_dump import RaggedArray
 from rl_metrics import count_step_units, loss_denominators
+from rl_runtime.batch.columns import ABSENT_INDEX
 from rl_runtime.batch.rank_batch import Column, RankBatch, take_columns
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import BatchMismatchError
 from rl_schedule import (
+    CostModel,
     InfeasibleScheduleError,
     SchedulePlan,
     ScheduleRequest,
@@ -51,19 +54,23 @@ class PlannedBatch:
     """One per data-parallel rank."""
 
 
-def plan_batch(columns: Mapping[str, Column], recipe: Recipe, *, batch_id: int) -> PlannedBatch:
+def plan_batch(
+    columns: Mapping[str, Column], recipe: Recipe, *, batch_id: int, cost: CostModel
+) -> PlannedBatch:
     """Plan a batch for the recipe's mesh and cut it.
 
     Args:
         columns: columns over N samples.
         recipe: mesh, limits and loss aggregation.
         batch_id: loop counter.
+        cost: work of one sample by its length in tokens, in the FLOPs of the model that is
+            trained: what `train.balance = "flops"` levels.
 
     Raises:
         ScheduleError: the chosen policies do not allow this batch.
         BatchMismatchError: the plan breaks one of its promises; the message lists them.
     """
-    request, plan = _make_plan(_request(columns, recipe), batch_id)
+    request, plan = _make_plan(_request(columns, recipe, cost), batch_id)
     problems = check_plan(plan, request)
     if problems:
         raise BatchMismatchError(
@@ -82,13 +89,14 @@ def plan_batch(columns: Mapping[str, Column], recipe: Recipe, *, batch_id: int) 
             plan=view,
             columns=take_columns(planned, view.partition),
             step_units=step_units_S,
+            whole_batch=_whole_batch(planned, request, plan) if view.rank == 0 else None,
         )
         for view in views
     )
     return PlannedBatch(plan=plan, columns=planned, rank_batches=rank_batches)
 
 
-def _request(columns: Mapping[str, Column], recipe: Recipe) -> ScheduleRequest:
+def _request(columns: Mapping[str, Column], recipe: Recipe, cost: CostModel) -> ScheduleRequest:
     context = recipe.parallel.context
     return ScheduleRequest(
         total_lengths=_integers(columns, "total_lengths"),
@@ -98,6 +106,7 @@ def _request(columns: Mapping[str, Column], recipe: Recipe) -> ScheduleRequest:
         cp_size=context,
         max_tokens_per_gpu=recipe.train.max_tokens_per_gpu,
         balance=recipe.train.balance,
+        cost=cost,
         on_oversized=recipe.train.on_oversized,
         on_trailing=recipe.train.on_trailing,
         # The zigzag layout gives each context rank two equal chunks, so every sequence is padded
@@ -118,6 +127,36 @@ def _make_plan(request: ScheduleRequest, batch_id: int) -> tuple[ScheduleRequest
         )
         smaller = replace(request, on_trailing="partial_step")
         return smaller, plan_schedule(smaller)
+
+
+def _whole_batch(
+    columns: Mapping[str, Column], request: ScheduleRequest, plan: SchedulePlan
+) -> dict[str, Any]:
+    """Return what a train dump says of all samples of the batch, dropped ones among them."""
+    indices, rollout_ids = _integers(columns, "sample_index"), _integers(columns, "rollout_ids")
+    cap = f"the {request.max_tokens_per_gpu * request.cp_size} tokens that a micro-batch may hold"
+    too_long = set(plan.oversized_samples if request.on_oversized == "drop" else ())
+    # A rollout is dropped whole: one sample that is too long takes its siblings with it.
+    shortened = {int(rollout_ids[position]) for position in too_long}
+
+    def reason(position: int) -> str:
+        if position in too_long:
+            return f"longer than {cap}"
+        if int(rollout_ids[position]) in shortened:
+            return f"a sample of its rollout is longer than {cap}"
+        return f"its rollout does not fill a step of {request.global_batch_size} rollouts"
+
+    dropped = [
+        {
+            "rollout_position": position,
+            "sample_index": None if indices[position] == ABSENT_INDEX else int(indices[position]),
+            "rollout_id": int(rollout_ids[position]),
+            "reason": reason(position),
+        }
+        for position in map(int, plan.dropped_samples)
+    ]
+    raw_reward = np.asarray(columns["raw_reward"]).tolist()
+    return {"schedule": plan.to_document(), "raw_reward": raw_reward, "dropped": dropped}
 
 
 def _loss_weights(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +45,12 @@ class RankBatch:
     """float64 [S]: units that each step's loss is averaged over, over all ranks.
 
     Rollouts, samples, prompt groups or tokens, by the aggregation.
+    """
+    whole_batch: Mapping[str, Any] | None = None
+    """What the train dump says of the whole batch; on rank 0, whose trainer writes it, else None.
+
+    `schedule` (the document `schedule-plan.v1`), `raw_reward` (float, in rollout order) and
+    `dropped` (samples that the plan leaves out, with the reason), as rl-dump takes them.
     """
 
     def check(self) -> None:

@@ -28,6 +28,7 @@ from rl_runtime.rollout.batch_metrics import mean_scores, rollout_report, schedu
 from rl_runtime.rollout.data.source import make_data_source
 from rl_runtime.rollout.dump import RolloutDumper, load_rollout_dump
 from rl_runtime.rollout.sft_examples import sft_batch
+from rl_schedule import TransformerCost
 
 __all__ = ["RolloutActor"]
 
@@ -48,7 +49,9 @@ class RolloutActor(Actor):
             self._recipe.data, self._tokenizer, rng=self._recipe.run.rng
         )
         self._dumper = RolloutDumper(self._recipe)
-        self._vocab_size = int(read_model_config(tokenizer_folder)["vocab_size"])
+        config = read_model_config(tokenizer_folder)
+        self._vocab_size = int(config["vocab_size"])
+        self._cost = TransformerCost.from_hf_config(config)
 
     async def connect(self, urls: list[str], engines: list[ActorHandle]) -> None:
         """Connect to engines.
@@ -139,7 +142,7 @@ class RolloutActor(Actor):
     ) -> tuple[list[Ref], dict[str, float]]:
         if self._recipe.debug.rollout_only:
             return [], {}
-        planned = plan_batch(columns, self._recipe, batch_id=batch_id)
+        planned = plan_batch(columns, self._recipe, batch_id=batch_id, cost=self._cost)
         plans = self._recipe.run.dir / "plans"
         plans.mkdir(exist_ok=True)
         (plans / f"plan_{batch_id}.json").write_text(

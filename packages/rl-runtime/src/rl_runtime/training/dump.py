@@ -105,6 +105,7 @@ class TrainDumper:
             ],
             metadata=self._metadata,
             background=self._writer,
+            **(rank_batch.whole_batch or {}),
         )
 
     def close(self) -> None:
