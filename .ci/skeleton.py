@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FILES = [
     "README.md",
     "CHANGELOG.md",
+    "changes",
     "LICENSE",
     "pyproject.toml",
     "benchmarks",
