@@ -16,4 +16,5 @@ def test_the_kernels_agree_with_plain_torch() -> None:
         [sys.executable, str(PROGRAM)], capture_output=True, text=True, timeout=400, check=False
     )
     assert result.returncode == 0, result.stderr[-4000:]
-    assert result.stdout.strip() == "ok"
+    # Gloo of torch 2.8 speaks first.
+    assert result.stdout.splitlines()[-1] == "ok"
