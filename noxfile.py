@@ -19,6 +19,8 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -92,6 +94,22 @@ def synchronise() -> None:
     Compiling its 35,000 modules anew takes longer than most sessions.
     """
     subprocess.run(["uv", "sync", "--frozen", "--project", str(ROOT)], check=True)
+
+
+@contextmanager
+def to_the_end(session: nox.Session) -> Iterator[Callable[..., None]]:
+    """Give a `workspace` that goes on after a failure; the session fails when all has run."""
+    failed = []
+
+    def run(*command: str, **environment: str) -> None:
+        try:
+            workspace(session, *command, **environment)
+        except CommandFailed:
+            failed.append(" ".join(command[:3]))
+
+    yield run
+    if failed:
+        session.error("failed: " + "; ".join(failed))
 
 
 def every_package(
@@ -170,16 +188,8 @@ def run_installed(
         )
         shutil.copy(ROOT / "packages" / package / "README.md", folder)
         with session.chdir(folder):
-            session.run(
-                "python",
-                "-m",
-                "pytest",
-                "tests",
-                *STRICT,
-                *options,
-                *session.posargs,
-                env={**ONE_THREAD, "PYTHONPATH": path},
-            )
+            command = ["python", "-m", "pytest", "tests", *STRICT, *options, *session.posargs]
+            session.run(*command, env={**ONE_THREAD, "PYTHONPATH": path})
 
 
 def install_light(session: nox.Session, package: str) -> None:
@@ -214,31 +224,26 @@ def install_floor(session: nox.Session, package: str, *extras: str) -> None:
 @nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
     """Style, layers and the star of imports, the skeleton of packages, changelogs, the lock."""
-    workspace(session, "ruff", "check", ".")
-    workspace(session, "ruff", "format", "--check", ".")
-    workspace(session, "lint-imports")
-    workspace(session, "python", ".ci/skeleton.py")
-    workspace(session, "python", ".ci/changelogs.py")
-    workspace(session, "pytest", ".ci", "-q", "-o", "pythonpath=.ci")
-    session.run("uv", "lock", "--check", "--quiet", external=True)
+    with to_the_end(session) as run:
+        run("ruff", "check", ".")
+        run("ruff", "format", "--check", ".")
+        run("lint-imports")
+        run("python", ".ci/skeleton.py")
+        run("python", ".ci/changelogs.py")
+        run("pytest", ".ci", "-q", "-o", "pythonpath=.ci")
+        run("uv", "lock", "--check", "--quiet")
 
 
 @nox.session(venv_backend="none")
 def types(session: nox.Session) -> None:
     """Strict types of all sources, tests, benchmarks and tools."""
-    workspace(
-        session,
-        "mypy",
-        *(f"packages/{package}/src" for package in PROJECTS),
-        "noxfile.py",
-        *map(str, sorted(ROOT.glob(".ci/*.py"))),
-    )
-    # rl-runtime's benchmarks use the cases of rl-topp's.
-    cases = "packages/rl-topp/benchmarks"
-    for package in PROJECTS:
-        for folder in (f"packages/{package}/tests", f"packages/{package}/benchmarks"):
-            path = f"{folder}:{cases}" if folder.startswith("packages/rl-runtime") else folder
-            workspace(session, "mypy", "--explicit-package-bases", folder, MYPYPATH=path)
+    tools = ["noxfile.py", *map(str, sorted(ROOT.glob(".ci/*.py")))]
+    cases = "packages/rl-topp/benchmarks"  # rl-runtime's benchmarks use its cases
+    with to_the_end(session) as run:
+        run("mypy", *(f"packages/{package}/src" for package in PROJECTS), *tools)
+        for package in PROJECTS:
+            for folder in (f"packages/{package}/tests", f"packages/{package}/benchmarks"):
+                run("mypy", "--explicit-package-bases", folder, MYPYPATH=f"{folder}:{cases}")
 
 
 @nox.session
@@ -347,13 +352,15 @@ def bench_tiny(session: nox.Session) -> None:
 
     What is left out is named; a benchmark without `--tiny` must say in its name what it needs.
     """
-    for path in benchmark_programs():
-        if "--tiny" in path.read_text(encoding="utf-8"):
-            workspace(session, "python", str(path), "--tiny")
-        elif needs := what_it_needs(path):
-            session.log(f"left out: {path.relative_to(ROOT)}, needs {' and '.join(needs)}")
-        else:
-            session.error(f"{path.relative_to(ROOT)}: has no option --tiny")
+    with to_the_end(session) as run:
+        for path in benchmark_programs():
+            shown = path.relative_to(ROOT)
+            if "--tiny" in path.read_text(encoding="utf-8"):
+                run("python", str(shown), "--tiny")
+            elif needs := what_it_needs(path):
+                session.log(f"left out: {shown}, needs {' and '.join(needs)}")
+            else:
+                session.error(f"{shown}: has no option --tiny")
 
 
 @nox.session(venv_backend="none", default=False)
