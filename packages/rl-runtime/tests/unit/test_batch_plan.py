@@ -298,7 +298,7 @@ def test_the_first_rank_alone_carries_what_the_dump_says_of_the_whole_batch() ->
 
 
 def test_a_sample_over_the_cap_is_dropped_with_its_siblings_and_each_says_why() -> None:
-    """Cap 8 tokens: of rollout 3 the sample of 4 + 9 tokens is too long, its sibling of 5 is not."""
+    """Cap 8: of rollout 3 the sample of 4 + 9 tokens is too long, its sibling of 5 is not."""
     samples = [*FOUR_ROLLOUTS[:4], make_sample(3, 1, 4, 9), make_sample(3, 1, 4, 1)]
     samples[3] = make_sample(2, 1, 4, 4)
     planned = plan_batch(

@@ -17,7 +17,6 @@ from importlib import metadata, resources
 from typing import Any, TypedDict
 
 __all__ = [
-    "ArrayDescription",
     "Producer",
     "UnsupportedContractError",
     "check_header",
@@ -41,15 +40,6 @@ class Producer(TypedDict):
     """Name of the distribution, such as "rl-dump"."""
     version: str
     """Its version, such as "0.1.0"."""
-
-
-class ArrayDescription(TypedDict):
-    """One array beside a document, or inside it."""
-
-    dtype: str
-    """A numpy name, such as "int64"."""
-    shape: list[int]
-    """Sizes of its dimensions; one-dimensional arrays have one entry."""
 
 
 @cache

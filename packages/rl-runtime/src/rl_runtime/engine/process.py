@@ -26,7 +26,8 @@ import psutil
 
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.engine.server import PARENT_VARIABLE, SCRATCH_VARIABLE
-from rl_runtime.errors import DeadlineError, EngineError, RuntimeSetupError
+from rl_runtime.errors import DeadlineError, EngineError
+from rl_runtime.megatron.shape import read_model_config
 from rl_runtime.process.ports import check_port_free, choose_port
 
 __all__ = ["EngineProcess", "server_arguments"]
@@ -104,11 +105,8 @@ class EngineProcess:
                 and the end of its log is quoted.
         """
         section = self._recipe.engine
-        if not (self._model_folder / "config.json").is_file():
-            raise RuntimeSetupError(
-                f"engine {self._index}: {self._model_folder} has no config.json: give a model"
-                " folder in Hugging Face layout"
-            )
+        # Refused here, and not by a server that ends a minute later.
+        read_model_config(self._model_folder)
         self._port = section.port + self._index if section.port else choose_port(section.host)
         check_port_free(section.host, self._port)
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
