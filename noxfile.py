@@ -183,10 +183,9 @@ def run_installed(
         skipped = shutil.ignore_patterns(
             "distributed", "e2e", "contracts", "docs", "__pycache__", ".hypothesis"
         )
-        shutil.copytree(
-            ROOT / "packages" / package / "tests", Path(folder) / "tests", ignore=skipped
-        )
-        shutil.copy(ROOT / "packages" / package / "README.md", folder)
+        source = ROOT / "packages" / package
+        shutil.copytree(source / "tests", Path(folder) / "tests", ignore=skipped)
+        shutil.copy(source / "README.md", folder)
         with session.chdir(folder):
             command = ["python", "-m", "pytest", "tests", *STRICT, *options, *session.posargs]
             session.run(*command, env={**ONE_THREAD, "PYTHONPATH": path})
@@ -198,11 +197,8 @@ def install_light(session: nox.Session, package: str) -> None:
         requirement.name for requirement in REQUIREMENTS[package] if requirement.name in PROJECTS
     ]
     needed = {requirement for name in (package, *siblings) for requirement in REQUIREMENTS[name]}
-    light = sorted(
-        str(requirement)
-        for requirement in needed
-        if requirement.name not in ENGINES | set(PROJECTS)
-    )
+    heavy = ENGINES | set(PROJECTS)
+    light = sorted(str(requirement) for requirement in needed if requirement.name not in heavy)
     install(session, *light, *TEST_TOOLS)
     install(session, "--no-deps", *build_wheels(session, package, *siblings))
 
@@ -210,12 +206,11 @@ def install_light(session: nox.Session, package: str) -> None:
 def install_floor(session: nox.Session, package: str, *extras: str) -> None:
     """Install a leaf with the lowest versions of its direct dependencies and of some extras."""
     # Named here, they are direct ones; the wheel's own would be taken at their highest.
-    optional = PROJECTS[package]["project"].get("optional-dependencies", {})
     install(
         session,
         "--resolution=lowest-direct",
         *map(str, REQUIREMENTS[package]),
-        *(line for extra in extras for line in optional[extra]),
+        *(line for extra in extras for line in OPTIONAL[package][extra]),
         *build_wheels(session, package),
     )
     install(session, *TEST_TOOLS)
@@ -280,12 +275,8 @@ def floor(session: nox.Session, package: str) -> None:
     run_installed(session, package, "-W", "ignore:'click.:DeprecationWarning")
 
 
-EXTRAS = {
-    name: sorted(
-        set(PROJECTS[name]["project"].get("optional-dependencies", {})) - set(UNTRIED_EXTRAS)
-    )
-    for name in LEAVES
-}
+OPTIONAL = {name: PROJECTS[name]["project"].get("optional-dependencies", {}) for name in LEAVES}
+EXTRAS = {name: sorted(set(extras) - set(UNTRIED_EXTRAS)) for name, extras in OPTIONAL.items()}
 FLOORS = [(name, PYTHONS[name][end]) for name in LEAVES if EXTRAS[name] for end in (0, -1)]
 
 
@@ -293,9 +284,8 @@ FLOORS = [(name, PYTHONS[name][end]) for name in LEAVES if EXTRAS[name] for end 
 @nox.parametrize(["package", "python"], FLOORS, ids=["-".join(floor) for floor in FLOORS])
 def extras(session: nox.Session, package: str) -> None:
     """Each leaf's extras at their lowest versions, on its lowest and its highest Python."""
-    for extra in PROJECTS[package]["project"]["optional-dependencies"]:
-        if extra in UNTRIED_EXTRAS:
-            session.log(f"left out: {package}[{extra}], {UNTRIED_EXTRAS[extra]}")
+    for extra in set(OPTIONAL[package]) & set(UNTRIED_EXTRAS):
+        session.log(f"left out: {package}[{extra}], {UNTRIED_EXTRAS[extra]}")
     install_floor(session, package, *EXTRAS[package])
     run_installed(session, package, "-W", "ignore:'click.:DeprecationWarning")
 
