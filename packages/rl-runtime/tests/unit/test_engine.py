@@ -238,7 +238,7 @@ def test_a_server_outlives_the_thread_that_started_it(stub: Stub) -> None:
 
 def test_a_folder_without_a_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
     engine = EngineProcess(recipe(), index=0, model_folder=tmp_path, run_dir=tmp_path)
-    with pytest.raises(RuntimeSetupError, match="config.json cannot be read"):
+    with pytest.raises(RuntimeSetupError, match=r"config\.json cannot be read"):
         engine.start()
     assert engine.pid is None
 
