@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
 from rl_dump import REPLAY_KEY, RaggedArray, write_dump
+from rl_dump.parquet.arrow_columns import CRC_KEY, HEADER_KEY
 from rl_runtime.cli import app as cli
 from rl_runtime.config import Recipe
 from rl_runtime.errors import ReplayError
@@ -187,6 +190,16 @@ def test_a_note_comes_back_from_metadata_as_it_was(old_log_probs: str, weights: 
     )
 
 
+def of_another_major(file: Path, changed: Path) -> Path:
+    """Write a dump again as train-dump.v9, with a header that is sealed anew."""
+    table = pq.read_table(file)
+    header = table.schema.metadata[HEADER_KEY.encode()].replace(b"train-dump.v2", b"train-dump.v9")
+    seal = str(zlib.crc32(header)).encode()
+    metadata = {HEADER_KEY.encode(): header, CRC_KEY.encode(): seal}
+    pq.write_table(table.replace_schema_metadata(metadata), changed)
+    return changed
+
+
 def run(file: Path, model: Path) -> Result:
     return CliRunner().invoke(cli.app, ["replay", str(file), "--model", str(model)])
 
@@ -212,6 +225,10 @@ def test_on_the_command_line_each_is_one_line_and_exit_code_2(
         ): "none.parquet: cannot be opened: No such file or directory",
         (tmp_path / "text.parquet", model): "text.parquet: not a Parquet file",
         (whole, model): "whole.parquet: a train-dump.v2 of a whole batch",
+        (
+            of_another_major(file, tmp_path / "later.parquet"),
+            model,
+        ): "later.parquet: its contract is 'train-dump.v9'",
         (foreign, model): "field tokens has id 100000, but the model has",
         (file, tmp_path / "nowhere"): "nowhere: no such folder",
         (file, tmp_path): "config.json",

@@ -45,12 +45,12 @@ def replay(
     logging.basicConfig(handlers=[logging.NullHandler()])
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
-    from rl_dump import DumpError
+    from rl_dump import DumpError, UnsupportedContractError
     from rl_runtime.stages.replay import replay as replay_micro_batch
 
     try:
         given, found = replay_micro_batch(file, model)
-    except (DumpError, ReplayError, RuntimeSetupError) as error:
+    except (DumpError, UnsupportedContractError, ReplayError, RuntimeSetupError) as error:
         end(USAGE, f"error: {error}")
     console = Console(highlight=False, soft_wrap=True)
     table = Table.grid("", "", padding=(0, 2))
