@@ -134,7 +134,7 @@ def _whole_batch(
 ) -> dict[str, Any]:
     """Return what a train dump says of all samples of the batch, dropped ones among them."""
     indices, rollout_ids = _integers(columns, "sample_index"), _integers(columns, "rollout_ids")
-    cap = f"the {request.max_tokens_per_gpu * request.cp_size} tokens that a micro-batch may hold"
+    cap = f"the {request.token_cap} tokens that a micro-batch may hold"
     too_long = set(plan.oversized_samples if request.on_oversized == "drop" else ())
     # A rollout is dropped whole: one sample that is too long takes its siblings with it.
     shortened = {int(rollout_ids[position]) for position in too_long}
