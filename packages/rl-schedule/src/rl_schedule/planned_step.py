@@ -15,7 +15,7 @@ from rl_schedule.arrays import IntArray
 from rl_schedule.balancing import Assignment, balance_step
 from rl_schedule.balancing.bounds import cost_bounds, micro_batch_bound, rank_bound, slot_bound
 from rl_schedule.balancing.rank_assignment import arrange_slots, deal_bins, deal_in_turn
-from rl_schedule.cost import evaluate_cost, integer_costs
+from rl_schedule.cost import integer_costs
 from rl_schedule.errors import InfeasibleScheduleError
 from rl_schedule.packing import align_bins, bin_sums, decreasing_order, fill_first_fit, round_up
 from rl_schedule.request import ScheduleRequest
@@ -58,7 +58,7 @@ def plan_step(
         ScheduleError: the cost model returns something that is no cost.
     """
     lengths = all_lengths[members]
-    weights = evaluate_cost(request.cost_model, lengths)
+    weights = request.costs_of(members)
     costs = integer_costs(weights, terms=lengths.size + request.alignment)
     levelled = lengths if request.balance == "tokens" else costs
     # A cap above the tokens of the step means the same and could overflow a product.

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from rl_schedule.arrays import IntArray, Integers, integer_column, positive_column, positive_int
 from rl_schedule.cost import (
@@ -19,6 +20,7 @@ from rl_schedule.cost import (
     QuadraticCost,
     TokenCost,
     describe_cost,
+    evaluate_cost,
     name_of,
     read_cost,
 )
@@ -219,6 +221,17 @@ class ScheduleRequest:
     def balance_model(self) -> CostModel:
         """The model that is levelled: tokens under `balance="tokens"`, else `cost_model`."""
         return TokenCost() if self.balance == "tokens" else self.cost_model
+
+    def costs_of(self, members: IntArray) -> npt.NDArray[Any]:
+        """Return what each of `members` costs, [n] finite numbers >= 0.
+
+        Args:
+            members: int64 [n], rollout positions.
+
+        Raises:
+            ScheduleError: the cost model returns something that is no cost.
+        """
+        return evaluate_cost(self.cost_model, self.padded_lengths[members])
 
     def settings(self) -> dict[str, Any]:
         """Return every setting, without the two columns, as JSON values."""
