@@ -88,7 +88,7 @@ def chunk_ranges(
         stream_offset: where the sequence starts in the packed stream, tokens. Read by `contiguous`
             only.
         stream_length: length of the padded packed stream, tokens, a multiple of `cp.size`. Required
-            by `contiguous`.
+            by `contiguous` over two ranks or more; one rank owns every token whatever the length.
         padded_length: length the sequence is padded to, a multiple of `2 * cp.size`; default: the
             smallest such length. Read by `zigzag` only.
 
@@ -132,7 +132,7 @@ def owned_ranges(
         total_lengths: int64 [N].
         cp: the rank's place.
         offsets: int64 [N], start of each sequence in the packed stream (contiguous).
-        stream_length: padded stream length (contiguous).
+        stream_length: padded stream length (contiguous; not needed for one rank).
         padded: int64 [N], padded length of each sequence (zigzag); default: the smallest multiple
             of `2 C`.
 
@@ -173,6 +173,9 @@ def _contiguous_part(
     total_lengths: IntArray, offsets: IntArray, stream_length: int | None, size: int
 ) -> int:
     """Return the tokens each rank holds of the stream, which must hold every sequence apart."""
+    if stream_length is None and size == 1:
+        # One rank owns the whole stream: where it ends decides nothing.
+        stream_length = int(np.max(offsets + total_lengths, initial=0))
     if stream_length is None:
         raise GeometryError(
             "layout 'contiguous' needs stream_length, the length of the padded packed stream, and"

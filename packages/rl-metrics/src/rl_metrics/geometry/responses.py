@@ -206,7 +206,7 @@ def owned_responses(
         response_lengths: int64 [N].
         cp: the rank's place.
         offsets: int64 [N], start of each sequence in the packed stream (contiguous).
-        stream_length: padded stream length (contiguous).
+        stream_length: padded stream length (contiguous; not needed for one rank).
         padded: int64 [N], padded length of each sequence (zigzag); default: the smallest multiple
             of `2 C`.
 

@@ -5,9 +5,10 @@ magnitude `v` falls into bucket `i = ceil(log_g v)`, which holds `(g^(i-1), g^i]
 `2 g^i / (g + 1)`, at most `a v` away from every `v` in it.
 
 Invariants, tested: for finite data a quantile is within relative error `a` of the true order
-statistic (values below the smallest normal float64 count as zero); counts add, so merging is
-associative, commutative and loses nothing; size is bounded by the range of magnitudes, 1,400
-buckets for twelve decades at `a = 0.01`, not by the number of values.
+statistic (values below the smallest normal float64 count as zero) and never outside the data, whose
+least and greatest value are kept; counts add, so merging is associative, commutative and loses
+nothing; size is bounded by the range of magnitudes, 1,400 buckets for twelve decades at `a = 0.01`,
+not by the number of values.
 """
 
 from __future__ import annotations
@@ -84,6 +85,18 @@ class QuantileSketch:
     negative_counts: FloatArray = field(default_factory=lambda: np.empty(0, np.float64))
     """float64 [q]: weight in each."""
 
+    minimum: float | None = None
+    """The least finite value, exact; +inf where there is none.
+
+    None is replaced by the least value that the buckets answer with.
+    """
+
+    maximum: float | None = None
+    """The greatest finite value, exact; -inf where there is none.
+
+    None is replaced by the greatest value that the buckets answer with.
+    """
+
     def __post_init__(self) -> None:
         """Refuse a bound outside its range, negative weights, and buckets that do not ascend."""
         bound = number(self.relative_error, "relative_error")
@@ -105,6 +118,37 @@ class QuantileSketch:
             )
             object.__setattr__(self, f"{sign}_indices", indices)
             object.__setattr__(self, f"{sign}_counts", counts)
+        self._set_bounds()
+
+    def _set_bounds(self) -> None:
+        """Keep least and greatest value as floats; refuse those that no data has."""
+        values, weights = self._answers()
+        answered = values[weights > 0]
+        known = (
+            (float(answered[0]), float(answered[-1])) if answered.size else (math.inf, -math.inf)
+        )
+        low, high = (
+            default if given is None else number(given, f"the {name} of a sketch")
+            for name, given, default in zip(
+                ("minimum", "maximum"), (self.minimum, self.maximum), known, strict=True
+            )
+        )
+        fits = (
+            math.isfinite(low) and math.isfinite(high) and low <= high
+            if answered.size
+            else (low, high) == known
+        )
+        if not fits:
+            wanted = (
+                "finite numbers, the least not above the greatest"
+                if answered.size
+                else "inf and -inf, since the sketch holds no finite value"
+            )
+            raise MetricsError(
+                f"minimum and maximum of a sketch are {low:g} and {high:g}; give {wanted}"
+            )
+        object.__setattr__(self, "minimum", low)
+        object.__setattr__(self, "maximum", high)
 
     def __eq__(self, other: object) -> bool:
         """Say whether two sketches hold the same weights under the same bound."""
@@ -150,8 +194,14 @@ class QuantileSketch:
             logarithms = np.log(signed[signed >= _TINY]) / empty._log_base()
             indices, counts = np.unique(np.ceil(logarithms).astype(np.int64), return_counts=True)
             buckets |= {f"{sign}_indices": indices, f"{sign}_counts": counts.astype(np.float64)}
-        zero = float(np.count_nonzero(np.abs(finite) < _TINY))
-        return replace(empty, zero=zero, nonfinite=float(array.size - finite.size), **buckets)
+        return cls(
+            relative_error=empty.relative_error,
+            zero=float(np.count_nonzero(np.abs(finite) < _TINY)),
+            nonfinite=float(array.size - finite.size),
+            minimum=float(np.min(finite, initial=math.inf)),
+            maximum=float(np.max(finite, initial=-math.inf)),
+            **buckets,
+        )
 
     @property
     def count(self) -> float:
@@ -162,6 +212,13 @@ class QuantileSketch:
             + float(self.positive_counts.sum())
             + float(self.negative_counts.sum())
         )
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The least and the greatest finite value; `(inf, -inf)` where there is none."""
+        assert self.minimum is not None
+        assert self.maximum is not None
+        return self.minimum, self.maximum
 
     def merge(self, other: QuantileSketch) -> QuantileSketch:
         """Return the sketch of both sets together: the counts add.
@@ -191,8 +248,15 @@ class QuantileSketch:
             places, inverse = np.unique(indices, return_inverse=True)
             sums = np.bincount(inverse, weights=counts, minlength=places.size)
             buckets |= {f"{sign}_indices": places, f"{sign}_counts": sums}
-        zero, nonfinite = self.zero + other.zero, self.nonfinite + other.nonfinite
-        return replace(self, zero=zero, nonfinite=nonfinite, **buckets)
+        (low, high), (low_there, high_there) = self.bounds, other.bounds
+        return replace(
+            self,
+            zero=self.zero + other.zero,
+            nonfinite=self.nonfinite + other.nonfinite,
+            minimum=min(low, low_there),
+            maximum=max(high, high_there),
+            **buckets,
+        )
 
     def scaled(self, factor: float) -> QuantileSketch:
         """Return the sketch with every weight multiplied by `factor`.
@@ -220,7 +284,7 @@ class QuantileSketch:
 
         Ranks count from 0. Between two values the lower one is the answer, without interpolation:
         the median of 1 and 3 is 1. That is `numpy.quantile(..., method="lower")`, to within the
-        sketch's error.
+        sketch's error. The answer lies within the data; rank 0 and the last rank are exact.
 
         Args:
             q: between 0 and 1.
@@ -240,6 +304,20 @@ class QuantileSketch:
             return None
         if self.nonfinite:
             return math.nan
+        low, high = self.bounds
+        if q in (0, 1):
+            return high if q else low
+        values, weights = self._answers()
+        # Rank k lies in the first bucket by which more than k of the weight is reached.
+        reached = np.cumsum(weights)
+        target = q * (total - 1) + min(_COUNT_SLACK * total, _LARGEST_SLACK)
+        place = int(np.searchsorted(reached, target, side="right"))
+        # Rounding may point past the data or, at rank 0, before it.
+        occupied = np.flatnonzero(weights)
+        return min(max(float(values[min(max(place, occupied[0]), occupied[-1])]), low), high)
+
+    def _answers(self) -> tuple[FloatArray, FloatArray]:
+        """Return what each bucket answers with, ascending, and the weight it holds."""
         values = np.concatenate(
             [
                 -self._estimates(self.negative_indices)[::-1],
@@ -248,13 +326,7 @@ class QuantileSketch:
             ]
         )
         weights = np.concatenate([self.negative_counts[::-1], [self.zero], self.positive_counts])
-        # Rank k lies in the first bucket by which more than k of the weight is reached.
-        reached = np.cumsum(weights)
-        target = q * (total - 1) + min(_COUNT_SLACK * total, _LARGEST_SLACK)
-        place = int(np.searchsorted(reached, target, side="right"))
-        # Rounding may point past the data or, at rank 0, before it.
-        occupied = np.flatnonzero(weights)
-        return float(values[min(max(place, occupied[0]), occupied[-1])])
+        return values, weights
 
     def _log_base(self) -> float:
         """Return `log g`; log1p keeps the digits of a small bound."""

@@ -205,17 +205,23 @@ def _signed(metric: Metric) -> list[tuple[str, IntArray, FloatArray]]:
 
 
 def _window(metric: Metric) -> list[float]:
-    """Return the greatest bucket and the negative of the smallest, of either sign."""
+    """Return the greatest bucket and the negative of the smallest, of either sign, and of values.
+
+    Six numbers: two of positive buckets, two of negative ones, then the greatest value and the
+    negative of the least.
+    """
+    assert metric.sketch is not None
     pairs = [
         (float(indices[-1]), float(-indices[0])) if indices.size else (_NONE, _NONE)
         for _, indices, _ in _signed(metric)
     ]
-    return [bound for pair in pairs for bound in pair]
+    low, high = metric.sketch.bounds
+    return [*(bound for pair in pairs for bound in pair), high, -low]
 
 
 def _widths(top: list[float]) -> list[int]:
     """Return how many buckets lie between the agreed bounds, on either side of zero."""
-    pairs = zip(top[::2], top[1::2], strict=True)
+    pairs = zip(top[:4:2], top[1:4:2], strict=True)
     return [int(high + low) + 1 if math.isfinite(high) else 0 for high, low in pairs]
 
 
@@ -231,7 +237,7 @@ def _buckets_in_window(metric: Metric, top: list[float]) -> list[float]:
         )
     parts = [metric.numerator, metric.weight, metric.sketch.zero, metric.sketch.nonfinite]
     for (_, indices, counts), width, negative_low in zip(
-        _signed(metric), widths, top[1::2], strict=True
+        _signed(metric), widths, top[1:4:2], strict=True
     ):
         window = np.zeros(width)
         if indices.size:
@@ -247,13 +253,15 @@ def _merged_buckets(metric: Metric, top: list[float], total: list[float]) -> Met
     widths = _widths(top)
     buckets: dict[str, Any] = {}
     for (sign, _, _), counts, negative_low in zip(
-        _signed(metric), np.split(np.array(window, np.float64), widths[:1]), top[1::2], strict=True
+        _signed(metric), np.split(np.array(window, np.float64), widths[:1]), top[1:4:2], strict=True
     ):
         occupied = np.flatnonzero(counts)
         # The bound of an empty window is infinite, which is no integer.
         low = -int(negative_low) if occupied.size else 0
         buckets |= {f"{sign}_indices": occupied + low, f"{sign}_counts": counts[occupied]}
-    sketch = replace(metric.sketch, zero=zero, nonfinite=nonfinite, **buckets)
+    *_, high, negative_low = top
+    bounds = {"minimum": -negative_low, "maximum": high}
+    sketch = replace(metric.sketch, zero=zero, nonfinite=nonfinite, **bounds, **buckets)
     return replace(metric, numerator=numerator, weight=weight, sketch=sketch)
 
 
@@ -277,6 +285,6 @@ _TRAVEL: dict[Kind, _Travel] = {
         merged=_merged_newest,
     ),
     "histogram": _Travel(
-        num_extrema=4, extrema=_window, num_sums=4, sums=_buckets_in_window, merged=_merged_buckets
+        num_extrema=6, extrema=_window, num_sums=4, sums=_buckets_in_window, merged=_merged_buckets
     ),
 }
