@@ -11,7 +11,14 @@ from rl_metrics.aggregation.denominators import (
     prompt_denominators,
     rollout_denominators,
 )
-from rl_metrics.aggregation.loss_scale import calculates_per_token_loss, megatron_loss_scale
+from rl_metrics.aggregation.loss_scale import (
+    TrainerHook,
+    calculates_per_token_loss,
+    ddp_loss_scale,
+    fsdp_loss_scale,
+    hf_trainer_loss_scale,
+    megatron_loss_scale,
+)
 from rl_metrics.errors import (
     GeometryError,
     KeyAgreementError,
@@ -51,9 +58,13 @@ __all__ = [
     "PackedResponses",
     "QuantileSketch",
     "ResponseSlice",
+    "TrainerHook",
     "calculates_per_token_loss",
     "chunk_ranges",
     "count_step_units",
+    "ddp_loss_scale",
+    "fsdp_loss_scale",
+    "hf_trainer_loss_scale",
     "loss_denominators",
     "megatron_loss_scale",
     "merge_metrics",

@@ -1,5 +1,6 @@
 """The loss scale: worked numbers, and the cancellation behind it over exact fractions."""
 
+from collections.abc import Callable
 from fractions import Fraction
 from itertools import product
 from typing import Any, cast
@@ -11,6 +12,9 @@ from rl_metrics import (
     Aggregation,
     MetricsError,
     calculates_per_token_loss,
+    ddp_loss_scale,
+    fsdp_loss_scale,
+    hf_trainer_loss_scale,
     megatron_loss_scale,
 )
 
@@ -94,4 +98,82 @@ def test_an_unknown_aggregation_is_refused() -> None:
     with pytest.raises(MetricsError, match="unknown loss aggregation"):
         megatron_loss_scale(
             cast("Any", "mean"), num_microbatches=1, step_units=1, dp_size=1, cp_size=1
+        )
+
+
+def test_a_mean_over_data_parallel_ranks_of_a_token_mean() -> None:
+    # 10 trained tokens whose values add up to 17, 9 of it on rank 0 and 8 on rank 1.
+    scale = ddp_loss_scale("token_mean", step_units=10, dp_size=2)
+    assert scale == 0.2
+    assert (scale * 9 + scale * 8) / 2 == pytest.approx(1.7, rel=1e-15)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize(("dp", "cp", "k"), [*product([1, 2, 4], [1, 2], [1, 8])])
+def test_a_mean_over_ranks_and_accumulation_cancels_exactly(
+    aggregation: Aggregation, dp: int, cp: int, k: int
+) -> None:
+    wide: dict[str, Any] = {"step_units": 16, "dp_size": dp, "cp_size": cp}
+    scale = Fraction(ddp_loss_scale(aggregation, **wide, accumulation_steps=k))
+    assert scale / k / (dp * cp) == Fraction(1, 16)
+    scale = Fraction(fsdp_loss_scale(aggregation, **wide, accumulation_steps=k))
+    assert scale / k / (dp * cp) == Fraction(1, 16)
+    for divisor in (1, 0.5, 8):
+        scale = Fraction(
+            fsdp_loss_scale(
+                aggregation, **wide, accumulation_steps=k, gradient_divide_factor=divisor
+            )
+        )
+        assert scale / k / Fraction(divisor) == Fraction(1, 16)
+    scale = Fraction(hf_trainer_loss_scale(aggregation, **wide, accumulation_steps=k))
+    assert scale / k / (dp * cp) == Fraction(1, 16)
+    scale = Fraction(
+        hf_trainer_loss_scale(aggregation, **wide, accumulation_steps=k, hook="compute_loss_func")
+    )
+    assert scale * (dp * cp) / (dp * cp) == Fraction(1, 16)
+
+
+ALL_SCALES: list[Callable[..., float]] = [ddp_loss_scale, fsdp_loss_scale, hf_trainer_loss_scale]
+
+
+@pytest.mark.parametrize("scale", ALL_SCALES)
+def test_a_step_without_trained_tokens_has_a_finite_factor(scale: Callable[..., float]) -> None:
+    for none in (0, 0.0):
+        assert scale("token_mean", step_units=none, dp_size=2, accumulation_steps=1) == 2.0
+    with pytest.raises(MetricsError, match="rollout_mean needs a positive number"):
+        scale("rollout_mean", step_units=0, dp_size=2, accumulation_steps=1)
+
+
+@pytest.mark.parametrize("scale", ALL_SCALES)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"step_units": None}, "token_mean needs a positive number: trained tokens of the whole"),
+        ({"step_units": float("nan")}, "needs a positive number"),
+        ({"step_units": -1}, "needs a positive number"),
+        ({"dp_size": 0}, "dp_size is 0"),
+        ({"cp_size": 1.5}, "cp_size is 1.5"),
+        ({"accumulation_steps": 0}, "accumulation_steps is 0"),
+        ({"accumulation_steps": True}, "accumulation_steps is True"),
+    ],
+)
+def test_sizes_of_every_trainer_are_counts(
+    scale: Callable[..., float], settings: dict[str, Any], message: str
+) -> None:
+    given = {"step_units": 1, "dp_size": 1, "cp_size": 1, "accumulation_steps": 1} | settings
+    with pytest.raises(MetricsError, match=message):
+        scale("token_mean", **given)
+
+
+@pytest.mark.parametrize("divisor", [0, -1, float("nan"), float("inf"), "2"])
+def test_a_divide_factor_is_a_positive_number(divisor: Any) -> None:
+    with pytest.raises(MetricsError, match="gradient_divide_factor"):
+        fsdp_loss_scale("token_mean", step_units=1, dp_size=1, gradient_divide_factor=divisor)
+
+
+def test_an_unknown_hook_is_refused() -> None:
+    hook: Any = "loss"
+    with pytest.raises(MetricsError, match="hook is 'loss'; use one of compute_loss, compute_loss"):
+        hf_trainer_loss_scale(
+            "token_mean", step_units=1, dp_size=1, accumulation_steps=1, hook=hook
         )

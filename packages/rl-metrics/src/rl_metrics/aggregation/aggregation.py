@@ -50,8 +50,9 @@ def check_step_units(aggregation: Aggregation, step_units: SupportsFloat | None)
     """Return the step's units as a float.
 
     Args:
-        aggregation: any but `token_mean`, which counts its own.
-        step_units: samples, rollouts or prompt groups of the whole step, or the constant divisor.
+        aggregation: one of the five.
+        step_units: samples, rollouts, prompt groups or trained tokens of the whole step, or the
+            constant divisor.
 
     Raises:
         MetricsError: unless it is a finite number above 0.
@@ -59,6 +60,7 @@ def check_step_units(aggregation: Aggregation, step_units: SupportsFloat | None)
     units = math.nan if step_units is None else number(step_units, "step_units")
     if not 0 < units < math.inf:
         wanted = {
+            "token_mean": "trained tokens",
             "sample_mean": "samples",
             "rollout_mean": "rollouts",
             "prompt_mean": "prompt groups",
@@ -66,6 +68,6 @@ def check_step_units(aggregation: Aggregation, step_units: SupportsFloat | None)
         }
         raise MetricsError(
             f"step_units is {step_units!r}; {aggregation} needs a positive number:"
-            f" {wanted.get(aggregation, 'units')} of the whole step"
+            f" {wanted[aggregation]} of the whole step"
         )
     return units

@@ -1,16 +1,34 @@
-"""The one factor that makes Megatron-Core's gradient the gradient of the step's loss.
+"""The one factor that makes a trainer's gradient the gradient of the step's loss.
 
-Invariant, tested numerically here and with a real `GPTModel` in rl-runtime: with this factor the
-gradient after `finalize_model_grads` is the gradient of `(1 / U) sum_i (sum_t m x) / D_i` for every
-data-parallel, context-parallel, tensor and pipeline width and every split into micro-batches.
+Every trainer divides on its way, by micro-batches, by ranks, by tokens; the factor undoes just
+that. There is one function for each way of dividing: Megatron-Core, DDP, FSDP, the Hugging Face
+Trainer.
+
+Invariant, tested numerically, in real DDP, FSDP2 and `Trainer.training_step` over gloo ranks, and
+with a real Megatron-Core `GPTModel` in rl-runtime: with this factor the gradient that reaches the
+optimizer is that of `(1 / U) sum_i (sum_t m x) / D_i`, for every width, every split into
+micro-batches, and ranks whose samples or micro-batches differ in number.
 """
 
 from __future__ import annotations
 
-from rl_metrics.aggregation.aggregation import Aggregation, check_aggregation, check_step_units
-from rl_metrics.arguments import count
+from typing import Literal, get_args
 
-__all__ = ["calculates_per_token_loss", "megatron_loss_scale"]
+from rl_metrics.aggregation.aggregation import Aggregation, check_aggregation, check_step_units
+from rl_metrics.arguments import count, finite_number
+from rl_metrics.errors import MetricsError
+
+__all__ = [
+    "TrainerHook",
+    "calculates_per_token_loss",
+    "ddp_loss_scale",
+    "fsdp_loss_scale",
+    "hf_trainer_loss_scale",
+    "megatron_loss_scale",
+]
+
+TrainerHook = Literal["compute_loss", "compute_loss_func"]
+"""Where a loss enters the Hugging Face Trainer: an overridden method, or a function given to it."""
 
 
 def calculates_per_token_loss(aggregation: Aggregation) -> bool:
@@ -78,3 +96,160 @@ def megatron_loss_scale(
     if aggregation == "token_mean":
         return float(cp_size)
     return num_microbatches * dp_size * cp_size / check_step_units(aggregation, step_units)
+
+
+def ddp_loss_scale(
+    aggregation: Aggregation,
+    *,
+    step_units: float,
+    dp_size: int,
+    cp_size: int = 1,
+    accumulation_steps: int = 1,
+) -> float:
+    """Return the factor for a loop that averages gradients over ranks, as torch's DDP does.
+
+    The loop calls `(scale * reduced).backward()` for each micro-batch, under `no_sync()` for all
+    but the last, and steps after the last.
+
+    Derivation. With `s_kr` and `S` as in `megatron_loss_scale`, `backward` adds `f * grad s_kr` up
+    over a rank's micro-batches; a loop that divides every loss by `accumulation_steps` (Accelerate
+    does) gets that share of it. DDP then averages over the `dp * cp` ranks of its group: `f /
+    (accumulation_steps * dp * cp) * grad S` arrives. The wanted gradient is `grad S / U`, hence
+    `f = dp * cp * accumulation_steps / U`, for every aggregation. Ranks may run different numbers
+    of micro-batches, since nothing is divided by a rank's own number.
+
+    Args:
+        aggregation: one of the five.
+        step_units: `U` of the whole step over all ranks, from `rl_metrics.count_step_units`:
+            trained tokens, samples, rollouts, prompt groups, or the constant. 0 trained tokens
+            count as 1, so that the loss of a fully masked step is 0.
+        dp_size: data-parallel ranks, without context parallelism.
+        cp_size: context-parallel ranks, where gradients are averaged over them too.
+        accumulation_steps: what the loop divides every micro-batch's loss by, the same on all
+            ranks; 1 where the gradients of micro-batches simply add up.
+
+    Returns:
+        The factor, a Python float.
+
+    Raises:
+        MetricsError: for an unknown aggregation, a size that is no integer of at least 1, or units
+            that are not a positive number.
+
+    Example:
+        10 trained tokens whose values add up to 17, on dp 2: `token_mean` gives 2 / 10 = 0.2; the
+        mean over ranks of `0.2 * s_r` is 1.7.
+    """
+    sizes = (("accumulation_steps", accumulation_steps), ("dp_size", dp_size), ("cp_size", cp_size))
+    accumulation_steps, dp_size, cp_size = (count(value, name) for name, value in sizes)
+    return accumulation_steps * dp_size * cp_size / _positive_units(aggregation, step_units)
+
+
+def fsdp_loss_scale(
+    aggregation: Aggregation,
+    *,
+    step_units: float,
+    dp_size: int,
+    cp_size: int = 1,
+    accumulation_steps: int = 1,
+    gradient_divide_factor: float | None = None,
+) -> float:
+    """Return the factor for torch's FSDP: fully sharded, hybrid sharded, FSDP1 and `fully_shard`.
+
+    Derivation. As in `ddp_loss_scale`, with another divisor of the reduction. By default FSDP
+    averages over all ranks that hold different data, those of its shard group and those of its
+    replicate group, `dp * cp` together. After `set_gradient_divide_factor(d)` it sums over them and
+    divides by `d`. Of `f * grad S` there arrives `f / (accumulation_steps * d) * grad S`, hence
+    `f = d * accumulation_steps / U` with `d = dp * cp` unless it was set.
+
+    Args:
+        aggregation: one of the five.
+        step_units: as in `ddp_loss_scale`.
+        dp_size: data-parallel ranks, sharded and replicated, without context parallelism.
+        cp_size: context-parallel ranks, where they belong to the mesh that is sharded.
+        accumulation_steps: as in `ddp_loss_scale`.
+        gradient_divide_factor: what was given to `set_gradient_divide_factor`; None: never called.
+
+    Returns:
+        The factor, a Python float.
+
+    Raises:
+        MetricsError: as in `ddp_loss_scale`, and for a divide factor that is no positive number.
+
+    Example:
+        8 rollouts on dp 4: `rollout_mean` gives 4 / 8 = 0.5, with a divide factor of 1 it gives 1 /
+        8.
+    """
+    scale = ddp_loss_scale(
+        aggregation,
+        step_units=step_units,
+        dp_size=dp_size,
+        cp_size=cp_size,
+        accumulation_steps=accumulation_steps,
+    )
+    if gradient_divide_factor is None:
+        return scale
+    divisor = finite_number(gradient_divide_factor, "gradient_divide_factor", above=0.0)
+    return divisor * accumulation_steps / _positive_units(aggregation, step_units)
+
+
+def hf_trainer_loss_scale(
+    aggregation: Aggregation,
+    *,
+    step_units: float,
+    dp_size: int,
+    cp_size: int = 1,
+    accumulation_steps: int,
+    hook: TrainerHook = "compute_loss",
+) -> float:
+    """Return the factor for a loss inside the Hugging Face Trainer (transformers 4.46 and later).
+
+    Derivation. Trainer leaves the mean over ranks to DDP or FSDP, which is `1 / (dp * cp)`.
+
+    - `compute_loss`: a subclass overrides the method and sets `self.model_accepts_loss_kwargs =
+      False`, as TRL does. `training_step` divides what it returns by the step's accumulation:
+      `f / (accumulation_steps * dp * cp) * grad S` arrives, hence `f = dp * cp *
+      accumulation_steps / U`.
+    - `compute_loss_func`: the function is an argument of Trainer. `training_step` does not divide,
+      and with `average_tokens_across_devices` (the default) Trainer multiplies by the `dp * cp`
+      processes: `f * grad S` arrives, hence `f = 1 / U`. Without that setting Trainer multiplies
+      by nothing: use `ddp_loss_scale`.
+
+    Args:
+        aggregation: one of the five.
+        step_units: as in `ddp_loss_scale`.
+        dp_size: data-parallel processes, without context parallelism.
+        cp_size: context-parallel processes.
+        accumulation_steps: micro-batches of THIS step, the trainer's
+            `current_gradient_accumulation_steps` (the last step of an epoch may have fewer). Does
+            not enter with `compute_loss_func`.
+        hook: where the loss enters.
+
+    Returns:
+        The factor, a Python float.
+
+    Raises:
+        MetricsError: as in `ddp_loss_scale`, and for an unknown hook.
+
+    Example:
+        8 rollouts, 2 processes, 4 micro-batches each: `compute_loss` gives 2 * 4 / 8 = 1.0,
+        `compute_loss_func` 1 / 8.
+    """
+    if hook not in get_args(TrainerHook):
+        raise MetricsError(f"hook is {hook!r}; use one of {', '.join(get_args(TrainerHook))}")
+    scale = ddp_loss_scale(
+        aggregation,
+        step_units=step_units,
+        dp_size=dp_size,
+        cp_size=cp_size,
+        accumulation_steps=accumulation_steps,
+    )
+    return scale if hook == "compute_loss" else 1.0 / _positive_units(aggregation, step_units)
+
+
+def _positive_units(aggregation: Aggregation, step_units: float) -> float:
+    """Return the units of a step, 0 trained tokens as 1."""
+    check_aggregation(aggregation)
+    given: object = step_units
+    if aggregation == "token_mean" and isinstance(given, int | float) and given == 0:
+        return 1.0
+    return check_step_units(aggregation, step_units)

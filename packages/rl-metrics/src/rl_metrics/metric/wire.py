@@ -260,8 +260,8 @@ def _merged_buckets(metric: Metric, top: list[float], total: list[float]) -> Met
         low = -int(negative_low) if occupied.size else 0
         buckets |= {f"{sign}_indices": occupied + low, f"{sign}_counts": counts[occupied]}
     *_, high, negative_low = top
-    bounds = {"minimum": -negative_low, "maximum": high}
-    sketch = replace(metric.sketch, zero=zero, nonfinite=nonfinite, **bounds, **buckets)
+    buckets |= {"minimum": -negative_low, "maximum": high}
+    sketch = replace(metric.sketch, zero=zero, nonfinite=nonfinite, **buckets)
     return replace(metric, numerator=numerator, weight=weight, sketch=sketch)
 
 
