@@ -8,6 +8,11 @@ NAMES = [
     "CostModel",
     "InfeasibleScheduleError",
     "PlanDocumentError",
+    "PrefixCost",
+    "PrefixMicroBatch",
+    "PrefixPlan",
+    "PrefixRequest",
+    "PrefixStepStats",
     "Problem",
     "QuadraticCost",
     "RankView",
@@ -24,11 +29,13 @@ NAMES = [
     "best_fit_decreasing",
     "build_dp_schedule",
     "check_plan",
+    "check_prefix_plan",
     "compute_dynamic_global_batch_size",
     "first_fit",
     "first_fit_decreasing",
     "karmarkar_karp",
     "plan_schedule",
+    "plan_with_prefixes",
 ]
 
 

@@ -20,6 +20,15 @@ from rl_schedule.packing import (
     karmarkar_karp,
 )
 from rl_schedule.plan import RankView, SamplePlacement, SchedulePlan
+from rl_schedule.prefix import (
+    PrefixCost,
+    PrefixMicroBatch,
+    PrefixPlan,
+    PrefixRequest,
+    PrefixStepStats,
+    check_prefix_plan,
+    plan_with_prefixes,
+)
 from rl_schedule.request import ScheduleRequest
 from rl_schedule.schedule import build_dp_schedule, plan_schedule
 from rl_schedule.statistics import ScheduleStats, StepStats
@@ -29,6 +38,11 @@ __all__ = [
     "CostModel",
     "InfeasibleScheduleError",
     "PlanDocumentError",
+    "PrefixCost",
+    "PrefixMicroBatch",
+    "PrefixPlan",
+    "PrefixRequest",
+    "PrefixStepStats",
     "Problem",
     "QuadraticCost",
     "RankView",
@@ -45,9 +59,11 @@ __all__ = [
     "best_fit_decreasing",
     "build_dp_schedule",
     "check_plan",
+    "check_prefix_plan",
     "compute_dynamic_global_batch_size",
     "first_fit",
     "first_fit_decreasing",
     "karmarkar_karp",
     "plan_schedule",
+    "plan_with_prefixes",
 ]

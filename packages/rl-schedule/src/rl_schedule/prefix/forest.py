@@ -1,0 +1,220 @@
+"""Micro-batches of trees under exchange, until ranks are level.
+
+A move of a response to another micro-batch is free where its prefix is there already; elsewhere it
+costs another copy of the prefix, and saves one where the last response of a tree leaves.
+
+Invariants: the cap holds; no micro-batch becomes empty; levelling never raises the costliest rank;
+bounded by counts, never by time.
+
+Axis letters: D ranks, M slots, K = D * M bins, numbered rank by rank.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from rl_schedule.arrays import IntArray
+from rl_schedule.prefix.fragments import Fragments, SharedStep
+
+__all__ = ["Forest"]
+
+_ROUNDS = 20
+"""Rounds of pairing at most."""
+
+_MOST_PAIRS = 2_000
+"""Pairs of ranks tried at most over all rounds."""
+
+_CLOSE = 4000
+"""Stop when the costliest rank is within 1 / _CLOSE of the mean."""
+
+_MOST_HOMES = 3
+"""Bins of the cheap rank that are tried for a response whose prefix they have, roomiest first."""
+
+_COARSE = 4
+"""Swaps of two responses are tried where no move closes a quarter of the gap."""
+
+
+class _Move(NamedTuple):
+    """Responses of one prefix that change places between two bins."""
+
+    gained: int
+    """By how much the costlier of the two ranks gets cheaper; <= 0: nothing."""
+    source: int = 0
+    """Bin of the costly rank."""
+    target: int = 0
+    """Bin of the cheap rank."""
+    prefix: int = 0
+    """Prefix of all of them."""
+    give: tuple[int, ...] = ()
+    """Samples that leave `source`."""
+    take: tuple[int, ...] = ()
+    """Samples that come back."""
+
+
+class Forest:
+    """The trees of every bin, with the tokens of bins and the costs of ranks."""
+
+    def __init__(
+        self, step: SharedStep, fragments: Fragments, bin_of: IntArray, num_slots: int
+    ) -> None:
+        """Plant fragments into bins, `bin_of` int64 [F]; those of one prefix grow together."""
+        self.num_ranks, self.num_slots, self.cap = step.num_ranks, num_slots, step.cap
+        # Plain lists: the loops below read one number at a time.
+        self.responses: list[int] = step.responses.tolist()
+        self.costs: list[int] = step.costs.tolist()
+        self.prefix_tokens: list[int] = step.prefix_tokens.tolist()
+        self.prefix_costs: list[int] = step.prefix_costs.tolist()
+        self.trees: list[dict[int, list[int]]] = [{} for _ in range(self.num_ranks * num_slots)]
+        self.tokens = [0] * len(self.trees)
+        self.loads = [0] * self.num_ranks
+        placed = zip(fragments.prefixes, fragments.members, bin_of.tolist(), strict=True)
+        for prefix, members, number in placed:
+            for sample in members:
+                self.add(sample, prefix, number)
+        for trees in self.trees:
+            for tree in trees.values():
+                tree.sort(key=self._costliest_first)
+
+    def level(self) -> None:
+        """Move responses from costly to cheap ranks until they are level or nothing helps."""
+        pairs_left = _MOST_PAIRS
+        for _ in range(_ROUNDS):
+            total = sum(self.loads)
+            # max / mean <= 1 + 1 / _CLOSE, in integers.
+            by_load = sorted(range(self.num_ranks), key=lambda rank: (-self.loads[rank], rank))
+            costly = [
+                rank
+                for rank in by_load[: self.num_ranks // 2]
+                if (self.loads[rank] * self.num_ranks - total) * _CLOSE > total
+            ]
+            pairs = list(zip(costly, by_load[::-1], strict=False))[:pairs_left]
+            pairs_left -= len(pairs)
+            # A list first, so that every pair gets its turn in every round.
+            exchanged = [self._exchange(heavy, light) for heavy, light in pairs]
+            if any(exchanged):
+                continue
+            # The costliest rank decides how long the step takes: every other one may help it.
+            others = by_load[:0:-1][: pairs_left if costly else 0]
+            pairs_left -= len(others)
+            if not any(self._exchange(by_load[0], other) for other in others):
+                return
+
+    def _costliest_first(self, sample: int) -> tuple[int, int]:
+        return -self.costs[sample], sample
+
+    def bins(self, rank: int) -> range:
+        """Return the bins of a rank."""
+        return range(rank * self.num_slots, (rank + 1) * self.num_slots)
+
+    def add(self, sample: int, prefix: int, number: int) -> None:
+        """Add a sample to a bin, with its prefix if that is not there yet."""
+        rank = number // self.num_slots
+        if prefix not in self.trees[number]:
+            self.trees[number][prefix] = []
+            self.tokens[number] += self.prefix_tokens[prefix]
+            self.loads[rank] += self.prefix_costs[prefix]
+        self.trees[number][prefix].append(sample)
+        self.tokens[number] += self.responses[sample]
+        self.loads[rank] += self.costs[sample]
+
+    def remove(self, sample: int, prefix: int, number: int) -> None:
+        """Remove a sample from a bin, and its prefix with the last one."""
+        rank = number // self.num_slots
+        tree = self.trees[number][prefix]
+        tree.remove(sample)
+        self.tokens[number] -= self.responses[sample]
+        self.loads[rank] -= self.costs[sample]
+        if not tree:
+            del self.trees[number][prefix]
+            self.tokens[number] -= self.prefix_tokens[prefix]
+            self.loads[rank] -= self.prefix_costs[prefix]
+
+    def _exchange(self, heavy: int, light: int) -> bool:
+        """Make the best move from one rank to another; tell whether anything moved."""
+        gap = self.loads[heavy] - self.loads[light]
+        homes: dict[int, list[int]] = {}
+        for number in sorted(self.bins(light), key=lambda number: (self.tokens[number], number)):
+            for prefix in self.trees[number]:
+                homes.setdefault(prefix, []).append(number)
+        homes = {prefix: bins[:_MOST_HOMES] for prefix, bins in homes.items()}
+        best = self._best_move(heavy, light, gap, homes)
+        if best.gained * _COARSE < gap:
+            for swap in self._swaps(heavy, gap, homes):
+                if swap.gained > best.gained:
+                    best = swap
+        if best.gained <= 0:
+            return False
+        for source, target, samples in (
+            (best.source, best.target, best.give),
+            (best.target, best.source, best.take),
+        ):
+            # Not emptied in between: a swap leaves both trees, a move has nothing to bring back.
+            for sample in samples:
+                self.add(sample, best.prefix, target)
+                self.remove(sample, best.prefix, source)
+        for number in (best.source, best.target):
+            self.trees[number].get(best.prefix, []).sort(key=self._costliest_first)
+        return True
+
+    def _best_move(self, heavy: int, light: int, gap: int, homes: dict[int, list[int]]) -> _Move:
+        """Find the responses of one tree that bring two ranks closest together by moving."""
+        best = _Move(0)
+        # The first of equals.
+        roomiest = min(self.bins(light), key=lambda number: self.tokens[number])
+        for source in self.bins(heavy):
+            for prefix, members in self.trees[source].items():
+                targets = [(number, 0) for number in homes.get(prefix, ())]
+                if prefix not in self.trees[roomiest]:
+                    targets.append((roomiest, self.prefix_costs[prefix]))
+                for target, paid in targets:
+                    # Half of what is left of the gap is the most that can be gained.
+                    if (gap - paid) // 2 > best.gained:
+                        give = self._fitting(members, target, prefix, (gap - paid) // 2)
+                        gained = self._gained(source, prefix, give, gap, paid)
+                        if gained > best.gained:
+                            best = _Move(gained, source, target, prefix, give)
+        return best
+
+    def _fitting(
+        self, members: list[int], target: int, prefix: int, budget: int
+    ) -> tuple[int, ...]:
+        """Choose members, costliest first, within a budget of cost and the room of a bin."""
+        room = self.cap - self.tokens[target]
+        if prefix not in self.trees[target]:
+            room -= self.prefix_tokens[prefix]
+        give = []
+        for sample in members:
+            if self.costs[sample] <= budget and self.responses[sample] <= room:
+                budget -= self.costs[sample]
+                room -= self.responses[sample]
+                give.append(sample)
+        return tuple(give)
+
+    def _gained(self, source: int, prefix: int, give: tuple[int, ...], gap: int, paid: int) -> int:
+        """Return by how much the costlier rank gets cheaper; 0 where a bin would be emptied."""
+        moved = sum(self.costs[sample] for sample in give)
+        saved = 0
+        if len(give) == len(self.trees[source][prefix]):
+            if len(self.trees[source]) == 1:
+                return 0
+            saved = self.prefix_costs[prefix]
+        return min(moved + saved, gap - moved - paid)
+
+    def _swaps(self, heavy: int, gap: int, homes: dict[int, list[int]]) -> Iterator[_Move]:
+        """Yield exchanges of two responses whose prefix both ranks have: no copy is paid."""
+        for source in self.bins(heavy):
+            source_room = self.cap - self.tokens[source]
+            for prefix, members in self.trees[source].items():
+                for target in homes.get(prefix, ()):
+                    partners = self.trees[target][prefix]
+                    target_room = self.cap - self.tokens[target]
+                    for give in members:
+                        # Half of the gap cheaper is best; the partners next to that cost are tried.
+                        ideal = gap // 2 - self.costs[give]
+                        at = bisect_left(partners, ideal, key=lambda take: -self.costs[take])
+                        for take in partners[max(at - 1, 0) : at + 1]:
+                            dearer = self.costs[give] - self.costs[take]
+                            longer = self.responses[give] - self.responses[take]
+                            if -source_room <= longer <= target_room:
+                                gained = min(dearer, gap - dearer)
+                                yield _Move(gained, source, target, prefix, (give,), (take,))
