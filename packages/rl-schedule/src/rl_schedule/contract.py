@@ -16,6 +16,7 @@ __all__ = [
     "ARRAY_NAMES",
     "CONTRACT_ID",
     "MINOR",
+    "SETTINGS_OF_MINOR_0",
     "ArrayDocument",
     "CostDocument",
     "PlanArrays",
@@ -25,7 +26,7 @@ __all__ = [
 CONTRACT_ID: Final = "schedule-plan.v1"
 """Id of the document this package writes; the major is part of it."""
 
-MINOR: Final = 0
+MINOR: Final = 1
 """Minor of the documents written by this version. A reader of the same major accepts any minor."""
 
 
@@ -56,13 +57,36 @@ class PlanArrays(TypedDict):
     dropped_rollouts: ArrayDocument
     """[]: rollout ids that run nowhere, in first-occurrence order."""
     oversized_samples: ArrayDocument
-    """[]: rollout positions with more padded tokens than the cap, ascending; alone or dropped."""
+    """[]: rollout positions with more padded tokens than the cap, ascending; alone or dropped.
+
+    Since minor 1 also those that exceed it with the samples they are kept together with.
+    """
     filler_micro_batches: ArrayDocument
     """[F, 2]: (rank, micro-batch of that rank) of each micro-batch without samples."""
 
 
 ARRAY_NAMES: Final = tuple(PlanArrays.__annotations__)
 """The arrays of a plan, in the order in which the digest reads them."""
+
+
+SETTINGS_OF_MINOR_0: Final = (
+    "global_batch_size",
+    "dp_size",
+    "cp_size",
+    "vpp_size",
+    "microbatch_group_size_per_vp_stage",
+    "max_tokens_per_gpu",
+    "micro_batch_size",
+    "balance",
+    "rank_slack",
+    "cost",
+    "splitter",
+    "on_oversized",
+    "on_misaligned",
+    "on_trailing",
+    "pad_to_multiple",
+)
+"""Settings that every document has."""
 
 
 class CostDocument(TypedDict):
@@ -72,7 +96,19 @@ class CostDocument(TypedDict):
     parameters: dict[str, Any]
 
 
-class SchedulePlanDocument(TypedDict):
+class _SinceMinor1(TypedDict, total=False):
+    """Keys that documents of minor 0 lack."""
+
+    settings_digest: str
+    """sha256, in hex, of `settings` as JSON with sorted keys and without spaces; absent: unknown.
+
+    The digest of the plan leaves settings out, so that equal plans have equal digests.
+    """
+    rollout_names: list[str]
+    """Strings behind rollout ids 0, 1, ...; empty or absent: the ids are the caller's integers."""
+
+
+class SchedulePlanDocument(_SinceMinor1):
     """The whole document."""
 
     contract: Literal["schedule-plan.v1"]
@@ -81,7 +117,10 @@ class SchedulePlanDocument(TypedDict):
     dp_size: int
     digest: str
     settings: dict[str, Any]
-    """The request without its data: every field of `ScheduleRequest` but the two columns."""
+    """The request without its data: every field of `ScheduleRequest` but its columns.
+
+    Since minor 1 there may be more than `SETTINGS_OF_MINOR_0`; one that is absent has its default.
+    """
     stats: dict[str, Any]
     """Every field of `ScheduleStats`; `steps` lists the fields of `StepStats`."""
     arrays: PlanArrays

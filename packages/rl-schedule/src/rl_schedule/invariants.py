@@ -1,4 +1,4 @@
-"""The promises of a plan, P1 to P10, checked against its request.
+"""The promises of a plan, P1 to P13, checked against its request.
 
 Everything is recomputed from the request and nothing is trusted that the plan says about itself, so
 plans made by other code can be judged too.
@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from rl_schedule.arrays import IntArray
-from rl_schedule.cost import evaluate_cost, integer_costs
+from rl_schedule.cost import integer_costs
 from rl_schedule.document import layout_problems
-from rl_schedule.packing import bin_sums, first_fit_decreasing, number_bins, split_bins
+from rl_schedule.limited_step import limits_of, padded_costs, strided_bins
+from rl_schedule.packing import Units, bin_sums, first_fit_decreasing, number_bins, split_bins
 from rl_schedule.plan import SchedulePlan, plan_digest
 from rl_schedule.request import ScheduleRequest
 from rl_schedule.steps import group_rollouts
@@ -36,7 +37,7 @@ class Problem:
     """One broken promise."""
 
     promise: str
-    """`P1` to `P10`."""
+    """`P1` to `P13`."""
     message: str
     """What was found, what was promised, and where."""
     samples: tuple[int, ...] = ()
@@ -77,6 +78,7 @@ def check_plan(plan: SchedulePlan, request: ScheduleRequest) -> list[Problem]:
         *_check_fillers(plan),
         *_check_digest(plan),
         *_check_balance(plan, request),
+        *_check_limits(plan, request),
     ]
 
 
@@ -173,15 +175,26 @@ def _check_rollouts(plan: SchedulePlan, request: ScheduleRequest) -> Iterator[Pr
 
 
 def _check_cap(plan: SchedulePlan, request: ScheduleRequest) -> Iterator[Problem]:
-    """P6 and P9: padded tokens under the cap, or one oversized sample alone, which is listed."""
-    cap = request.token_cap
+    """P6 and P9: padded tokens under the cap, or one oversized sample alone, which is listed.
+
+    A sample and those it is kept together with count as one.
+    """
+    cap, rows = request.token_cap, plan.placed_rows
     size_K = np.diff(plan.micro_batch_offsets)
     tokens = request.padded_lengths[plan.sample_positions]
-    amount_K = size_K if cap is None else bin_sums(tokens, plan.placed_rows, size_K.size)
+    amount_K = size_K if cap is None else bin_sums(tokens, rows, size_K.size)
+    if request.pad_to_longest:
+        longest_K = np.zeros_like(size_K)
+        np.maximum.at(longest_K, rows, tokens)
+        amount_K = longest_K * size_K
     most = cap or request.micro_batch_size or 0
     limit = f"samples, micro_batch_size is {most}" if cap is None else f"tokens, the cap is {most}"
+    # Distinct pairs of a micro-batch and a unit: how many units each micro-batch holds.
+    unit_of = request.units().of[plan.sample_positions]
+    pairs = np.unique(np.stack([rows, unit_of]), axis=1)
+    units_K = np.bincount(pairs[0], minlength=size_K.size)
     promise = "P9" if cap is not None and request.pad_to_multiple > 1 else "P6"
-    for row in np.flatnonzero((amount_K > most) & (size_K > 1)).tolist():
+    for row in np.flatnonzero((amount_K > most) & (units_K > 1)).tolist():
         yield _in_row(promise, f"holds {int(amount_K[row])} {limit}", plan, row)
     oversized = request.oversized_samples
     if oversized.tolist() != list(plan.oversized_samples):
@@ -232,19 +245,25 @@ def _check_balance(plan: SchedulePlan, request: ScheduleRequest) -> Iterator[Pro
     cap, slots = request.token_cap, plan.micro_batches_per_rank
     if cap is None or request.balance == "none" or request.rank_slack != 0.0 or not slots:
         return
+    if request.equal_samples:  # Bins dealt in turn give ranks unequal numbers of samples.
+        return
     rows, steps, ranks = plan.placed_rows, plan.placed_steps, request.dp_size
+    # Rollout by rollout, as plans see the batch: ties go to the first.
+    place_N = np.argsort(group_rollouts(np.asarray(request.rollout_ids)).positions)
     for step, count in enumerate(plan.num_microbatches):
-        lengths = request.padded_lengths[plan.sample_positions[steps == step]]
-        if not lengths.size:
+        members, own_rows = plan.sample_positions[steps == step], rows[steps == step]
+        if not members.size:
             continue
-        weights = evaluate_cost(request.balance_model, lengths)
-        costs = integer_costs(weights, terms=lengths.size + request.alignment)
-        ours = int(bin_sums(costs, rows[steps == step] // slots, ranks).max())
+        weights = request.levelled_costs_of(members)
+        costs = integer_costs(weights, terms=members.size + request.alignment)
+        spent = padded_costs(own_rows, costs) if request.pad_to_longest else costs
+        ours = int(bin_sums(spent, own_rows // slots, ranks).max())
         # So close to the mean that no reference can be better by more than the tolerance.
-        if ours * ranks <= _TOLERANCE * int(costs.sum()):
+        if not request.pad_to_longest and ours * ranks <= _TOLERANCE * int(costs.sum()):
             continue
-        reference = strided_reference(
-            lengths, costs, cap=cap, num_ranks=ranks, num_bins=count * ranks
+        order = np.argsort(place_N[members], kind="stable")
+        reference = (_limited_reference if request.has_limits else _plain_reference)(
+            request, members[order], costs[order], count * ranks
         )
         if reference is not None and ours > _TOLERANCE * reference:
             yield Problem(
@@ -255,6 +274,33 @@ def _check_balance(plan: SchedulePlan, request: ScheduleRequest) -> Iterator[Pro
                 ),
                 step=step,
             )
+
+
+def _plain_reference(
+    request: ScheduleRequest, members: IntArray, costs: IntArray, num_bins: int
+) -> int | None:
+    return strided_reference(
+        request.padded_lengths[members],
+        costs,
+        cap=request.token_cap or 0,
+        num_ranks=request.dp_size,
+        num_bins=num_bins,
+    )
+
+
+def _limited_reference(
+    request: ScheduleRequest, members: IntArray, costs: IntArray, num_bins: int
+) -> int | None:
+    """Return the costliest rank's cost of strided bins that keep the limits of the request."""
+    kept = None if request.keep_together is None else np.asarray(request.keep_together)[members]
+    units = Units.of_samples(request.padded_lengths[members], kept)
+    bins = strided_bins(units, limits_of(request), num_ranks=request.dp_size, num_bins=num_bins)
+    if bins is None:
+        return None
+    bin_of = bins[units.of]
+    spent = padded_costs(bin_of, costs) if request.pad_to_longest else costs
+    slots = num_bins // request.dp_size
+    return int(bin_sums(spent, bin_of // slots, request.dp_size).max())
 
 
 def strided_reference(
@@ -273,6 +319,35 @@ def strided_reference(
         return None
     split = number_bins(split_bins(bins, lengths.tolist(), num_bins), lengths.size)
     return int(bin_sums(costs, split % num_ranks, num_ranks).max())
+
+
+def _check_limits(plan: SchedulePlan, request: ScheduleRequest) -> Iterator[Problem]:
+    """P11 to P13: samples per micro-batch, samples kept together, samples per rank."""
+    rows, placed, slots = plan.placed_rows, plan.sample_positions, plan.micro_batches_per_rank
+    most = request.max_samples_per_micro_batch
+    if most is not None:
+        size_K = np.diff(plan.micro_batch_offsets)
+        for row in np.flatnonzero(size_K > most).tolist():
+            what = f"holds {int(size_K[row])} samples, max_samples_per_micro_batch is {most}"
+            yield _in_row("P11", what, plan, row)
+    if request.keep_together is not None:
+        units = request.units()
+        row_N = np.full(units.of.size, -1, dtype=np.int64)
+        row_N[placed] = rows
+        torn = np.flatnonzero(row_N != row_N[units.first][units.of])
+        whole = np.flatnonzero(np.isin(units.of, units.of[torn]))
+        yield from _if_any("P12", "samples to keep together are not in one micro-batch", whole)
+    if request.equal_samples and slots:
+        count_SD = np.zeros((len(plan.num_microbatches), plan.dp_size), dtype=np.int64)
+        np.add.at(count_SD, (plan.placed_steps, rows // slots), 1)
+        for step, counts in enumerate(count_SD.tolist()):
+            if min(counts) != max(counts):
+                shown = f"{min(counts)} to {max(counts)}"
+                yield Problem(
+                    promise="P13",
+                    message=f"the ranks of step {step} have {shown} samples, not equally many",
+                    step=step,
+                )
 
 
 def _if_any(promise: str, message: str, samples: IntArray) -> Iterator[Problem]:

@@ -27,7 +27,7 @@ from rl_schedule.contract import (
     SchedulePlanDocument,
 )
 from rl_schedule.contract_header import producer
-from rl_schedule.document import decode_plan
+from rl_schedule.document import decode_plan, settings_digest
 from rl_schedule.errors import PlanDocumentError, ScheduleError
 from rl_schedule.statistics import ScheduleStats
 
@@ -95,6 +95,8 @@ class SchedulePlan:
     """Rollout positions longer than the token cap, ascending, whether placed alone or dropped."""
     filler_micro_batches: tuple[tuple[int, int], ...]
     """(rank, micro-batch of that rank over all steps) of each one without samples, ascending."""
+    rollout_names: tuple[str, ...] = field(default=(), repr=False)
+    """Strings behind rollout ids 0, 1, ... where the caller had strings; not part of the digest."""
     settings: dict[str, Any] = field(repr=False)
     """The request without its data; not part of the digest."""
     stats: ScheduleStats
@@ -147,7 +149,17 @@ class SchedulePlan:
         return [self.rank_view(rank).micro_batch_indices for rank in range(self.dp_size)]
 
     def micro_batch_samples(self, rank: int, micro_batch: int) -> IntArray:
-        """Return the rollout positions of a micro-batch, int64; `micro_batch` is over all steps."""
+        """Return the rollout positions of a micro-batch, int64; `micro_batch` is over all steps.
+
+        Raises:
+            ScheduleError: no such rank or micro-batch.
+        """
+        self._refuse_unknown_rank(rank)
+        if not _is_index(micro_batch, self.micro_batches_per_rank):
+            raise ScheduleError(
+                f"micro-batch {micro_batch!r} of rank {rank} does not exist in a plan with"
+                f" {self.micro_batches_per_rank} micro-batches per rank, counted over all steps"
+            )
         row = rank * self.micro_batches_per_rank + micro_batch
         return self.sample_positions[
             self.micro_batch_offsets[row] : self.micro_batch_offsets[row + 1]
@@ -175,10 +187,7 @@ class SchedulePlan:
         Raises:
             ScheduleError: no such rank.
         """
-        if not 0 <= rank < self.dp_size:
-            raise ScheduleError(
-                f"rank {rank} does not exist in a plan for {self.dp_size} data-parallel ranks"
-            )
+        self._refuse_unknown_rank(rank)
         count = self.micro_batches_per_rank
         offsets = self.micro_batch_offsets[rank * count : (rank + 1) * count + 1]
         ends = (offsets - offsets[0]).tolist()
@@ -192,6 +201,12 @@ class SchedulePlan:
             global_batch_sizes=self.global_batch_sizes,
             digest=self.digest,
         )
+
+    def _refuse_unknown_rank(self, rank: object) -> None:
+        if not _is_index(rank, self.dp_size):
+            raise ScheduleError(
+                f"rank {rank!r} does not exist in a plan for {self.dp_size} data-parallel ranks"
+            )
 
     def arrays(self) -> dict[str, IntArray]:
         """Return the arrays of the contract by name, int64, in the contract's order."""
@@ -213,6 +228,8 @@ class SchedulePlan:
             "dp_size": self.dp_size,
             "digest": self.digest,
             "settings": self.settings,
+            "settings_digest": settings_digest(self.settings),
+            "rollout_names": list(self.rollout_names),
             "stats": self.stats.to_document(),
             "arrays": cast("PlanArrays", columns),
         }
@@ -240,6 +257,7 @@ class SchedulePlan:
             oversized_samples=tuple(lists["oversized_samples"]),
             filler_micro_batches=tuple((rank, k) for rank, k in lists["filler_micro_batches"]),
             settings=content["settings"],
+            rollout_names=tuple(content.get("rollout_names", ())),
             stats=ScheduleStats.from_document(content["stats"]),
         )
         if plan.digest != content["digest"]:
@@ -252,6 +270,13 @@ class SchedulePlan:
                 ]
             )
         return plan
+
+
+def _is_index(value: object, count: int) -> bool:
+    """Tell whether `value` is an integer from 0 to `count` - 1; a bool is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        return False
+    return 0 <= int(value) < count
 
 
 def plan_digest(dp_size: int, arrays: Mapping[str, IntArray]) -> str:

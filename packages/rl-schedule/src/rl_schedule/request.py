@@ -7,29 +7,50 @@ Invariant: a request that exists is well-formed, so the algorithms below check n
 can still fail is data that a policy `"error"` refuses.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from rl_schedule.arrays import IntArray, Integers, integer_column, positive_column, positive_int
+from rl_schedule.arrays import (
+    Identifiers,
+    IntArray,
+    Integers,
+    cost_column,
+    identifier_column,
+    positive_column,
+    positive_int,
+)
 from rl_schedule.cost import (
     CostModel,
     QuadraticCost,
-    TokenCost,
     describe_cost,
     evaluate_cost,
     name_of,
     read_cost,
 )
-from rl_schedule.errors import ScheduleError
-from rl_schedule.steps import StepSplitter, load_splitter
+from rl_schedule.legal_values import (
+    COUNTS,
+    OPTIONAL_COUNTS,
+    Checked,
+    batch_size,
+    column_problems,
+    cost_model,
+    keep_together,
+    limit_problems,
+    one_of,
+    optional_count,
+    rollout_names,
+    slack,
+    step_splitter,
+)
+from rl_schedule.packing import Units
+from rl_schedule.steps import StepSplitter
 
 __all__ = [
-    "MOST_RANKS",
-    "MOST_TOKENS",
+    "DATA_NAMES",
     "SETTING_NAMES",
     "Balance",
     "OnMisaligned",
@@ -55,10 +76,21 @@ RankSlack: TypeAlias = float | Literal["auto"]
 """How far ranks with an unsplittable long sample may end above the mean (0.0025 = 0.25 %)."""
 
 
-MOST_RANKS = 2**20
-"""Ranks times pipeline group at most; far above any cluster, so a mistyped number ends at once."""
-MOST_TOKENS = 2**31 - 1
-"""Longest sample accepted: beyond it the square of a length no longer fits int64."""
+DATA_NAMES: Final = frozenset(
+    {"total_lengths", "rollout_ids", "rollout_names", "sample_costs", "keep_together"}
+)
+"""Fields of a request that hold one batch's data; all others are settings."""
+
+
+_CHOICES: Final[Mapping[str, tuple[object, ...]]] = {
+    "balance": get_args(Balance),
+    "on_oversized": get_args(OnOversized),
+    "on_misaligned": get_args(OnMisaligned),
+    "on_trailing": get_args(OnTrailing),
+    "equal_samples": (False, True),
+    "pad_to_longest": (False, True),
+}
+"""Legal values of each setting that has a list of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -78,8 +110,11 @@ class ScheduleRequest:
 
     Kept as int64.
     """
-    rollout_ids: Integers
-    """Execution each sample came from; [n]. Samples of one id stay in one step. Kept as int64."""
+    rollout_ids: Identifiers
+    """Execution each sample came from; [n]. Samples of one id stay in one step.
+
+    Kept as int64; strings are numbered by first appearance, see `rollout_names`.
+    """
     global_batch_size: int | Sequence[int] | None
     """Rollouts (not samples) per step; a list of them under `splitter="sizes"`.
 
@@ -126,69 +161,57 @@ class ScheduleRequest:
 
     2 * cp_size for zig-zag context parallelism.
     """
+    sample_costs: Sequence[float] | npt.NDArray[Any] | None = None
+    """What each sample costs, [n], >= 0, for samples whose cost is not a matter of length alone.
+
+    Instead of the default cost; beside a given `cost`, in its unit: the two are added. Kept as
+    int64 or float64.
+    """
+    keep_together: Identifiers | None = None
+    """Samples of one id share a micro-batch, [n]; such as the two of a preference pair.
+
+    They must be of one rollout. Kept as int64; None = no sample needs another.
+    """
+    max_samples_per_micro_batch: int | None = None
+    """Dynamic packing: a micro-batch holds at most this many samples; None = any number."""
+    equal_samples: bool = False
+    """Whether every rank gets the same number of samples in each step."""
+    pad_to_longest: bool = False
+    """Whether the trainer pads a micro-batch to its longest sample.
+
+    The cap is then compared with the longest times the count, and a micro-batch costs that too.
+    """
+    rollout_names: Sequence[str] = ()
+    """What stands behind rollout ids 0, 1, ...; filled in where `rollout_ids` are strings."""
 
     def __post_init__(self) -> None:
-        """Freeze the columns as int64 and check every setting."""
-        freeze = object.__setattr__
-        freeze(self, "total_lengths", positive_column(self.total_lengths, "total_lengths"))
-        freeze(self, "rollout_ids", integer_column(self.rollout_ids, "rollout_ids"))
-        longest = int(np.max(self.total_lengths, initial=0))
-        if longest > MOST_TOKENS:
-            raise ScheduleError(
-                f"sample {int(np.argmax(self.total_lengths))} has {longest} tokens, more than"
-                f" {MOST_TOKENS}; is the unit right?"
-            )
-        if len(self.rollout_ids) != len(self.total_lengths):
-            raise ScheduleError(
-                f"total_lengths has {len(self.total_lengths)} samples but rollout_ids has"
-                f" {len(self.rollout_ids)}; pass one rollout id per sample"
-            )
-        limits = ("max_tokens_per_gpu", "micro_batch_size")
-        given = [name for name in limits if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ScheduleError(
-                "pass exactly one of max_tokens_per_gpu (dynamic) and micro_batch_size (static),"
-                f" got {'both' if given else 'neither'}"
-            )
-        for name in (
-            "dp_size",
-            "cp_size",
-            "vpp_size",
-            "microbatch_group_size_per_vp_stage",
-            "pad_to_multiple",
-            *given,
-        ):
-            freeze(self, name, positive_int(getattr(self, name), name))
-        if self.alignment > MOST_RANKS:
-            raise ScheduleError(
-                f"dp_size times the pipeline group is {self.alignment}, more than {MOST_RANKS}; is"
-                " the number right?"
-            )
-        padded = -(-longest // self.pad_to_multiple) * self.pad_to_multiple
-        if padded > MOST_TOKENS:
-            raise ScheduleError(
-                f"pad_to_multiple = {self.pad_to_multiple} pads a sample to {padded} tokens, more"
-                f" than {MOST_TOKENS}"
-            )
-        freeze(
-            self, "global_batch_size", _checked_batch_size(self.global_batch_size, self.splitter)
-        )
-        for name, legal in (
-            ("balance", Balance),
-            ("on_oversized", OnOversized),
-            ("on_misaligned", OnMisaligned),
-            ("on_trailing", OnTrailing),
-        ):
-            if getattr(self, name) not in get_args(legal):
-                raise ScheduleError(
-                    f"{name} must be one of {', '.join(get_args(legal))}, got"
-                    f" {getattr(self, name)!r}"
-                )
-        freeze(self, "rank_slack", _checked_slack(self.rank_slack))
-        if self.cost is not None and not callable(self.cost):
-            raise ScheduleError(
-                f"cost must be callable on an int64 array of lengths, got {self.cost!r}"
-            )
+        """Freeze the columns and check every setting; all problems are told at once."""
+        found = Checked(self)
+        found.take("total_lengths", positive_column)
+        ids, names = found.take("rollout_ids", identifier_column) or (None, ())
+        found.values["rollout_ids"] = ids
+        found.take("rollout_names", rollout_names, ids, names)
+        checks: dict[Callable[..., object], tuple[str, ...]] = {
+            positive_int: COUNTS,
+            optional_count: OPTIONAL_COUNTS,
+            slack: ("rank_slack",),
+            cost_model: ("cost",),
+            step_splitter: ("splitter",),
+        }
+        for check, settings in checks.items():
+            for name in settings:
+                found.take(name, check)
+        for name, legal in _CHOICES.items():
+            found.take(name, one_of, legal)
+        for name, column in (("sample_costs", cost_column), ("keep_together", keep_together)):
+            if getattr(self, name) is not None:
+                found.take(name, column)
+        if found.values["splitter"] is not None:
+            found.take("global_batch_size", batch_size, self.splitter)
+        found.problems += [*column_problems(found), *limit_problems(found)]
+        found.raise_all()
+        for name, value in found.values.items():
+            object.__setattr__(self, name, value)
 
     @property
     def token_cap(self) -> int | None:
@@ -208,19 +231,36 @@ class ScheduleRequest:
 
     @property
     def oversized_samples(self) -> IntArray:
-        """Rollout positions whose padded length exceeds the cap, ascending; none if static."""
-        # Nothing is longer than the longest sample accepted.
-        return np.flatnonzero(self.padded_lengths > (self.token_cap or MOST_TOKENS))
+        """Rollout positions that cannot be in a micro-batch under the cap, ascending.
+
+        Those whose padded length exceeds it, or that of the samples they are kept together with; no
+        sample if static.
+        """
+        cap = self.token_cap
+        if cap is None:
+            return np.empty(0, dtype=np.int64)
+        if self.keep_together is None:
+            return np.flatnonzero(self.padded_lengths > cap)
+        return np.flatnonzero((self.units().footprints(self.pad_to_longest) > cap)[self.units().of])
+
+    def units(self) -> Units:
+        """Return the samples grouped by what must share a micro-batch; each alone by default."""
+        return Units.of_samples(self.padded_lengths, self.keep_together)
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether micro-batches must keep more than a token cap or a number of samples."""
+        return (
+            self.keep_together is not None
+            or self.max_samples_per_micro_batch is not None
+            or self.equal_samples
+            or self.pad_to_longest
+        )
 
     @property
     def cost_model(self) -> CostModel:
         """The model that `stats` measure: `cost`, or the default."""
         return QuadraticCost() if self.cost is None else self.cost
-
-    @property
-    def balance_model(self) -> CostModel:
-        """The model that is levelled: tokens under `balance="tokens"`, else `cost_model`."""
-        return TokenCost() if self.balance == "tokens" else self.cost_model
 
     def costs_of(self, members: IntArray) -> npt.NDArray[Any]:
         """Return what each of `members` costs, [n] finite numbers >= 0.
@@ -231,12 +271,26 @@ class ScheduleRequest:
         Raises:
             ScheduleError: the cost model returns something that is no cost.
         """
-        return evaluate_cost(self.cost_model, self.padded_lengths[members])
+        lengths = self.padded_lengths[members]
+        if self.sample_costs is None:
+            return evaluate_cost(self.cost_model, lengths)
+        own: npt.NDArray[Any] = np.asarray(self.sample_costs)[members]
+        if self.cost is None:
+            return own
+        # In float64: a sum of two int64 could overflow.
+        return own.astype(np.float64) + evaluate_cost(self.cost, lengths).astype(np.float64)
+
+    def levelled_costs_of(self, members: IntArray) -> npt.NDArray[Any]:
+        """Return what is levelled over ranks: tokens under `balance="tokens"`, else `costs_of`."""
+        return self.padded_lengths[members] if self.balance == "tokens" else self.costs_of(members)
 
     def settings(self) -> dict[str, Any]:
         """Return every setting, without the two columns, as JSON values."""
         values = {name: getattr(self, name) for name in SETTING_NAMES}
         values["cost"] = describe_cost(self.cost_model)
+        if self.sample_costs is not None:
+            added = "" if self.cost is None else f" + {name_of(self.cost)}"
+            values["cost"] = {"kind": "custom", "parameters": {"name": f"sample_costs{added}"}}
         if isinstance(self.global_batch_size, tuple):
             values["global_batch_size"] = list(self.global_batch_size)
         if not isinstance(self.splitter, str):
@@ -245,60 +299,30 @@ class ScheduleRequest:
 
     @classmethod
     def from_settings(
-        cls, settings: Mapping[str, Any], *, total_lengths: Integers, rollout_ids: Integers
+        cls, settings: Mapping[str, Any], *, total_lengths: Integers, **data: Any
     ) -> "ScheduleRequest":
         """Rebuild the request behind a plan, for `check_plan`.
 
         The splitter is not rebuilt (the plan states its steps, and a document must not name code to
-        import), and neither is a cost model from elsewhere: the default stands in for it.
+        import), and neither is a cost model from elsewhere: the default stands in for it. Settings
+        that are younger than the document have their default.
+
+        Args:
+            settings: as `settings` gives them; keys of a newer minor are left out.
+            total_lengths: as in the request.
+            **data: `rollout_ids`, and the other columns of the request where it has them.
         """
-        # Keys of a newer minor are left out.
-        known = {name: settings[name] for name in SETTING_NAMES}
+        known = {name: settings[name] for name in SETTING_NAMES if name in settings}
         known |= {"cost": read_cost(settings["cost"]), "splitter": "all", "global_batch_size": None}
-        return cls(total_lengths=total_lengths, rollout_ids=rollout_ids, **known)
+        # Older versions let these pass where they have no effect.
+        if known["max_tokens_per_gpu"] is None:
+            known["on_oversized"] = "alone"
+        if known["max_tokens_per_gpu"] is None or known["balance"] == "none":
+            known["rank_slack"] = 0.0
+        return cls(total_lengths=total_lengths, **known, **data)
 
 
 SETTING_NAMES: Final = tuple(
-    field.name
-    for field in fields(ScheduleRequest)
-    if field.name not in {"total_lengths", "rollout_ids"}
+    field.name for field in fields(ScheduleRequest) if field.name not in DATA_NAMES
 )
 """Every field of a request but its data, in the order of a document's settings."""
-
-
-def _checked_batch_size(
-    value: int | Sequence[int] | None, splitter: str | StepSplitter
-) -> int | tuple[int, ...] | None:
-    """Check `global_batch_size` against the splitter that will read it."""
-    if isinstance(splitter, str) and splitter not in {"fixed", "sizes", "all"}:
-        load_splitter(splitter)
-    if not isinstance(splitter, str) and not callable(splitter):
-        raise ScheduleError(
-            f"splitter must be a name, an import path or a callable, got {splitter!r}"
-        )
-    if splitter == "sizes":
-        if value is None or isinstance(value, int) or not len(value):
-            raise ScheduleError(
-                'splitter="sizes" needs global_batch_size as a list of rollouts per step, with at'
-                f" least one step, got {value!r}"
-            )
-        return tuple(positive_column(value, "global_batch_size").tolist())
-    if value is None and splitter != "fixed":
-        return None
-    if value is not None and not isinstance(value, (int, str)) and hasattr(value, "__len__"):
-        raise ScheduleError(
-            f'global_batch_size is a list only under splitter="sizes", got {value!r} with'
-            f" splitter={splitter!r}"
-        )
-    return positive_int(value, "global_batch_size")
-
-
-def _checked_slack(value: object) -> RankSlack:
-    """Return `rank_slack` as a float in [0, 1] or `"auto"`."""
-    if value == "auto":
-        return "auto"
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:
-        raise ScheduleError(
-            f'rank_slack must be a fraction from 0 to 1 (0.0025 = 0.25 %) or "auto", got {value!r}'
-        )
-    return float(value)

@@ -17,6 +17,7 @@ import numpy as np
 
 from rl_schedule.arrays import IntArray
 from rl_schedule.errors import InfeasibleScheduleError
+from rl_schedule.limited_step import plan_limited_step
 from rl_schedule.plan import SchedulePlan
 from rl_schedule.planned_step import PlannedStep, plan_step
 from rl_schedule.request import ScheduleRequest
@@ -78,10 +79,12 @@ def plan_schedule(request: ScheduleRequest) -> SchedulePlan:
         splitter=request.splitter,
         on_trailing=request.on_trailing,
         dp_size=request.dp_size,
+        dropped=_why_dropped(request, len(rollouts) - len(kept), oversized),
     )
     ends = np.cumsum([0, *sizes]).tolist()
+    plan_one = plan_limited_step if request.has_limits else plan_step
     steps = [
-        plan_step(
+        plan_one(
             request,
             number,
             kept.positions[kept.offsets[first] : kept.offsets[last]],
@@ -97,12 +100,10 @@ def _without_oversized(
     request: ScheduleRequest, rollouts: Rollouts, oversized: IntArray
 ) -> Rollouts:
     """Refuse oversized samples, or leave out their rollouts, if the policy says so."""
-    cap, lengths = request.token_cap, request.padded_lengths
+    cap = request.token_cap
     if oversized.size and request.on_oversized == "error":
-        shown = ", ".join(f"{int(i)} ({int(lengths[i])} tokens)" for i in oversized[:5])
         raise InfeasibleScheduleError(
-            f"{oversized.size} samples exceed the cap of {cap} tokens per micro-batch:"
-            f" {shown}{', ...' if oversized.size > 5 else ''}; raise max_tokens_per_gpu or cp_size,"
+            f"{_name_oversized(request, oversized)}; raise max_tokens_per_gpu or cp_size,"
             ' or set on_oversized to "alone" or "drop"'
         )
     if request.on_oversized != "drop" or not oversized.size:
@@ -121,6 +122,27 @@ def _without_oversized(
         ids=rollouts.ids[keep],
         offsets=np.concatenate([[0], np.cumsum(sizes[keep])]).astype(np.int64),
         positions=rollouts.positions[np.repeat(keep, sizes)],
+    )
+
+
+def _name_oversized(request: ScheduleRequest, oversized: IntArray) -> str:
+    """Say how many samples exceed which cap, and which, with their tokens."""
+    lengths = request.padded_lengths
+    shown = ", ".join(f"{int(i)} ({int(lengths[i])} tokens)" for i in oversized[:5])
+    return (
+        f"{oversized.size} samples exceed the cap of {request.token_cap} tokens per micro-batch:"
+        f" {shown}{', ...' if oversized.size > 5 else ''}"
+    )
+
+
+def _why_dropped(request: ScheduleRequest, num_dropped: int, oversized: IntArray) -> str:
+    """Say that rollouts are missing because of oversized samples; nothing if none are."""
+    if not num_dropped:
+        return ""
+    return (
+        f'{num_dropped} rollouts were dropped before (on_oversized is "drop"):'
+        f" {_name_oversized(request, oversized)}; raise max_tokens_per_gpu or cp_size, or set"
+        ' on_oversized="alone"'
     )
 
 
@@ -147,6 +169,7 @@ def _assemble(
         dropped_rollouts=tuple(rollouts.ids[~np.isin(rollouts.ids, trained)].tolist()),
         oversized_samples=tuple(oversized.tolist()),
         filler_micro_batches=tuple(divmod(row, sum(counts)) for row in fillers.tolist()),
+        rollout_names=tuple(request.rollout_names),
         settings=request.settings(),
         stats=summarize(
             [step.stats for step in steps],

@@ -8,13 +8,16 @@ Axis letters: N samples, R rollouts, S steps.
 
 import logging
 import pkgutil
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol, cast
 
 import numpy as np
 
 from rl_schedule.arrays import IntArray, positive_int
+from rl_schedule.cost import name_of
 from rl_schedule.errors import InfeasibleScheduleError, ScheduleError
 
 __all__ = [
@@ -116,8 +119,10 @@ def load_splitter(path: str) -> StepSplitter:
         )
     try:
         target: object = pkgutil.resolve_name(path)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ScheduleError(f"splitter {path!r} cannot be imported: {error}") from error
+    except Exception as error:  # Whatever the module does while it is imported.
+        raise ScheduleError(
+            f"splitter {path!r} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
     if not callable(target):
         raise ScheduleError(
             f"splitter {path!r} is a {type(target).__name__}, expected a callable StepSplitter"
@@ -133,6 +138,7 @@ def cut_steps(
     splitter: str | StepSplitter,
     on_trailing: str,
     dp_size: int,
+    dropped: str = "",
 ) -> list[int]:
     """Cut `rollouts` into steps by the splitter and the trailing policy.
 
@@ -143,6 +149,8 @@ def cut_steps(
         splitter: how to cut.
         on_trailing: what to do with rollouts that fill no step.
         dp_size: data-parallel ranks, for splitters that ask.
+        dropped: why rollouts are missing here and what to do about it, for the error of a batch
+            that fills no step because of it.
 
     Returns:
         [S] rollouts of each step, in order; those after the last step are dropped.
@@ -163,18 +171,23 @@ def cut_steps(
         function = load_splitter(splitter) if isinstance(splitter, str) else splitter
         wanted = _ask(function, rollouts, lengths, cast("int | None", global_batch_size), dp_size)
     return _apply_trailing(
-        wanted, available, on_trailing, first_step=wanted[0] if wanted else global_batch_size
+        wanted,
+        available,
+        on_trailing,
+        first_step=wanted[0] if wanted else global_batch_size,
+        dropped=dropped,
     )
 
 
 def _apply_trailing(
-    wanted: list[int], available: int, on_trailing: str, *, first_step: object
+    wanted: list[int], available: int, on_trailing: str, *, first_step: object, dropped: str
 ) -> list[int]:
     """Keep the wanted steps that `available` rollouts fill and apply the policy to what is left."""
-    ends = np.cumsum([0, *wanted])
+    # Python integers: a sum of sizes may not fit int64.
+    ends = [0, *accumulate(wanted)]
     # The last end that is not beyond what there is, so that so many steps are full.
-    full = int(np.searchsorted(ends, available, side="right")) - 1
-    trailing = available - int(ends[full])
+    full = bisect_right(ends, available) - 1
+    trailing = available - ends[full]
     if on_trailing == "error" and (trailing or full < len(wanted)):
         raise InfeasibleScheduleError(
             f"{available} rollouts do not fill steps of {_shortened(wanted)} rollouts: {trailing}"
@@ -187,8 +200,8 @@ def _apply_trailing(
     if not full:
         raise InfeasibleScheduleError(
             f"{available} rollouts are fewer than the {first_step} of one step and on_trailing is "
-            f'"{on_trailing}", so nothing would train; gather more rollouts or set'
-            ' on_trailing="partial_step"'
+            f'"{on_trailing}", so nothing would train; '
+            + (dropped or 'gather more rollouts or set on_trailing="partial_step"')
         )
     if trailing:
         _log.warning(
@@ -208,14 +221,23 @@ def _ask(
     dp_size: int,
 ) -> list[int]:
     """Call a user splitter and check its answer."""
-    # reduceat: one sum for each rollout's run of samples.
-    answer = function(
-        rollout_samples=np.diff(rollouts.offsets),
-        rollout_tokens=np.add.reduceat(lengths[rollouts.positions], rollouts.offsets[:-1]),
-        global_batch_size=global_batch_size,
-        dp_size=dp_size,
-    )
-    sizes = [positive_int(size, "a step size returned by the splitter") for size in answer]
+    name = name_of(function)
+    try:
+        # `list` inside: a generator of the user's runs here. reduceat: one sum for each rollout.
+        answer = list(
+            function(
+                rollout_samples=np.diff(rollouts.offsets),
+                rollout_tokens=np.add.reduceat(lengths[rollouts.positions], rollouts.offsets[:-1]),
+                global_batch_size=global_batch_size,
+                dp_size=dp_size,
+            )
+        )
+    except Exception as error:
+        raise ScheduleError(
+            f"the splitter {name} failed with {type(error).__name__}: {error}; it must return the"
+            f" rollouts of each step as a list of integers, for {len(rollouts)} rollouts"
+        ) from error
+    sizes = [positive_int(size, f"a step size returned by the splitter {name}") for size in answer]
     if sum(sizes) > len(rollouts):
         raise ScheduleError(
             f"the splitter asked for {sum(sizes)} rollouts in {len(sizes)} steps, but there are"

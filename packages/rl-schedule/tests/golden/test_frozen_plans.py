@@ -16,9 +16,11 @@ DIGESTS: list[dict[str, Any]] = json.loads((HERE / "digests.json").read_text())
 def test_a_frozen_document_is_read_and_written_unchanged(name: str) -> None:
     document = json.loads((HERE / "schedule-plan.v1" / f"{name}.json").read_text())
     plan = rs.SchedulePlan.from_document(document)
-    again = plan.to_document()
-    again["producer"] = document["producer"]
-    assert again == document
+    again: dict[str, Any] = {**plan.to_document()}
+    assert {key: again[key] for key in document if key not in {"minor", "producer"}} == {
+        key: value for key, value in document.items() if key not in {"minor", "producer"}
+    }
+    assert document["minor"] <= again["minor"]
 
 
 def test_the_plain_document_says_what_its_plan_was() -> None:

@@ -54,16 +54,18 @@ def random_request(rng: np.random.Generator, most_samples: int) -> rs.ScheduleRe
     balances: tuple[Literal["none", "tokens", "flops"], ...] = ("none", "tokens", "flops", "flops")
     slacks: tuple[float | Literal["auto"], ...] = (0.0, 0.0, 0.004, "auto")
     oversized: tuple[Literal["alone", "drop"], ...] = ("alone", "drop")
+    balance = balances[rng.integers(4)]
     costs: tuple[Any, ...] = (
         None,
         rs.TokenCost(),
         rs.QuadraticCost(linear=0),
         rs.TransformerCost(token_flops=10**9, pair_flops=10**5),
     )
+    sizes: dict[str, Any] = {"sizes": [size, max(1, rollouts - size)], "all": None}
     return rs.ScheduleRequest(
         total_lengths=columns,
         rollout_ids=ids.tolist(),
-        global_batch_size=[size, max(1, rollouts - size)] if splitter == "sizes" else size,
+        global_batch_size=sizes.get(splitter, size),
         splitter=every_second_rollout if splitter == "user" else splitter,
         dp_size=int(rng.choice([1, 2, 3, 4, 7, 8, 16, 64])),
         cp_size=int(rng.choice([1, 1, 2, 4])),
@@ -71,10 +73,10 @@ def random_request(rng: np.random.Generator, most_samples: int) -> rs.ScheduleRe
         microbatch_group_size_per_vp_stage=int(rng.integers(1, 5)),
         max_tokens_per_gpu=None if static else cap,
         micro_batch_size=int(rng.integers(1, 9)) if static else None,
-        balance=balances[rng.integers(4)],
-        rank_slack=slacks[rng.integers(4)],
+        balance=balance,
+        rank_slack=0.0 if static or balance == "none" else slacks[rng.integers(4)],
         cost=costs[rng.integers(4)],
-        on_oversized=oversized[rng.integers(2)],
+        on_oversized="alone" if static else oversized[rng.integers(2)],
         on_trailing="partial_step",
         pad_to_multiple=int(rng.choice([1, 1, 2, 8])),
     )

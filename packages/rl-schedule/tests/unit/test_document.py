@@ -42,7 +42,7 @@ def broken(path: list[Any], value: Any) -> dict[str, Any]:
 
 def test_the_header_names_contract_and_producer() -> None:
     found = document()
-    assert (found["contract"], found["minor"]) == ("schedule-plan.v1", 0)
+    assert (found["contract"], found["minor"]) == ("schedule-plan.v1", 1)
     assert found["producer"]["distribution"] == "rl-schedule"
     assert found["arrays"]["filler_micro_batches"]["shape"] == [0, 2]
 
@@ -65,10 +65,13 @@ def _keys(kind: Any, schema: dict[str, Any], path: str) -> list[tuple[str, set[s
 
 def test_schema_and_records_have_the_same_keys() -> None:
     schema = load_schema(contract.CONTRACT_ID)
-    pairs = _keys(contract.SchedulePlanDocument, schema, "document")
     parts = schema["properties"]
+    pairs = _keys(contract.SchedulePlanDocument, schema, "document")
+    pairs[0] = ("document", set(contract.SchedulePlanDocument.__required_keys__), pairs[0][2])
+    assert set(contract.SchedulePlanDocument.__annotations__) == set(parts)
+    assert set(SETTING_NAMES) == set(parts["settings"]["properties"])
     pairs += [
-        ("settings", set(SETTING_NAMES), set(parts["settings"]["required"])),
+        ("settings", set(contract.SETTINGS_OF_MINOR_0), set(parts["settings"]["required"])),
         ("settings.cost", *_keys(contract.CostDocument, _cost(parts), "")[0][1:]),
         ("stats", set(_names(rs.ScheduleStats)), set(parts["stats"]["required"])),
         (

@@ -31,7 +31,7 @@ GOOD: dict[str, Any] = {
         ({"total_lengths": "56"}, ["total_lengths", "str"]),
         ({"total_lengths": 5}, ["total_lengths", "int"]),
         ({"total_lengths": [5, 6, 7]}, ["3 samples", "rollout_ids has 2"]),
-        ({"rollout_ids": ["a", "b"]}, ["rollout_ids[0]", "'a'"]),
+        ({"rollout_ids": ["a", 1]}, ["rollout_ids[0]", "'a'", "rollout_ids[1]", "1"]),
         ({"global_batch_size": 0}, ["global_batch_size", "0"]),
         ({"global_batch_size": None}, ["global_batch_size", "None"]),
         ({"global_batch_size": True}, ["global_batch_size", "True"]),

@@ -8,7 +8,7 @@ Invariant: `read_cost(describe_cost(model)) == model` for every model of this pa
 
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
-from typing import Final
+from typing import Any, Final
 
 from rl_schedule.contract import CostDocument
 from rl_schedule.cost.models import CostModel, QuadraticCost, TokenCost
@@ -30,11 +30,18 @@ def describe_cost(model: CostModel) -> CostDocument:
         if isinstance(model, known) and is_dataclass(model):
             # JSON knows no tuples: lists, so that a document equals itself after a round trip.
             parameters = {
-                name: [list(entry) for entry in value] if isinstance(value, tuple) else value
+                name: [list(entry) for entry in value]
+                if isinstance(value, tuple)
+                else _plain(value)
                 for name, value in asdict(model).items()
             }
             return {"kind": kind, "parameters": parameters}
     return {"kind": "custom", "parameters": {"name": name_of(model)}}
+
+
+def _plain(value: Any) -> Any:
+    """Return a numpy number as the Python number that JSON knows."""
+    return value.item() if hasattr(value, "item") else value
 
 
 def name_of(target: object) -> str:

@@ -8,6 +8,7 @@ summation order or platform.
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -66,10 +67,14 @@ class QuadraticCost:
 
     def __post_init__(self) -> None:
         """Refuse a model under which work could be negative."""
-        if self.linear < 0 or self.quadratic < 0:
-            raise ScheduleError(
-                f"QuadraticCost needs coefficients >= 0, got {self.linear} and {self.quadratic}"
-            )
+        given: tuple[object, ...] = (self.linear, self.quadratic)
+        for value in given:
+            # float() refuses what is no real number; numpy's numbers are no int.
+            if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0:
+                raise ScheduleError(
+                    "QuadraticCost needs coefficients that are numbers >= 0, got"
+                    f" {self.linear!r} and {self.quadratic!r}"
+                )
 
     def __call__(self, lengths: IntArray, /) -> npt.NDArray[Any]:
         """Return the costs, int64 [n]; exact for lengths below two billion."""
@@ -80,11 +85,19 @@ class QuadraticCost:
 def evaluate_cost(model: CostModel, lengths: IntArray) -> npt.NDArray[Any]:
     """Call `model` and check what it returns: one finite number >= 0 per sample.
 
+    The model gets a copy of `lengths`, so that one that works in place changes nothing of ours.
+
     Raises:
-        ScheduleError: wrong shape, not numeric, or a value that is not finite or below 0 (named by
-            its length).
+        ScheduleError: the model raises, or returns a wrong shape, something not numeric, or a value
+            that is not finite or below 0 (named by its length).
     """
-    costs = np.asarray(model(lengths))
+    try:
+        costs = np.array(model(lengths.copy()))
+    except Exception as error:
+        raise ScheduleError(
+            f"the cost model {model!r} raised {type(error).__name__} for {lengths.size} lengths:"
+            f" {error}"
+        ) from error
     if costs.shape != lengths.shape:
         raise ScheduleError(
             f"the cost model returned shape {costs.shape} for {lengths.size} lengths; return one"

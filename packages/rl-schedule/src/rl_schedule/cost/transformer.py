@@ -103,7 +103,16 @@ class TransformerCost:
 
     def __post_init__(self) -> None:
         """Take windows as lists too, as JSON has them; refuse what could make work negative."""
-        windows = tuple((int(window), int(flops)) for window, flops in self.window_pair_flops)
+        try:
+            windows = tuple((int(window), int(flops)) for window, flops in self.window_pair_flops)
+            least = min(self.token_flops, self.pair_flops, *chain.from_iterable(windows))
+            good = bool(least >= 0)
+        except (TypeError, ValueError, OverflowError):
+            good = False
+        if not good:
+            raise ScheduleError(
+                "TransformerCost needs numbers >= 0, and windows as pairs of them, got"
+                f" token_flops={self.token_flops!r}, pair_flops={self.pair_flops!r},"
+                f" window_pair_flops={self.window_pair_flops!r}"
+            )
         object.__setattr__(self, "window_pair_flops", windows)
-        if min(self.token_flops, self.pair_flops, *chain.from_iterable(windows)) < 0:
-            raise ScheduleError(f"TransformerCost needs numbers >= 0, got {self}")

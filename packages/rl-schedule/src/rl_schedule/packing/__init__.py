@@ -9,6 +9,7 @@ from rl_schedule.packing.bins import (
     split_bins,
 )
 from rl_schedule.packing.karmarkar_karp import deal_by_differencing, karmarkar_karp
+from rl_schedule.packing.limited import Limits, fill_limited, split_limited
 from rl_schedule.packing.packers import (
     best_fit_decreasing,
     decreasing_order,
@@ -17,8 +18,11 @@ from rl_schedule.packing.packers import (
     first_fit,
     first_fit_decreasing,
 )
+from rl_schedule.packing.units import Units
 
 __all__ = [
+    "Limits",
+    "Units",
     "align_bins",
     "best_fit_decreasing",
     "bin_sums",
@@ -26,6 +30,7 @@ __all__ = [
     "decreasing_order",
     "fill_best_fit",
     "fill_first_fit",
+    "fill_limited",
     "first_fit",
     "first_fit_decreasing",
     "group_bins",
@@ -33,4 +38,5 @@ __all__ = [
     "number_bins",
     "round_up",
     "split_bins",
+    "split_limited",
 ]

@@ -42,7 +42,10 @@ def karmarkar_karp(weights: npt.ArrayLike, k: int, equal_size: bool = False) -> 
         ScheduleError: a bad weight, or `equal_size` with a count that is no multiple of `k`.
     """
     sets = positive_int(k, "k")
-    given: npt.NDArray[Any] = np.asarray(weights)
+    try:
+        given: npt.NDArray[Any] = np.asarray(weights)
+    except (TypeError, ValueError) as error:
+        raise ScheduleError(f"weights must be a list of finite numbers >= 0: {error}") from error
     if given.size == 0:
         return [[] for _ in range(sets)]
     if (

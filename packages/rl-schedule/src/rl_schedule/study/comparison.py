@@ -14,7 +14,7 @@ import numpy as np
 
 from rl_schedule.arrays import IntArray
 from rl_schedule.balancing.rank_assignment import arrange_slots, deal_bins, deal_in_turn
-from rl_schedule.cost import evaluate_cost, integer_costs
+from rl_schedule.cost import integer_costs
 from rl_schedule.packing import (
     align_bins,
     bin_sums,
@@ -122,7 +122,7 @@ def measure_plan(name: str, request: ScheduleRequest, plan: SchedulePlan) -> Met
 
 def _costs(request: ScheduleRequest) -> IntArray:
     lengths = request.padded_lengths
-    weights = evaluate_cost(request.cost_model, lengths)
+    weights = request.costs_of(np.arange(lengths.size))
     return integer_costs(weights, terms=lengths.size + request.alignment)
 
 

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from rl_schedule.arrays import IntArray
-from rl_schedule.cost import evaluate_cost
 from rl_schedule.plan import SchedulePlan
 from rl_schedule.request import ScheduleRequest
 from rl_schedule.study.simulation import StepTiming
@@ -45,7 +44,7 @@ def render_html(
         seconds: whether the timings are seconds; otherwise they are relative.
     """
     lengths = request.padded_lengths
-    costs = evaluate_cost(request.cost_model, lengths).astype(np.float64)
+    costs = request.costs_of(np.arange(lengths.size)).astype(np.float64)
     data = {
         "title": title,
         "about": (
