@@ -90,9 +90,9 @@ def check_header(document: object, supported: Mapping[str, int], *, where: str) 
     found = document.get("contract")
     if not isinstance(found, str) or found not in supported:
         raise UnsupportedContractError(
-            f"{where}: its contract is {found!r}{_written_by(document.get('producer'))}, and this"
-            f" {_DISTRIBUTION} {producer()['version']} reads {ids}: install the release of"
-            f" {_DISTRIBUTION} that reads it, or write it again with a matching producer"
+            f"{where}: its contract is {found!r}{_written_by(document.get('producer'))}, but"
+            f" {_DISTRIBUTION} {producer()['version']} knows {ids} here: give one of that"
+            f" contract, or install a release of {_DISTRIBUTION} that knows this one"
         )
     minor = document.get("minor", 0)
     if isinstance(minor, int) and minor > supported[found]:
