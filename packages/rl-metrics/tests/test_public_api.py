@@ -55,6 +55,7 @@ TORCH = [
     "loss_reducer",
     "masked_whiten",
     "megatron_num_tokens",
+    "padded_loss_reducer",
     "reduce_train_step_metrics",
     "slice_response",
     "slice_tokens",

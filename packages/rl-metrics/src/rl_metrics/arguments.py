@@ -165,9 +165,10 @@ def as_array(
     """Return anything array-like as a numpy array of real numbers, in its own dtype.
 
     Args:
-        values: any shape: nested lists, numpy arrays, tensors. A tensor is detached and copied to
-            the host where it is not there; floating types that numpy lacks, such as bfloat16,
-            become float32, which holds their values exactly.
+        values: any shape: nested lists, numpy arrays, arrays of objects whose entries are numbers,
+            tensors. A tensor is detached and copied to the host where it is not there; floating
+            types that numpy lacks, such as bfloat16, become float32, which holds their values
+            exactly.
         what: subject of the error.
         kinds: letters of numpy dtype kinds that pass.
         error: class of the error.
@@ -178,6 +179,9 @@ def as_array(
     """
     try:
         array = np.asarray(_on_host(values))
+        if array.dtype.kind == "O":
+            # numpy and pandas put numbers into arrays of objects; their entries decide.
+            array = np.asarray(array.tolist())
     except (TypeError, ValueError, RuntimeError) as reason:
         raise error(f"{what}: cannot be read as an array of numbers: {reason}") from None
     if array.dtype.kind not in kinds:

@@ -17,6 +17,7 @@ from rl_metrics import (
     rollout_denominators,
 )
 from rl_metrics.aggregation.denominators import mask_sums
+from rl_metrics.aggregation.ids import id_column
 from rl_metrics.aggregation.loss_reduction import aggregate
 from rl_metrics.aggregation.loss_reduction import loss_reducer as reference_reducer
 
@@ -111,8 +112,8 @@ def test_masks_may_be_arrays_of_bools() -> None:
             "rollout_ids: entries are of type float64; give integers",
         ),
         (
-            lambda: rollout_denominators([[1], [1]], cast("Any", ["a", "b"])),
-            "rollout_ids: entries are of type <U1",
+            lambda: rollout_denominators([[1], [1]], cast("Any", [b"a", b"b"])),
+            "rollout_ids: entries are of type",
         ),
         (
             lambda: rollout_denominators(cast("Any", None), []),
@@ -149,18 +150,33 @@ def test_every_aggregation_refuses_the_masks_that_reducers_refuse(
             call()
 
 
-def test_an_array_of_padded_masks_is_refused() -> None:
-    masks: Any = np.ones((2, 3))
-    for call in (
-        mask_sums,
-        lambda masks: loss_denominators("constant", masks),
-        lambda masks: count_step_units("sample_mean", masks),
-    ):
-        with pytest.raises(
-            MetricsError,
-            match=r"loss_masks is one array of shape \(2, 3\); give one flat mask per sample",
-        ):
-            call(masks)
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_rows_of_one_padded_array_are_masks_with_zeros_behind(aggregation: Aggregation) -> None:
+    padded: Any = np.zeros((4, 5), np.int32)
+    for row, mask in zip(padded, MASKS, strict=True):
+        row[: len(mask)] = mask
+    ids: dict[str, Any] = {"rollout_ids": ROLLOUTS, "group_ids": GROUPS}
+    for given in (padded, padded.astype(np.bool_), padded.astype(object)):
+        assert mask_sums(given).tolist() == [3, 1, 2, 0]
+        denominators = loss_denominators(aggregation, given, **ids)
+        assert denominators.tolist() == loss_denominators(aggregation, MASKS, **ids).tolist()
+        units = count_step_units(aggregation, given, constant=9, **ids)
+        assert units == count_step_units(aggregation, MASKS, constant=9, **ids)
+    values = [np.arange(len(mask), dtype=float) for mask in MASKS]
+    wide: Any = np.full((4, 5), math.nan)
+    for row, value in zip(wide, values, strict=True):
+        row[: value.size] = value
+    assert aggregate(aggregation, wide, padded, constant=9, **ids) == aggregate(
+        aggregation, values, MASKS, constant=9, **ids
+    )
+    padded[2, 1] = 2
+    with pytest.raises(MetricsError, match="sample 2: loss mask holds 2 at response token 1"):
+        mask_sums(padded)
+
+
+def test_an_array_of_masks_of_more_than_two_dimensions_is_refused() -> None:
+    with pytest.raises(MetricsError, match=r"loss_masks is one array of shape \(2, 3, 1\)"):
+        mask_sums(cast("Any", np.ones((2, 3, 1))))
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
@@ -199,7 +215,56 @@ def test_ids_are_integers_of_any_size(ids: Any) -> None:
     assert count_step_units("rollout_mean", [[1], [1, 1], [1]], rollout_ids=ids) == 2
 
 
-@pytest.mark.parametrize("ids", [[True, False], [1, 0.5], [1, "a"], [1, None]])
-def test_ids_that_are_no_integers_are_refused(ids: Any) -> None:
-    with pytest.raises(MetricsError, match="rollout_ids: entries are of type"):
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [True, False],
+        [1, 0.5],
+        [1, None],
+        [None, "a"],
+        [b"a", 1],
+        np.array([0.5, 1.0], object),
+    ],
+)
+def test_ids_that_are_neither_integers_nor_strings_are_refused(ids: Any) -> None:
+    with pytest.raises(MetricsError, match=r"rollout_ids: (entries are of type|cannot be read)"):
         rollout_denominators([[1], [1]], ids)
+
+
+@pytest.mark.parametrize("ids", [[1, "a"], np.array(["a", 1], object)])
+def test_a_mixture_of_integers_and_strings_is_refused_by_its_place(ids: Any) -> None:
+    with pytest.raises(MetricsError, match=r"rollout_ids must be all .* and rollout_ids\[1\] is"):
+        rollout_denominators([[1], [1]], ids)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        ["b", "a", "b"],
+        ("b", "a", "b"),
+        np.array(["b", "a", "b"]),
+        np.array(["b", "a", "b"], object),
+        np.array([5, -1, 5], object),
+        np.array([2**70, 1, 2**70], object),
+        np.array([5, 0, 5], np.uint8),
+    ],
+)
+def test_ids_come_as_strings_or_integers_in_lists_arrays_and_arrays_of_objects(ids: Any) -> None:
+    assert rollout_denominators([[1], [1, 1], [1]], ids).tolist() == [2, 2, 2]
+    assert count_step_units("prompt_mean", [[1], [1, 1], [1]], group_ids=ids) == 2
+    assert id_column(ids, 3, "ids").tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("ids", [["a"], [], ["a", "b", "c"], np.array([["a", "b"]]), "ab"])
+def test_one_id_belongs_to_each_sample(ids: Any) -> None:
+    with pytest.raises(MetricsError, match="rollout_ids"):
+        rollout_denominators([[1], [1]], ids)
+
+
+def test_arrays_of_objects_are_lengths_masks_and_values() -> None:
+    lengths: Any = np.array([4, 3], object)
+    masks: Any = [np.array([1, 0], object), [True]]
+    reduce = reference_reducer("sample_mean", lengths, cast("Any", np.array([2, 1], object)), masks)
+    assert reduce(np.array([3.0, math.nan, 5.0], object)) == 8.0
+    with pytest.raises(MetricsError, match="entries are of type object"):
+        reference_reducer("sample_mean", cast("Any", np.array([4, None], object)), [2, 1], masks)

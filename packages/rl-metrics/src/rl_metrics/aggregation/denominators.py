@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_metrics.aggregation.aggregation import Aggregation, check_aggregation, check_step_units
+from rl_metrics.aggregation.ids import Ids, id_column
 from rl_metrics.aggregation.masks import concatenated_masks, sums_of_pieces
-from rl_metrics.arguments import as_array, listed, number_array
+from rl_metrics.arguments import number_array
 from rl_metrics.errors import MetricsError
 
 __all__ = [
@@ -30,9 +31,6 @@ __all__ = [
     "rollout_denominators",
 ]
 
-Ids = Sequence[int] | npt.NDArray[np.integer[Any]]
-"""One integer per sample, of any size, equal for samples that belong together."""
-
 _IDS: dict[Aggregation, str] = {"rollout_mean": "rollout_ids", "prompt_mean": "group_ids"}
 """The argument that says which samples belong together, where the aggregation asks."""
 
@@ -41,7 +39,8 @@ def mask_sums(loss_masks: Sequence[Any]) -> npt.NDArray[np.float64]:
     """Return how many tokens of each sample are trained.
 
     Args:
-        loss_masks: N masks [R_i] of 0 and 1: lists, numpy arrays or tensors.
+        loss_masks: N masks [R_i] of 0 and 1: lists, numpy arrays or tensors; or all of them in one
+            array or tensor [N, T], 0 at padding.
 
     Returns:
         float64 [N], tokens.
@@ -83,14 +82,16 @@ def rollout_denominators(loss_masks: Sequence[Any], rollout_ids: Ids) -> npt.NDA
 
     Args:
         loss_masks: N masks [R_i], the whole step (or any larger set that contains every sibling).
-        rollout_ids: int [N], equal for siblings. Any integers; order does not matter.
+        rollout_ids: [N], equal for siblings: integers or strings, as in
+            `rl_metrics.aggregation.ids`; order does not matter.
 
     Returns:
         float64 [N], 1 where the rollout has no trained token. Whole numbers, so float32 holds them
         exactly up to 2^24 tokens a rollout.
 
     Raises:
-        MetricsError: when the lists differ in length, ids are no integers, or as in `mask_sums`.
+        MetricsError: when the lists differ in length, ids are neither integers nor strings, or as
+            in `mask_sums`.
 
     Example:
         Masks of 3, 1 and 2 ones with `rollout_ids = [0, 0, 1]` give `[4, 4, 2]`.
@@ -104,7 +105,7 @@ def prompt_denominators(loss_masks: Sequence[Any], group_ids: Ids) -> npt.NDArra
     Args:
         loss_masks: N masks [R_i], the whole step (or any larger set that contains every prompt
             group whole).
-        group_ids: int [N], equal for the rollouts of one prompt. Any integers; order does not
+        group_ids: [N], equal for the rollouts of one prompt: integers or strings; order does not
             matter.
 
     Returns:
@@ -131,8 +132,8 @@ def loss_denominators(
     Args:
         aggregation: one of the five.
         loss_masks: N masks [R_i] of the whole step.
-        rollout_ids: int [N], needed for `rollout_mean`.
-        group_ids: int [N], needed for `prompt_mean`.
+        rollout_ids: [N], integers or strings, needed for `rollout_mean`.
+        group_ids: [N], integers or strings, needed for `prompt_mean`.
 
     Returns:
         float64 [N], at least 1. All ones for `token_mean` and `constant`, whose divisor is one
@@ -162,8 +163,8 @@ def count_step_units(
     Args:
         aggregation: one of the five.
         loss_masks: N masks [R_i] of the whole step.
-        rollout_ids: int [N], needed for `rollout_mean`.
-        group_ids: int [N], needed for `prompt_mean`.
+        rollout_ids: [N], integers or strings, needed for `rollout_mean`.
+        group_ids: [N], integers or strings, needed for `prompt_mean`.
         constant: the divisor of `constant`.
 
     Returns:
@@ -178,7 +179,7 @@ def count_step_units(
     sums = mask_sums(loss_masks)
     if aggregation in _IDS:
         ids, name = _step_ids(aggregation, rollout_ids, group_ids)
-        return float(np.unique(_labels(ids, sums.size, name)).size)
+        return float(np.unique(id_column(ids, sums.size, name)).size)
     if aggregation == "constant":
         return check_step_units(aggregation, constant)
     return float(sums.sum()) if aggregation == "token_mean" else float(sums.size)
@@ -191,35 +192,14 @@ def _step_ids(
     name = _IDS[aggregation]
     ids = {"rollout_ids": rollout_ids, "group_ids": group_ids}[name]
     if ids is None:
-        raise MetricsError(f"{aggregation} needs {name}, one integer per sample of the step")
+        raise MetricsError(
+            f"{aggregation} needs {name}, one integer or string per sample of the step"
+        )
     return ids, name
 
 
 def _grouped(loss_masks: Sequence[Any], ids: Ids, name: str) -> npt.NDArray[np.float64]:
     """Sum the trained tokens over equal ids and give every sample its group's sum, 0 as 1."""
     sums = mask_sums(loss_masks)
-    labels = _labels(ids, sums.size, name)
-    _, inverse = np.unique(labels, return_inverse=True)
-    return np.maximum(np.bincount(inverse, weights=sums), 1.0)[inverse]
-
-
-def _labels(ids: Ids, num_samples: int, name: str) -> npt.NDArray[np.integer[Any]]:
-    """Return the ids as an array, after checking that there is one integer per sample."""
-    given = ids if hasattr(ids, "dtype") else listed(ids, name)
-    if isinstance(given, list) and all(
-        isinstance(label, int | np.integer) and not isinstance(label, bool) for label in given
-    ):
-        # Ids are only compared: the place of the first equal one stands for integers of any size.
-        places = {label: place for place, label in enumerate(dict.fromkeys(given))}
-        given = np.array([places[label] for label in given], np.int64)
-    labels = as_array(given, name)
-    if labels.ndim != 1 or labels.size != num_samples:
-        raise MetricsError(
-            f"{num_samples} loss masks but {name} of shape {labels.shape}; give one id per sample"
-        )
-    if labels.size and labels.dtype.kind not in "iu":
-        raise MetricsError(
-            f"{name}: entries are of type {labels.dtype}; give integers, equal for samples that"
-            " belong together"
-        )
-    return labels
+    groups = id_column(ids, sums.size, name)
+    return np.maximum(np.bincount(groups, weights=sums), 1.0)[groups]

@@ -17,12 +17,12 @@ import numpy.typing as npt
 
 from rl_metrics.aggregation.aggregation import Aggregation, check_aggregation
 from rl_metrics.aggregation.denominators import (
-    Ids,
     checked_denominators,
     count_step_units,
     loss_denominators,
     mask_sums,
 )
+from rl_metrics.aggregation.ids import Ids
 from rl_metrics.aggregation.masks import (
     check_mask_lengths,
     concatenated_masks,
@@ -30,12 +30,18 @@ from rl_metrics.aggregation.masks import (
     listed_masks,
     sums_of_pieces,
 )
-from rl_metrics.arguments import IntArray, flag, listed, number_array
+from rl_metrics.arguments import IntArray, as_array, flag, listed, number_array
 from rl_metrics.errors import MetricsError
 from rl_metrics.geometry.context_parallel import ContextParallel, int_array
 from rl_metrics.geometry.packing import packed_responses
 
-__all__ = ["aggregate", "get_sum_of_sample_mean", "loss_reducer", "reducer_denominators"]
+__all__ = [
+    "aggregate",
+    "aggregate_diagnostic",
+    "get_sum_of_sample_mean",
+    "loss_reducer",
+    "reducer_denominators",
+]
 
 Reducer = Callable[[npt.ArrayLike], np.float64]
 """Takes the local response values of a micro-batch, returns their masked, divided sum."""
@@ -69,7 +75,7 @@ def get_sum_of_sample_mean(
         stream_length=stream_length,
         stream_offsets=stream_offsets,
     )
-    flat, lengths = concatenated_masks(loss_masks)
+    flat, lengths = concatenated_masks(listed_masks(loss_masks))
     check_mask_lengths(lengths, int_array(response_lengths))
     if flag(calculate_per_token_loss, "calculate_per_token_loss"):
         divisors = np.ones(lengths.size)
@@ -170,8 +176,8 @@ def aggregate(
         aggregation: one of the five.
         values: N arrays [R_i], a value per response token.
         loss_masks: N masks [R_i].
-        rollout_ids: int [N], for `rollout_mean`.
-        group_ids: int [N], for `prompt_mean`.
+        rollout_ids: [N], integers or strings, for `rollout_mean`.
+        group_ids: [N], integers or strings, for `prompt_mean`.
         constant: the divisor of `constant`.
 
     Returns:
@@ -184,18 +190,68 @@ def aggregate(
     Example:
         Two samples of 100 tokens at 0.5 and 900 at 0.3: `token_mean` 0.32, `sample_mean` 0.4.
     """
-    loss_masks = listed_masks(loss_masks)
+    loss_masks = _rows(loss_masks)
     ids = {"rollout_ids": rollout_ids, "group_ids": group_ids}
     divisors = loss_denominators(aggregation, loss_masks, **ids)
     units = count_step_units(aggregation, loss_masks, **ids, constant=constant)
+    total = _divided_sum(values, loss_masks, divisors)
+    return total / units if mask_sums(loss_masks).any() else None
+
+
+def aggregate_diagnostic(
+    aggregation: Aggregation,
+    values: Sequence[npt.ArrayLike],
+    loss_masks: Sequence[Any],
+    *,
+    rollout_ids: Ids | None = None,
+    group_ids: Ids | None = None,
+) -> float | None:
+    """Return the mean of a diagnostic over a whole step: units without trained tokens do not count.
+
+    A loss keeps the divisor of all units, so that a masked rollout does not change the weights of
+    the others; an entropy is a mean over what there is: `sum_i (sum_t m x) / D_i` divided by the
+    same sum for `x = 1`, which counts the units that have a trained token.
+
+    Args:
+        aggregation: one of the five; `constant` averages over trained tokens, as `token_mean`.
+        values: as in `aggregate`, like the rest.
+        loss_masks: as there.
+        rollout_ids: as there.
+        group_ids: as there.
+
+    Returns:
+        The value in float64, or None ("no data") when no token of the step is trained.
+
+    Raises:
+        MetricsError: as in `aggregate`.
+
+    Example:
+        Two rollouts, one fully masked, 2.0 on every trained token: 2.0, where `aggregate` gives 1.0
+        for `rollout_mean`.
+    """
+    loss_masks = _rows(loss_masks)
+    ids = {"rollout_ids": rollout_ids, "group_ids": group_ids}
+    divisors = loss_denominators(aggregation, loss_masks, **ids)
+    total = _divided_sum(values, loss_masks, divisors)
+    units = float(np.sum(mask_sums(loss_masks) / divisors))
+    return total / units if units else None
+
+
+def _rows(loss_masks: Sequence[Any]) -> list[Any]:
+    """Return one mask per sample, those of a padded array row by row."""
+    if getattr(loss_masks, "ndim", 1) == 2:
+        return list(as_array(loss_masks, "loss_masks"))
+    return listed_masks(loss_masks)
+
+
+def _divided_sum(values: Any, loss_masks: Sequence[Any], divisors: npt.NDArray[Any]) -> float:
+    """Return `sum_i (sum_t m_it x_it) / D_i`, sample by sample."""
     values = listed(values, "values, one array per sample")
     if len(values) != len(loss_masks):
         raise MetricsError(
             f"values of {len(values)} samples but {len(loss_masks)} loss masks; give one of each"
             " per sample"
         )
-    if not mask_sums(loss_masks).any():
-        return None
     total = 0.0
     for i, (value, mask) in enumerate(zip(values, loss_masks, strict=True)):
         array = number_array(value, f"sample {i}: the values")
@@ -204,5 +260,5 @@ def aggregate(
             raise MetricsError(
                 f"sample {i}: values of shape {array.shape} but a mask of shape {trained.shape}"
             )
-        total += float(np.sum(array[trained])) / divisors[i]
-    return float(total / units)
+        total += float(np.sum(array[trained])) / float(divisors[i])
+    return total

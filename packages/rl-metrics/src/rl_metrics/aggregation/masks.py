@@ -10,7 +10,7 @@ the same masks.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -61,12 +61,12 @@ def listed_masks(loss_masks: Iterable[Any]) -> list[Any]:
 
     Raises:
         MetricsError: for anything that is no list, and for one array of several dimensions: its
-            rows would be padded to one length.
+            rows are padded to one length, which is not that of the responses.
     """
     if getattr(loss_masks, "ndim", 1) > 1:
         raise MetricsError(
             f"loss_masks is one array of shape {tuple(getattr(loss_masks, 'shape', ()))}; give one"
-            " flat mask per sample, cut to its response"
+            " flat mask per sample, cut to its response, or use padded_loss_reducer"
         )
     return listed(loss_masks, "loss_masks, one per sample")
 
@@ -96,14 +96,19 @@ def concatenated_masks(loss_masks: Iterable[Any]) -> tuple[BoolArray, IntArray]:
     """Return the masks of several samples in one array.
 
     Args:
-        loss_masks: N masks [R_i]: lists, numpy arrays or tensors.
+        loss_masks: N masks [R_i]: lists, numpy arrays or tensors; or one array or tensor [N, T].
 
     Returns:
-        bool [sum R_i], and the lengths int64 [N].
+        bool [sum R_i], and the lengths int64 [N], `T` for each row of an array.
 
     Raises:
         MetricsError: when there is no list of masks, a mask is not flat, or as in `trained_tokens`.
     """
+    if getattr(loss_masks, "ndim", 1) == 2:
+        # One array, one transfer where it lies on a device.
+        rows = as_array(cast("Any", loss_masks), "loss_masks")
+        widths = np.full(rows.shape[0], rows.shape[1], np.int64)
+        return trained_tokens(rows.reshape(-1), widths), widths
     masks = [
         as_array(mask, f"sample {i}: loss mask") for i, mask in enumerate(listed_masks(loss_masks))
     ]

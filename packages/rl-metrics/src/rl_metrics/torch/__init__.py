@@ -17,7 +17,12 @@ except ModuleNotFoundError as error:
 
 from rl_metrics.torch.collectives import all_reduce_metrics
 from rl_metrics.torch.gather import gather_responses
-from rl_metrics.torch.reducers import get_sum_of_sample_mean, loss_reducer, megatron_num_tokens
+from rl_metrics.torch.reducers import (
+    get_sum_of_sample_mean,
+    loss_reducer,
+    megatron_num_tokens,
+    padded_loss_reducer,
+)
 from rl_metrics.torch.reports import gather_and_reduce_log_dict, reduce_train_step_metrics
 from rl_metrics.torch.slicing import slice_response, slice_tokens
 from rl_metrics.torch.whitening import masked_whiten
@@ -30,6 +35,7 @@ __all__ = [
     "loss_reducer",
     "masked_whiten",
     "megatron_num_tokens",
+    "padded_loss_reducer",
     "reduce_train_step_metrics",
     "slice_response",
     "slice_tokens",

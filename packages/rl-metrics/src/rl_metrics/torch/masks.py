@@ -75,7 +75,8 @@ def host_masks(
         if loss_masks.dim() != 1 or whole[0] != lengths.sum():
             raise MetricsError(
                 f"the concatenated loss mask has shape {tuple(loss_masks.shape)}, the responses"
-                f" {lengths.sum()} tokens; give one flat tensor of all of them"
+                f" {lengths.sum()} tokens; give one flat tensor of all of them, or use"
+                " padded_loss_reducer"
             )
         return trained_tokens(as_array(loss_masks, "the concatenated loss mask"), lengths)
     if loss_masks and isinstance(loss_masks[0], torch.Tensor):

@@ -13,7 +13,7 @@ backward; making a reducer launches no kernel, calling it takes four operations.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,15 +23,22 @@ from rl_metrics.aggregation.aggregation import Aggregation
 from rl_metrics.aggregation.denominators import checked_denominators
 from rl_metrics.aggregation.loss_reduction import reducer_denominators
 from rl_metrics.aggregation.loss_scale import calculates_per_token_loss
-from rl_metrics.aggregation.masks import sums_of_pieces
-from rl_metrics.arguments import BoolArray, FloatArray, IntArray, flag
+from rl_metrics.aggregation.masks import sums_of_pieces, trained_tokens
+from rl_metrics.arguments import BoolArray, FloatArray, IntArray, as_array, flag
 from rl_metrics.errors import MetricsError
 from rl_metrics.geometry.context_parallel import ContextParallel, check_place, int_array
 from rl_metrics.geometry.packing import packed_responses
 from rl_metrics.geometry.responses import check_lengths
 from rl_metrics.torch.masks import Masks, as_masks, device_of, host_masks
 
-__all__ = ["LossReducer", "Masks", "get_sum_of_sample_mean", "loss_reducer", "megatron_num_tokens"]
+__all__ = [
+    "LossReducer",
+    "Masks",
+    "get_sum_of_sample_mean",
+    "loss_reducer",
+    "megatron_num_tokens",
+    "padded_loss_reducer",
+]
 
 
 class LossReducer:
@@ -41,10 +48,31 @@ class LossReducer:
     `torch.inference_mode` and still be used for training afterwards.
     """
 
+    num_tokens: int
+    """Trained tokens by the FULL masks of the micro-batch, the same on every CP rank."""
+
+    weight: float
+    """What the trained values of this rank weigh: `sum_i (sum_t m_it) / D_i`.
+
+    Added up over micro-batches and ranks it is the number of samples, rollouts or prompts of the
+    step that have a trained token; of trained tokens for `token_mean` and `constant`. The divisor
+    of a diagnostic, which leaves out what has no trained token.
+    """
+
     def __init__(
-        self, trained: BoolArray, divisors: FloatArray | None, device: torch.device
+        self,
+        trained: BoolArray,
+        divisors: FloatArray | None,
+        device: torch.device,
+        *,
+        num_tokens: int,
+        weight: float,
     ) -> None:
-        """Keep which local values are trained [T] and what each is divided by [T], None for 1."""
+        """Keep which local values are trained, and what each is divided by, None for 1.
+
+        Both have the shape of the values, or `divisors` one that broadcasts to it.
+        """
+        self.num_tokens, self.weight = num_tokens, weight
         # Tensors made in inference mode could not be saved for a backward pass later.
         with torch.inference_mode(False):
             # A copy: the caller may go on to change the memory of a boolean mask.
@@ -67,16 +95,16 @@ class LossReducer:
 
         Args:
             x: float [T], this rank's response values, sample after sample in the order of
-                `response_indices`, on any device.
+                `response_indices`, on any device; float [N, T] for a padded micro-batch.
 
         Raises:
             MetricsError: when `x` is no tensor, the shape is another one, or the dtype is no
                 floating one: a mean of integers would be cut.
         """
+        shape = list(self._trained.shape)
         if not isinstance(x, torch.Tensor):
             raise MetricsError(
-                f"got values of type {type(x).__name__}; give a floating-point tensor"
-                f" [{self.num_values}]"
+                f"got values of type {type(x).__name__}; give a floating-point tensor {shape}"
             )
         if not x.is_floating_point():
             raise MetricsError(
@@ -85,7 +113,7 @@ class LossReducer:
         if x.shape != self._trained.shape:
             raise MetricsError(
                 f"got values of shape {tuple(x.shape)}; this rank owns {self.num_values} response"
-                f" tokens of the micro-batch, so give [{self.num_values}]"
+                f" tokens of the micro-batch, so give {shape}"
             )
         if self._trained.device != x.device:
             with torch.inference_mode(False):
@@ -97,6 +125,28 @@ class LossReducer:
         return divided.sum(dtype=torch.float64).to(
             torch.float64 if x.dtype == torch.float64 else torch.float32
         )
+
+    def diagnostic(self, x: torch.Tensor) -> tuple[torch.Tensor, float]:
+        """Return numerator and weight of a diagnostic, such as an entropy, without a graph.
+
+        For `MicroBatchMetrics(diagnostics={"entropy": reduce.diagnostic(entropy)}, ...)`. Its mean
+        over the step is that over the units that have a trained token, whereas a loss is divided
+        by all units.
+
+        Args:
+            x: as in a call.
+
+        Returns:
+            `(self(x), self.weight)`; the former a 0-dim tensor on the device of `x`.
+
+        Raises:
+            MetricsError: as in a call.
+
+        Example:
+            2.0 on every trained token of two rollouts, one of them fully masked, by `rollout_mean`:
+            2.0 and 1.0, so the mean is 2.0.
+        """
+        return self(x.detach() if isinstance(x, torch.Tensor) else x), self.weight
 
 
 def get_sum_of_sample_mean(
@@ -163,12 +213,15 @@ def get_sum_of_sample_mean(
     if place.size > 1 or any(value is not None for value in stream.values()):
         owned = packed_responses(totals, lengths, place, **stream)
         trained_T, counts_N = masks[owned.flat_indices], owned.counts
-    divisors_T = None
+    divisors_T, num_tokens = None, int(np.count_nonzero(masks))
+    weight = float(np.count_nonzero(trained_T))
     if not flag(calculate_per_token_loss, "calculate_per_token_loss"):
         own = sums_of_pieces(masks, lengths)
         divisors_N = checked_denominators(own if sample_denoms is None else sample_denoms, own.size)
         divisors_T = np.repeat(divisors_N, counts_N)
-    return LossReducer(trained_T, divisors_T, device_of(given_masks))
+        weight = float(np.sum(sums_of_pieces(trained_T, counts_N) / divisors_N))
+    device = device_of(given_masks)
+    return LossReducer(trained_T, divisors_T, device, num_tokens=num_tokens, weight=weight)
 
 
 def loss_reducer(
@@ -222,6 +275,56 @@ def loss_reducer(
         stream_length=stream_length,
         pad_multiple=pad_multiple,
     )
+
+
+def padded_loss_reducer(
+    aggregation: Aggregation,
+    loss_masks: torch.Tensor | npt.NDArray[Any] | Sequence[Sequence[int]],
+    *,
+    denominators: torch.Tensor | Sequence[float] | npt.NDArray[Any] | None = None,
+) -> LossReducer:
+    """Return the reducer of a micro-batch whose samples are the rows of one padded tensor.
+
+    Padding, on either side, and prompt tokens have mask 0; what stands there enters nothing. The
+    result is that of `loss_reducer` on the same samples without their padding, so that the width to
+    which a micro-batch is padded does not matter. Rows are whole samples: there is no context
+    parallelism here.
+
+    Args:
+        aggregation: one of the five; see `rl_metrics.aggregation`.
+        loss_masks: [N, T], of booleans or exactly 0 and 1. Checked here, on the host: a mask on a
+            device is copied to it, one transfer that waits for the device.
+        denominators: as in `loss_reducer`.
+
+    Returns:
+        A callable on values [N, T]; as in `get_sum_of_sample_mean`.
+
+    Raises:
+        MetricsError: when the masks are no [N, T], a mask holds something else than 0 and 1 (it
+            names sample and token), and as in `loss_reducer`.
+
+    Example:
+        Rows `[1, 3]` and `[5, 9]` with masks `[1, 1]` and `[1, 0]`, `sample_mean`: (1 + 3) / 2 + 5
+        / 1 = 7.
+    """
+    sample_denoms, per_token = reducer_denominators(aggregation, denominators)
+    rows = as_array(cast("Any", loss_masks), "the padded loss mask")
+    if rows.ndim != 2:
+        raise MetricsError(
+            f"the padded loss mask has shape {rows.shape}; give [samples, tokens], 0 at padding, or"
+            " use loss_reducer for masks of unequal length"
+        )
+    widths = np.full(rows.shape[0], rows.shape[1], np.int64)
+    trained_NT = trained_tokens(rows.reshape(-1), widths).reshape(rows.shape)
+    own = trained_NT.sum(axis=1, dtype=np.float64)
+    divisors_N1, weight = None, float(own.sum())
+    if not per_token:
+        given = own if sample_denoms is None else sample_denoms
+        divisors_N = checked_denominators(given, own.size)
+        divisors_N1, weight = divisors_N[:, None], float(np.sum(own / divisors_N))
+    device = loss_masks.device if isinstance(loss_masks, torch.Tensor) else torch.device("cpu")
+    num_tokens = int(own.sum())
+    return LossReducer(trained_NT, divisors_N1, device, num_tokens=num_tokens, weight=weight)
 
 
 def megatron_num_tokens(aggregation: Aggregation, loss_masks: Masks) -> torch.Tensor:

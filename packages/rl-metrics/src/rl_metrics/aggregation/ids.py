@@ -1,0 +1,98 @@
+"""Columns of ids: which samples belong together, by integers or by strings.
+
+One rule for every column: a sequence, a numpy array, an array of objects whose entries are numbers
+or strings, or a tensor, which is detached and copied to the host where it is not there. All entries
+are integers, of any size, or all are strings, which are numbered by first appearance. Booleans,
+fractions and a mixture are refused. Ids are only compared, so the numbers say who belongs together
+and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_metrics.arguments import IntArray, as_array, listed
+from rl_metrics.errors import MetricsError
+
+__all__ = ["Ids", "id_column"]
+
+Ids = (
+    Sequence[int]
+    | Sequence[str]
+    | npt.NDArray[np.integer[Any]]
+    | npt.NDArray[np.str_]
+    | npt.NDArray[np.object_]
+)
+"""One integer or string per sample, equal for samples that belong together; a tensor will do."""
+
+
+def id_column(ids: Ids, num_samples: int, name: str) -> IntArray:
+    """Return a column of ids as numbers that are equal where the ids are.
+
+    Args:
+        ids: [N], all integers of any size or all strings.
+        num_samples: `N`.
+        name: how the column is called in errors.
+
+    Returns:
+        int64 [N], 0 for the first id, and so on by first appearance.
+
+    Raises:
+        MetricsError: for another number of ids, entries that are neither integers nor strings, or a
+            mixture of both.
+
+    Example:
+        `["b", "a", "b"]` gives `[0, 1, 0]`, as `[7, -3, 7]` does.
+    """
+    given = ids if hasattr(ids, "detach") else _entries(ids, name)
+    if isinstance(given, list) and given and all(_is_id(entry) for entry in given):
+        strange = next(
+            (i for i, entry in enumerate(given) if isinstance(entry, str) != _is_text(given[0])),
+            None,
+        )
+        if strange is not None:
+            raise MetricsError(
+                f"{name} must be all strings or all integers, but {name}[0] is {given[0]!r} and"
+                f" {name}[{strange}] is {given[strange]!r}"
+            )
+    else:
+        # A tensor, or entries that are none: their dtype decides.
+        array = as_array(given, name)
+        if array.size and array.dtype.kind not in "iu":
+            raise MetricsError(
+                f"{name}: entries are of type {array.dtype}; give integers or strings, equal for"
+                " samples that belong together"
+            )
+        _check_shape(array.shape, num_samples, name)
+        given = array.tolist()
+    _check_shape((len(given),), num_samples, name)
+    numbers: dict[Any, int] = {}
+    return np.array([numbers.setdefault(entry, len(numbers)) for entry in given], np.int64)
+
+
+def _entries(ids: Any, name: str) -> Any:
+    """Return a flat column as a list; an array of another shape as it is, for the error."""
+    if isinstance(ids, np.ndarray):
+        return ids.tolist() if ids.ndim == 1 else ids
+    return listed(ids, name)
+
+
+def _is_id(entry: object) -> bool:
+    return _is_text(entry) or (
+        isinstance(entry, int | np.integer) and not isinstance(entry, bool | np.bool_)
+    )
+
+
+def _is_text(entry: object) -> bool:
+    return isinstance(entry, str)
+
+
+def _check_shape(shape: tuple[int, ...], num_samples: int, name: str) -> None:
+    if shape != (num_samples,):
+        raise MetricsError(
+            f"{num_samples} loss masks but {name} of shape {shape}; give one id per sample"
+        )
