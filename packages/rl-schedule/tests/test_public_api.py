@@ -6,6 +6,7 @@ import rl_schedule as rs
 
 NAMES = [
     "CostModel",
+    "Filler",
     "InfeasibleScheduleError",
     "PlanDocumentError",
     "PrefixCost",
@@ -28,6 +29,7 @@ NAMES = [
     "UnsupportedContractError",
     "best_fit_decreasing",
     "build_dp_schedule",
+    "build_filler",
     "check_plan",
     "check_prefix_plan",
     "compute_dynamic_global_batch_size",
@@ -36,6 +38,7 @@ NAMES = [
     "karmarkar_karp",
     "plan_schedule",
     "plan_with_prefixes",
+    "restore_order",
 ]
 
 

@@ -33,9 +33,11 @@ from rl_schedule.request import ScheduleRequest
 from rl_schedule.schedule import build_dp_schedule, plan_schedule
 from rl_schedule.statistics import ScheduleStats, StepStats
 from rl_schedule.steps import StepSplitter, compute_dynamic_global_batch_size
+from rl_schedule.trainer_side import Filler, build_filler, restore_order
 
 __all__ = [
     "CostModel",
+    "Filler",
     "InfeasibleScheduleError",
     "PlanDocumentError",
     "PrefixCost",
@@ -58,6 +60,7 @@ __all__ = [
     "UnsupportedContractError",
     "best_fit_decreasing",
     "build_dp_schedule",
+    "build_filler",
     "check_plan",
     "check_prefix_plan",
     "compute_dynamic_global_batch_size",
@@ -66,4 +69,5 @@ __all__ = [
     "karmarkar_karp",
     "plan_schedule",
     "plan_with_prefixes",
+    "restore_order",
 ]

@@ -239,6 +239,70 @@ def test_a_config_that_cannot_be_read_says_why(config: Any, words: str) -> None:
         rs.TransformerCost.from_hf_config(config)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"model_type": "nemotron_h", "hybrid_override_pattern": "M-M*"},
+            "hybrid_override_pattern",
+        ),
+        ({"model_type": "minimax", "attn_type_list": [0, 1]}, "attn_type_list"),
+        ({"model_type": "deepseek_v32", "index_topk": 2048}, "index_topk"),
+        ({"model_type": "deepseek_v3", "index_topk": 2048}, "index_topk"),
+        ({"model_type": "jamba"}, "'jamba'"),
+        ({"model_type": "llama4_text"}, "'llama4_text'"),
+        ({"model_type": None}, "None"),
+        ({"model_type": ["llama"]}, "llama"),
+    ],
+)
+def test_layers_that_are_not_known_are_refused_by_name(change: dict[str, Any], words: str) -> None:
+    for config in ({**LLAMA_8B, **change}, {"text_config": {**LLAMA_8B, **change}}):
+        with pytest.raises(rs.ScheduleError, match="model_type") as caught:
+            rs.TransformerCost.from_hf_config(config)
+        assert words in str(caught.value)
+
+
+def test_a_model_that_works_in_place_changes_nothing_of_the_plan() -> None:
+    """Two samples of 9 under a cap of 10 do not fit, whatever the cost model does to its array."""
+
+    def quarter(lengths: Any) -> Any:
+        lengths //= 4
+        return lengths
+
+    plan = rs.build_dp_schedule(
+        total_lengths=[9, 9, 9, 9],
+        rollout_ids=range(4),
+        global_batch_size=4,
+        dp_size=2,
+        max_tokens_per_gpu=10,
+        cost=quarter,
+    )
+    assert [part.size for part in plan.partitions] == [2, 2]
+    assert plan.num_microbatches == (2,)
+
+
+def test_what_a_cost_model_raises_is_an_error_of_this_package() -> None:
+    def fail(lengths: Any) -> Any:
+        return {}[lengths.size]
+
+    with pytest.raises(rs.ScheduleError, match=r"fail.* raised KeyError for 2 lengths"):
+        evaluate_cost(fail, np.array([5, 6]))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: rs.QuadraticCost(linear="3"),  # type: ignore[arg-type]
+        lambda: rs.QuadraticCost(linear=None),  # type: ignore[arg-type]
+        lambda: rs.TransformerCost(token_flops="1", pair_flops=2),  # type: ignore[arg-type]
+        lambda: rs.TransformerCost(token_flops=1, pair_flops=2, window_pair_flops=(3,)),  # type: ignore[arg-type]
+    ],
+)
+def test_coefficients_that_are_no_numbers_are_refused(make: Any) -> None:
+    with pytest.raises(rs.ScheduleError, match="numbers >= 0"):
+        make()
+
+
 def test_a_window_costs_what_full_attention_costs_up_to_its_size_and_is_linear_beyond() -> None:
     model = rs.TransformerCost(token_flops=0, pair_flops=0, window_pair_flops=((4, 2),))
     assert model(np.array([2, 4, 5, 6])).tolist() == [4.0, 16.0, 24.0, 32.0]

@@ -5,8 +5,9 @@ Qwen2/3-MoE, gpt-oss, DeepSeek), multi-head latent attention (DeepSeek-V2/V3), s
 (`layer_types`, `sliding_window_pattern`, `max_window_layers`) and hybrid linear attention
 (Qwen3-Next, `full_attention_interval`).
 
-Invariant: a number that is needed and missing is an error, never a guess; what the configs
-themselves leave to a default (`head_dim`, `num_key_value_heads`) follows that default.
+Invariants: a model type that is not in the table is an error, and so is a key that stands for other
+layers; a number that is needed and missing is an error, never a guess; what the configs themselves
+leave to a default (`head_dim`, `num_key_value_heads`) follows that default.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from typing import Any
 
 from rl_schedule.errors import ScheduleError
 
-__all__ = ["LayerShape", "ModelShape", "read_model_shape"]
+__all__ = ["KNOWN_MODEL_TYPES", "LayerShape", "ModelShape", "read_model_shape"]
 
 _KINDS = {"full_attention": "full", "sliding_attention": "sliding", "linear_attention": "linear"}
 
@@ -24,6 +25,35 @@ _TWO_MATRIX_MLPS = frozenset({"gpt_neox", "nemotron", "phi", "starcoder2"})
 
 _GATED_QUERIES = frozenset({"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
 """Model types whose full-attention query projection also makes an output gate, twice as wide."""
+
+
+_DENSE = (
+    *("llama", "mistral", "ministral", "qwen2", "qwen3", "phi3", "smollm3", "seed_oss", "exaone4"),
+    *("gemma", "gemma2", "gemma3_text", "olmo", "olmo2", "olmo3", "granite", "glm", "glm4"),
+    *("cohere", "cohere2", "stablelm", "hunyuan_v1_dense", *sorted(_TWO_MATRIX_MLPS)),
+    *("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_vl_text"),
+)
+_SPARSE = (
+    *("mixtral", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text", "gpt_oss", "olmoe", "granitemoe"),
+    *("glm4_moe", "deepseek_v2", "deepseek_v3", "kimi_k2"),
+)
+_HYBRID = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+
+KNOWN_MODEL_TYPES = frozenset({*_DENSE, *_SPARSE, *_HYBRID})
+"""Model types whose layers are the ones computed here; any other is refused."""
+
+_OTHER_LAYERS = (
+    *("hybrid_override_pattern", "layers_block_type", "attn_type_list", "attn_layer_period"),
+    *(
+        "attn_layer_indices",
+        "index_topk",
+        "attention_chunk_size",
+        "mamba_d_state",
+        "ssm_state_size",
+    ),
+    *("linear_attn_config", "conv_L_cache", "kv_sharing_layers", "mamba_num_heads"),
+)
+"""Keys of models with layers not computed here: state space, chunked or sparse attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +114,8 @@ def read_model_shape(config: Mapping[str, Any]) -> ModelShape:
     """Read a `config.json`; a nested `text_config` (vision-language models) is followed.
 
     Raises:
-        ScheduleError: numbers the shape needs are missing (all are named), or `layer_types` has an
-            unknown kind.
+        ScheduleError: a model type that is not in `KNOWN_MODEL_TYPES` or a key of other layers;
+            numbers the shape needs are missing (all are named); `layer_types` has an unknown kind.
     """
     if not isinstance(config, Mapping):
         raise ScheduleError(
@@ -94,6 +124,7 @@ def read_model_shape(config: Mapping[str, Any]) -> ModelShape:
         )
     nested = config.get("text_config")
     reader = _Config(nested if isinstance(nested, Mapping) else config)
+    _refuse_other_layers(reader)
     hidden = reader.required("hidden_size")
     window = reader.optional("sliding_window")
     layers = []
@@ -116,6 +147,20 @@ def read_model_shape(config: Mapping[str, Any]) -> ModelShape:
             " from it"
         )
     return shape
+
+
+def _refuse_other_layers(reader: _Config) -> None:
+    """Refuse a model whose layers are not the ones computed here."""
+    known = reader.values.get("model_type")
+    keys = [name for name in _OTHER_LAYERS if reader.values.get(name) is not None]
+    if isinstance(known, str) and known in KNOWN_MODEL_TYPES and not keys:
+        return
+    why = f" with {', '.join(keys)}, which stand for layers" if keys else ", whose layers are ones"
+    raise ScheduleError(
+        f"the config has model_type {known!r}{why} that TransformerCost does not know; it knows"
+        f" {', '.join(sorted(KNOWN_MODEL_TYPES))}. Give a cost function of your own, or, if the"
+        " layers are those of one of these, its model_type"
+    )
 
 
 def _attention_kinds(reader: _Config) -> list[str]:
