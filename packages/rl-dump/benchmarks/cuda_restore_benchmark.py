@@ -1,5 +1,4 @@
-"""Measure what a train dump costs on a GPU: device memory beyond the batch, and the time training
-waits.
+"""Measure what a train dump costs on a GPU: extra device memory, and the time training waits.
 
     python packages/rl-dump/benchmarks/cuda_restore_benchmark.py [--samples 4096]
 

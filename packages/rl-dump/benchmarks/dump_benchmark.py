@@ -1,12 +1,11 @@
-"""Measure writing, reading, size and memory of a dump next to torch.save and torch.load, on the
-same data in one run.
+"""Measure writing, reading, size and memory of a dump next to torch.save and torch.load.
 
     python packages/rl-dump/benchmarks/dump_benchmark.py [--samples 4096] [--rounds 5] [--json
     out.json]
 
-Data: response lengths lognormal(6.9, 0.8) clipped to [16, 8192], prompts of 50-400 tokens, ids
-uniform below 151,936, seven float32 fields from a normal distribution, an all-ones mask. Nothing of
-it repeats, so compression finds only what every log-prob has.
+All on the same data in one run: response lengths lognormal(6.9, 0.8) clipped to [16, 8192], prompts
+of 50-400 tokens, ids uniform below 151,936, seven float32 fields from a normal distribution, an
+all-ones mask. Nothing of it repeats, so compression finds only what every log-prob has.
 """
 
 from __future__ import annotations

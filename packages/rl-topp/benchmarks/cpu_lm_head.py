@@ -1,5 +1,4 @@
-"""What an entry and a block cost on one CPU core: the constants of `rl_topp.lm_head.cost` for
-`cpu`.
+"""What an entry and a block cost on one CPU core: `cpu` of `rl_topp.lm_head.cost`.
 
     OMP_NUM_THREADS=1 python packages/rl-topp/benchmarks/cpu_lm_head.py
 

@@ -51,10 +51,10 @@ from rl_topp.lm_head import cost, nucleus_lm_head_log_probs
 def errors(
     rows: NucleusSet, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, method: str
 ) -> tuple[float, ...]:
-    """Return the largest log-prob error, the relative norms of both gradients' errors, and those of
-    the exact gradients rounded to the dtype.
+    """Return how far a method is from float64.
 
-    Two runs must agree bit for bit.
+    The largest log-prob error, the relative norms of both gradients' errors, and those of the exact
+    gradients rounded to the dtype. Two runs must agree bit for bit.
     """
     upstream = torch.randn(len(rows), device=DEVICE)
     runs = []

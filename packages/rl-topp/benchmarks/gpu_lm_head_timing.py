@@ -42,7 +42,7 @@ def milliseconds(call: Callable[[], Any], repeats: int = 15, warm_up: int = 3) -
 
 
 def host_milliseconds(call: Callable[[], Any], repeats: int = 15) -> float:
-    """Median time until everything is handed to an idle device."""
+    """Return the median time until everything is handed to an idle device."""
     times = []
     for _ in range(repeats):
         torch.cuda.synchronize()

@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 from gpu_plugin_server import DEVICE, FULL_BATCH, TINY, VOCAB_SIZE, say, server
 
 from rl_topp.reference import nucleus
-from rl_topp.sglang.kept import Filters, draw_step
+from rl_topp.sglang.draw import Filters, draw_step
 from rl_topp.sglang.step import StepRows
 
 NEW_TOKENS = 12 if TINY else 100
@@ -67,10 +67,6 @@ def draw(
     from rl_topp.sglang.kernels import draw_step_on_device
 
     return draw_step_on_device(probs, filters, uniform, None, prefix_size=prefix_size)
-
-
-# Correctness
-# --------------------------------------------------------------------------------------------------
 
 
 def check() -> None:
@@ -134,12 +130,8 @@ def check() -> None:
     FIGURES["check"] = {"equal": compared, "within_rounding": skipped}
 
 
-# Kernels alone
-# --------------------------------------------------------------------------------------------------
-
-
 def median_ms(run: Any, count: int = 20) -> float:
-    """Median time of `run`, between CUDA events after a warm-up."""
+    """Return the median time of `run`, between CUDA events after a warm-up."""
     for _ in range(3):
         run()
     if TINY:
@@ -158,7 +150,7 @@ def median_ms(run: Any, count: int = 20) -> float:
 
 
 def sort_and_draw(probs: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
-    """What a sampler that sorts does: sort, running sum, cut, draw."""
+    """Do what a sampler that sorts does: sort, running sum, cut, draw."""
     ranked, ids = probs.sort(dim=-1, descending=True)
     before = torch.cumsum(ranked, dim=-1) - ranked
     ranked[before > top_ps.view(-1, 1)] = 0.0
@@ -166,7 +158,7 @@ def sort_and_draw(probs: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
 
 
 def spread_for(wanted: float) -> float:
-    """Standard deviation of normal logits at which top_p keeps `wanted` ids in the mean."""
+    """Find the standard deviation of normal logits at which top_p keeps `wanted` ids in the mean."""
     low, high = 0.5, 60.0
     noise = torch.randn(64, VOCAB_SIZE, device=DEVICE)
     for _ in range(20):
@@ -235,10 +227,6 @@ def kernels() -> None:
     FIGURES["kernels"] = table
 
 
-# The engine
-# --------------------------------------------------------------------------------------------------
-
-
 def ask(url: str, variant: str, count: int, new_tokens: int, temperature: float) -> list[Any]:
     """Let `count` requests run side by side in one variant."""
     rng = np.random.default_rng(1)
@@ -265,7 +253,7 @@ def ask(url: str, variant: str, count: int, new_tokens: int, temperature: float)
 
 
 def mean_kept(answers: list[Any]) -> float:
-    """Mean size of the kept sets of some answers."""
+    """Return the mean size of the kept sets of some answers."""
     return float(
         np.mean([len(ids) for answer in answers for ids in answer["meta_info"]["rl_topp_kept_ids"]])
     )

@@ -1,5 +1,4 @@
-"""A second SGLang plugin, for gpu_plugin_cost.py alone: switches variants inside the scheduler and
-times its decode steps.
+"""A second SGLang plugin, for gpu_plugin_cost.py alone: switches variants and times their steps.
 
 Each request names its variant in `custom_params`. When the first request of another variant
 arrives, the hooks of rl-topp are put in place or taken out, the sampling backend is chosen, and the
@@ -90,7 +89,7 @@ def recorder() -> Recorder:
 
 
 def on_request(original: Any, scheduler: Any, request: Any) -> Any:
-    """Scheduler.handle_generate_request."""
+    """Note the variant of a request; wraps `Scheduler.handle_generate_request`."""
     variant = (request.sampling_params.custom_params or {}).get(VARIANT_KEY, "")
     if variant and variant != recorder().variant:
         recorder().switch(variant)
@@ -98,7 +97,7 @@ def on_request(original: Any, scheduler: Any, request: Any) -> Any:
 
 
 def on_result(original: Any, scheduler: Any, batch: Any, result: Any) -> Any:
-    """Scheduler.process_batch_result."""
+    """Time a decode step; wraps `Scheduler.process_batch_result`."""
     value = original(scheduler, batch, result)
     if batch.forward_mode.is_decode() and len(batch.reqs) == recorder().full_size:
         recorder().times.append(time.perf_counter())
@@ -106,7 +105,7 @@ def on_result(original: Any, scheduler: Any, batch: Any, result: Any) -> Any:
 
 
 def on_sample(original: Any, runner: Any, logits_output: Any, forward_batch: Any) -> Any:
-    """ModelRunner.sample."""
+    """Time the GPU in `ModelRunner.sample`."""
     import torch
 
     if (
@@ -124,7 +123,7 @@ def on_sample(original: Any, runner: Any, logits_output: Any, forward_batch: Any
 
 
 def register() -> None:
-    """Entry point of the group sglang.srt.plugins."""
+    """Register the hooks; entry point of the group sglang.srt.plugins."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(

@@ -11,7 +11,7 @@ VOCAB_SIZE = 151_936
 def zipf_rows(
     rng: np.random.Generator, num_rows: int, mean: float, vocab_size: int = VOCAB_SIZE
 ) -> NucleusSet:
-    """Log-normal set sizes of about `mean`; ids Zipf-distributed, none twice in a set."""
+    """Draw log-normal set sizes of about `mean`; ids Zipf-distributed, none twice in a set."""
     sizes = np.clip(np.rint(rng.lognormal(-0.5, 1.0, num_rows) * mean), 1, vocab_size // 4).astype(
         np.int64
     )
@@ -42,7 +42,7 @@ def zipf_rows(
 def random_rows(
     rng: np.random.Generator, num_rows: int, vocab_size: int, largest: int
 ) -> NucleusSet:
-    """Sets of 1 to `largest` ids, every status."""
+    """Draw sets of 1 to `largest` ids, every status."""
     status = rng.choice([0, 0, 0, 0, 1, 2, 3], num_rows)
     sizes = np.where(
         (status == 0) | (status == 3),
@@ -78,7 +78,7 @@ def operands(
 
 
 def targets_in(rows: NucleusSet, rng: np.random.Generator, device: str = "cuda") -> torch.Tensor:
-    """One kept id per row, or any id where there is no set."""
+    """Return one kept id per row, or any id where there is no set."""
     any_id = rng.integers(0, rows.vocab_size, len(rows))
     sizes = rows.set_sizes
     chosen = rows.offsets[:-1] + (rng.random(len(rows)) * np.maximum(sizes, 1)).astype(np.int64)

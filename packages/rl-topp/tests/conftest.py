@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 DEADLINE_SECONDS = 90.0
 
-# A busy machine is no fault of the code: laws have no time limit of their own, the test run has
+# A busy machine is not the code's fault: laws have no time limit of their own, the test run has
 # one.
 settings.register_profile("rl-topp", deadline=None, max_examples=100)
 settings.register_profile("small", deadline=None, max_examples=20)
@@ -51,7 +51,7 @@ def _random_rows(
 
 @pytest.fixture
 def random_rows() -> Callable[..., NucleusSet]:
-    """Rows of random status; targets may lie outside their sets, so forcing is tested too."""
+    """Draw rows of random status; targets may lie outside their sets, so forcing is tested too."""
     return _random_rows
 
 

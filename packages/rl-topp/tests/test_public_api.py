@@ -36,7 +36,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("module", NAMES)
-def test_public_names(module: str) -> None:
+def test_the_public_names_are_these(module: str) -> None:
     if module in ("rl_topp.torch", "rl_topp.lm_head"):
         pytest.importorskip("torch")
     found = importlib.import_module(module)

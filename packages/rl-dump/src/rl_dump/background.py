@@ -32,7 +32,9 @@ _logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
     path: str
+    """What it writes, for the message of a failure."""
     run: Callable[[], object]
+    """The work."""
 
 
 class BackgroundWriter(AbstractContextManager["BackgroundWriter"]):

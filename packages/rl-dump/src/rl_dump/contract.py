@@ -66,8 +66,9 @@ class FieldDocument(TypedDict):
     """One column of a dump, as its header describes it."""
 
     kind: Kind
-    """`scalar`: one value per sample; `ragged`: an array per sample; `text`: a string; `object`:
-    tagged JSON.
+    """What the column holds per sample.
+
+    `scalar`: one value; `ragged`: an array; `text`: a string; `object`: tagged JSON.
     """
     dtype: str
     """Logical dtype: a numpy name, `bfloat16`, `string` or `json`."""
@@ -82,12 +83,14 @@ class FieldDocument(TypedDict):
     nullable: bool
     """Whether some samples have no value."""
     response_aligned: bool
-    """Whether the field has one value per response token and takes part in context-parallel
-    restoring.
+    """Whether the field has one value per response token.
+
+    Such a field takes part in context-parallel restoring.
     """
     form: Form
-    """What the producer held per sample so that a conversion can give it back: a Python number, a
-    numpy scalar (`generic`), a tensor, a numpy array, a list, or `plain`.
+    """What the producer held per sample, so that a conversion can give it back.
+
+    A Python number, a numpy scalar (`generic`), a tensor, a numpy array, a list, or `plain`.
     """
 
 
@@ -95,33 +98,48 @@ class DroppedSample(TypedDict, total=False):
     """A sample that was generated but not trained on, and why."""
 
     rollout_position: int | None
+    """Its place in the flattened rollout batch, 0-based; None or absent where it is unknown."""
     sample_index: int | None
+    """The producer's number of the sample; None or absent where it has none."""
     rollout_id: int | None
+    """The rollout that it belongs to; None or absent where it has none."""
     reason: str
+    """Why it was not trained on, in words; every dropped sample has one."""
 
 
 class DumpHeader(TypedDict):
     """Everything of a dump but its columns."""
 
     contract: str
+    """`train-dump.v2` or `rollout-dump.v1`."""
     minor: int
+    """Minor version of the contract: a higher one only adds keys."""
     producer: Producer
+    """The distribution that wrote the dump."""
     format_version: int
+    """Version number of the layout that other tools know under this name."""
     batch_id: int | str
+    """The batch counter, or a word such as `"eval_3"`."""
     writer_rank: int
+    """Global rank of the writing process."""
     num_samples: int
+    """N, the number of samples."""
     fields: dict[str, FieldDocument]
+    """Every column, by its name."""
     dp_shards: list[dict[str, Any]]
+    """One mapping per data-parallel rank; see `header.HeaderKeywords`."""
     raw_reward: list[float] | None
+    """Rewards before normalisation, of the whole batch in rollout order; None if not given."""
     schedule: dict[str, Any] | None
+    """The plan document (`schedule-plan.v1`) the batch ran under; None if not given."""
     dropped: list[DroppedSample]
+    """Samples that were generated but not trained on."""
     metadata: dict[str, Any]
+    """Anything else that the producer kept."""
     row_groups: list[int]
     """Samples in each row group of a Parquet file; empty for other containers."""
     checksums: dict[str, list[int]]
-    """Per field and row group, the CRC-32 of its decoded values; see
-    `parquet.arrow_columns.checksum`.
-    """
+    """Per field and row group, the CRC-32 of its values; see `parquet.arrow_columns.checksum`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,8 +57,10 @@ class HeaderKeywords(TypedDict, total=False):
     writer_rank: int
     """Global rank of the writing process; default 0."""
     dp_shards: Sequence[Mapping[str, Any]]
-    """One mapping per data-parallel rank: `rank`, `data_parallel_rank`, `sample_indices`,
-    `partition`, `micro_batch_indices`, `num_microbatches`, `global_batch_sizes`; default none.
+    """One mapping per data-parallel rank; default none.
+
+    Its keys: `rank`, `data_parallel_rank`, `sample_indices`, `partition`, `micro_batch_indices`,
+    `num_microbatches`, `global_batch_sizes`.
     """
     schedule: Mapping[str, Any] | None
     """The plan document (`schedule-plan.v1`) the batch ran under."""

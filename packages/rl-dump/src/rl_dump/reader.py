@@ -90,7 +90,7 @@ class Dump(AbstractContextManager["Dump"]):
 
         Args:
             row: 0-based row of the file; negative counts from the end. Not the rollout position:
-                see `row_of_position`.
+                see `positions`.
 
         Raises:
             DumpError: there is no such row, or its bytes are damaged.
@@ -175,7 +175,7 @@ def open_dump(path: str | os.PathLike[str], *, check_sums: bool = True) -> Dump:
 
 
 def _check_kind(path: Path) -> None:
-    """Refuse what is no regular file: a pipe would wait for a writer, a device may never end."""
+    """Refuse what is not a regular file: a pipe would wait for a writer, a device may never end."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:

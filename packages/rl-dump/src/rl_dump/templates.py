@@ -61,8 +61,8 @@ def check_templates(
         train: template of the train dump; None if it is off.
 
     Raises:
-        DumpError: a template is not one (see `resolve_template`), or two batches, of one template
-            or of both, get the same path.
+        DumpError: a template cannot be resolved (see `resolve_template`), or two batches, of
+            one template or of both, get the same path.
     """
     named = {
         name: template

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.distributed
 
 
 def training(rank: int, folder: Path, dumping: bool) -> tuple[list[bytes], bytes]:
-    """Two batches of a small policy under DP 2 x CP 2; returns every number training produced."""
+    """Train a small policy on two batches under DP 2 x CP 2; return every number it produced."""
     dp_rank, cp_rank = divmod(rank, 2)
     cp_groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     shard_group = dist.new_group([0, 2])

@@ -19,7 +19,7 @@ CAP = "the 10 tokens that a micro-batch may hold"
 
 @pytest.fixture
 def plan() -> dict[str, Any]:
-    """A plan of 11 samples with a cap of 5 tokens on each of 2 ranks.
+    """Read a plan of 11 samples with a cap of 5 tokens on each of 2 ranks.
 
     3 is too long, 10 fills no step.
     """
@@ -36,7 +36,7 @@ def of_steps(plan: dict[str, Any], size: object) -> dict[str, Any]:
 
 
 def dropping(plan: dict[str, Any], *positions: int) -> dict[str, Any]:
-    """The plan if too long samples were dropped, and these samples were."""
+    """Return the plan if too long samples were dropped, and these samples were."""
     changed = copy.deepcopy(plan)
     changed["settings"]["on_oversized"] = "drop"
     changed["arrays"]["dropped_samples"]["data"] = list(positions)
@@ -59,7 +59,9 @@ def test_a_sample_that_is_too_long_and_its_siblings_are_said_to_be(plan: dict[st
     }
 
 
-def test_a_too_long_sample_that_had_its_own_micro_batch_is_no_reason(plan: dict[str, Any]) -> None:
+def test_a_too_long_sample_that_had_its_own_micro_batch_is_not_a_reason(
+    plan: dict[str, Any],
+) -> None:
     plan["arrays"]["dropped_samples"]["data"] = [3]
     assert reasons(plan) == {3: "dropped by the schedule: its rollout does not fill a step"}
 

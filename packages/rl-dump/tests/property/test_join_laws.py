@@ -14,9 +14,7 @@ from stubs.dump_batches import Columns, ragged
 from rl_dump import join, open_dump, write_dump
 
 Scenario = tuple[list[list[int]], list[int | None], list[list[int]], bool, bool]
-"""Tokens and index of each sample; rows of either dump; whether they have positions; whether they
-have indices.
-"""
+"""Tokens and index of each sample; rows of either dump; do they have positions; and indices?"""
 
 
 @st.composite

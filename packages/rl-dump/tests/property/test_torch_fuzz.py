@@ -35,7 +35,7 @@ DEADLINE_SECONDS = 120.0
 
 
 def observed(path: Path) -> tuple[dict[str, Any], list[str], str]:
-    """Everything a reader can get out of a dump, as comparable bytes."""
+    """Return everything a reader can get out of a dump, as comparable bytes."""
     with open_dump(path) as dump:
         found: dict[str, Any] = {}
         for name in dump.fields:

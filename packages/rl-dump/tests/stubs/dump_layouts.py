@@ -106,7 +106,7 @@ CP_FIELDS = ("log_probs", "rollout_log_probs", "advantages", "entropy")
 def trainer_shard(
     columns: Columns, shard: dict[str, Any], cp_rank: int = 0, cp_size: int = 1
 ) -> dict[str, Any]:
-    """What a context rank of a data-parallel rank holds: its samples, floats cut along the axis."""
+    """Return what a context rank of a data-parallel rank holds: its samples, their floats cut."""
     part = taken(columns, shard["partition"])
     data = {}
     for name, column in part.items():

@@ -65,11 +65,18 @@ def test_a_failed_job_raises_at_close_and_only_once() -> None:
 
 
 def test_check_never_waits() -> None:
-    gate = threading.Event()
+    gate, finished = threading.Event(), []
+
+    def job() -> None:
+        gate.wait(10)
+        finished.append("a")
+
     with BackgroundWriter() as writer:
-        writer.submit(gate.wait, path="a")
+        writer.submit(job, path="a")
         writer.check()
+        assert finished == []
         gate.set()
+    assert finished == ["a"]
 
 
 def test_a_stuck_job_meets_the_deadline() -> None:

@@ -177,7 +177,7 @@ def test_a_file_of_another_major_is_exit_code_2_and_says_what_to_do(
     assert "install the release of rl-dump that reads it" in result.output
 
 
-def test_another_parquet_file_is_no_dump(tmp_path: Path) -> None:
+def test_another_parquet_file_is_not_a_dump(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

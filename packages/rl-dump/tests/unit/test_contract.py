@@ -66,7 +66,7 @@ def test_another_major_is_a_value_error_but_no_damage() -> None:
 
 
 @pytest.mark.parametrize("minor", [None, "0", -1, True])
-def test_a_minor_that_is_no_number_is_refused(header: dict[str, Any], minor: object) -> None:
+def test_a_minor_that_is_not_a_number_is_refused(header: dict[str, Any], minor: object) -> None:
     with pytest.raises(DumpError, match=r"header key .?minor"):
         header_of({**header, "minor": minor}, where="x")
 

@@ -53,7 +53,9 @@ def test_a_healthy_batch_raises_none(tmp_path: Path, healthy: Columns) -> None:
     assert alarms(tmp_path, healthy) == {}
 
 
-def test_non_finite_values(tmp_path: Path, healthy: Columns) -> None:
+def test_a_value_that_is_not_finite_is_counted_and_its_sample_named(
+    tmp_path: Path, healthy: Columns
+) -> None:
     def change(items: list[npt.NDArray[Any]]) -> None:
         items[4][0] = np.nan
 
@@ -95,7 +97,9 @@ def test_rewards_of_the_whole_batch_serve_if_samples_have_none(tmp_path: Path) -
     assert "zero-std-groups" in alarms(tmp_path, columns, raw_reward=[1.0, 5.0, 1.0])
 
 
-def test_truncation_dropping_and_no_signal(tmp_path: Path, healthy: Columns) -> None:
+def test_truncated_dropped_and_equal_samples_raise_an_alarm_each(
+    tmp_path: Path, healthy: Columns
+) -> None:
     columns = {
         **healthy,
         "truncated": np.ones(len(healthy["truncated"]), bool),
@@ -146,7 +150,9 @@ def test_without_rollouts_advantages_and_truncation_every_masked_sample_counts(
     )
 
 
-def test_a_shard_that_is_missing(tmp_path: Path, healthy: Columns) -> None:
+def test_a_position_that_no_sample_has_makes_the_dump_incomplete(
+    tmp_path: Path, healthy: Columns
+) -> None:
     columns, shards = placed(
         {**healthy, "sample_index": np.arange(len(healthy["rollout_position"]))}
     )
@@ -157,7 +163,9 @@ def test_a_shard_that_is_missing(tmp_path: Path, healthy: Columns) -> None:
     )
 
 
-def test_a_sampled_id_outside_of_its_kept_set(tmp_path: Path, healthy: Columns) -> None:
+def test_a_sampled_id_outside_of_its_kept_set_names_its_sample(
+    tmp_path: Path, healthy: Columns
+) -> None:
     row = next(row for row, item in enumerate(healthy["nucleus_ids"]) if len(item) and row > 2)
 
     def change(items: list[npt.NDArray[Any]]) -> None:

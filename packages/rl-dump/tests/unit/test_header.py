@@ -39,7 +39,7 @@ def test_a_header_whose_checksum_differs_is_not_read(crc: bytes | None) -> None:
         open_header(text.encode(), crc, where="f")
 
 
-def test_text_that_is_no_document_is_refused_even_with_a_checksum() -> None:
+def test_text_that_is_not_a_document_is_refused_even_with_a_checksum() -> None:
     raw = b"{not json"
     with pytest.raises(DumpError, match="f: header: not a document"):
         open_header(raw, str(zlib.crc32(raw)).encode(), where="f")

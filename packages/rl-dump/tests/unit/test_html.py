@@ -61,10 +61,13 @@ def test_an_empty_dump_and_non_finite_values_make_a_page(tmp_path: Path) -> None
     path = write_dump(
         tmp_path / "e.parquet", contract="train-dump.v2", batch_id=0, columns=batch(0)
     )
-    page(tmp_path, path)
+    document = document_of(page(tmp_path, path))
+    assert document["samples"] == len(document["spans"]) == 0
     columns = {**batch(3), "rewards": np.array([np.nan, np.inf, 0.0])}
     path = write_dump(tmp_path / "n.parquet", contract="train-dump.v2", batch_id=0, columns=columns)
-    page(tmp_path, path)
+    document = document_of(page(tmp_path, path))
+    assert document["samples"] == len(document["spans"]) == 3
+    assert document["facts"]["rewards"] == ["nan", "inf", 0.0]
 
 
 def test_samples_whose_gap_is_not_a_number_are_the_last_to_lose_their_tokens(

@@ -176,7 +176,7 @@ def test_siblings_of_a_fan_out_that_share_an_index_are_told_apart_by_tokens(tmp_
     assert {(pair.rollout_row, pair.train_row) for pair in result.pairs} == {(0, 1), (1, 0), (2, 2)}
 
 
-def test_other_tokens_at_the_same_position_are_no_pair_and_the_reason_says_where(
+def test_other_tokens_at_the_same_position_are_not_a_pair_and_the_reason_says_where(
     tmp_path: Path, columns: Columns
 ) -> None:
     changed = [item.copy() for item in columns["tokens"]]

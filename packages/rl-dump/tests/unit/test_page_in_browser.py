@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -318,6 +319,7 @@ def test_the_values_of_a_sample_are_folded_where_there_is_no_room(
 def test_without_a_browser_ci_fails_and_others_are_told_what_to_install(
     monkeypatch: pytest.MonkeyPatch, ci: str, outcome: type[BaseException]
 ) -> None:
+    monkeypatch.setattr(dump_browser, "PYTHON", sys.version_info[:2])
     monkeypatch.setenv("CI", ci)
     monkeypatch.setenv("PATH", "/nowhere")
     # Both are caught: a skip that gets out would skip this test instead of failing it.
@@ -327,3 +329,15 @@ def test_without_a_browser_ci_fails_and_others_are_told_what_to_install(
     ) as end:
         dump_browser.require()
     assert end.type is outcome
+
+
+def test_on_another_python_the_rule_is_told_and_no_browser_is_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dump_browser, "PYTHON", (3, 9))
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(pytest.skip.Exception, match=r"on Python 3\.9 only") as end:
+        dump_browser.require()
+    # By this word `nox` tells in CI that a browser is missing.
+    assert "chromium" not in str(end.value)

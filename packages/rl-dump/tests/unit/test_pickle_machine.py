@@ -123,7 +123,7 @@ def test_hostile_classes_are_refused_by_name_and_nothing_runs(
         (b"\x80\x02cnumpy\ndtype\nX\x01\x00\x00\x00O\x85R.", "not a boolean, integer or float"),
     ],
 )
-def test_pickles_that_are_no_data_are_refused_in_one_line(data: bytes, message: str) -> None:
+def test_pickles_that_are_not_data_are_refused_in_one_line(data: bytes, message: str) -> None:
     with pytest.raises(DumpError, match=message) as failure:
         machine(data)
     assert "\n" not in str(failure.value)

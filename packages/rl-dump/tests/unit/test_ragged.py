@@ -41,7 +41,7 @@ def test_trailing_dimensions_are_kept() -> None:
     assert ragged.take([2])[0].tolist() == [[1, 1, 1]]
 
 
-def test_lengths_and_len() -> None:
+def test_len_counts_the_items_and_lengths_their_values() -> None:
     ragged = RaggedArray.from_list([[1, 2], []], np.int64)
     assert ragged.lengths.tolist() == [2, 0]
     assert len(ragged) == 2

@@ -26,7 +26,7 @@ def test_both_names_of_the_batch_counter_are_filled_in() -> None:
         ("{batch_id}.json", "must end in .parquet or .pt"),
     ],
 )
-def test_templates_that_are_none_are_refused(template: str, message: str) -> None:
+def test_templates_that_cannot_be_resolved_are_refused(template: str, message: str) -> None:
     with pytest.raises(DumpError, match=message):
         resolve_template(template, batch_id=0)
     with pytest.raises(DumpError, match=message):

@@ -27,7 +27,7 @@ STORAGE = StorageRef("0", "float32", 6)
 
 
 def elements(storage: StorageRef) -> np.ndarray[Any, Any]:
-    """Six floats, 0 to 5."""
+    """Return six floats, 0 to 5."""
     return np.arange(6, dtype=np.float32).view(np.uint8)
 
 
@@ -121,7 +121,7 @@ def test_bfloat16_is_the_upper_half_of_float32() -> None:
         ),
     ],
 )
-def test_a_tensor_that_is_none_is_refused(arguments: tuple[Any, ...], message: str) -> None:
+def test_what_is_not_a_tensor_is_refused(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(DumpError, match=f"{message}; refused"):
         TYPED(*arguments)
 
@@ -132,7 +132,7 @@ def test_a_typed_tensor_takes_its_dtype_from_torchs_name() -> None:
     )
 
 
-def test_numpy_scalars_and_arrays_in_either_byte_order() -> None:
+def test_numpy_scalars_and_arrays_are_read_in_either_byte_order() -> None:
     big = DTYPE("f8")
     big.set_pickled_state((3, ">", None))
     assert SCALAR(big, np.array(1.5, ">f8").tobytes()) == 1.5

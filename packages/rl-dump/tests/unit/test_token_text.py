@@ -18,7 +18,7 @@ def tokens(folder: Path, **document: Any) -> Any:
     return token_bytes(folder)
 
 
-def test_byte_level(tmp_path: Path) -> None:
+def test_byte_level_characters_stand_for_bytes(tmp_path: Path) -> None:
     found = tokens(
         tmp_path,
         model={
@@ -31,7 +31,7 @@ def test_byte_level(tmp_path: Path) -> None:
     assert found == {0: b"Hi", 1: b" you", 2: b"\n", 3: b"\xc3", 4: b"\xa9", 9: b"<|end|>"}
 
 
-def test_metaspace_with_byte_fallback(tmp_path: Path) -> None:
+def test_a_metaspace_is_a_space_and_a_fallback_token_its_byte(tmp_path: Path) -> None:
     decoder = {
         "type": "Sequence",
         "decoders": [{"type": "Replace"}, {"type": "ByteFallback"}, {"type": "Fuse"}],
@@ -44,7 +44,9 @@ def test_metaspace_with_byte_fallback(tmp_path: Path) -> None:
     assert found == {0: b" the", 1: b"\xe4"}
 
 
-def test_word_piece_and_word_level(tmp_path: Path) -> None:
+def test_a_word_piece_that_begins_a_word_has_a_space_and_a_word_level_token_none(
+    tmp_path: Path,
+) -> None:
     assert tokens(
         tmp_path,
         model={"type": "WordPiece", "vocab": {"play": 0, "##ing": 1}},
@@ -86,7 +88,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         token_bytes(tmp_path / "nope.json")
 
 
-def test_a_pipe_is_no_tokenizer(tmp_path: Path) -> None:
+def test_a_pipe_is_not_a_tokenizer(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "tokenizer.json")
     with pytest.raises(DumpError, match="no regular file"):
         token_bytes(tmp_path)

@@ -188,7 +188,7 @@ def test_numpy_arrays_are_columns(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_files_that_are_no_dumps_are_refused_in_one_line(
+def test_files_that_are_not_dumps_are_refused_in_one_line(
     tmp_path: Path, write: Callable[[Path], object], message: str
 ) -> None:
     write(tmp_path / "x.pt")

@@ -248,7 +248,7 @@ def test_text_that_parquet_cannot_hold_is_shown_and_not_converted(tmp_path: Path
         convert(path, tmp_path / "r.parquet")
 
 
-def test_response_lengths_that_are_no_numbers_are_a_problem_of_verify(tmp_path: Path) -> None:
+def test_response_lengths_that_are_not_numbers_are_a_problem_of_verify(tmp_path: Path) -> None:
     path = tmp_path / "r.pt"
     torch.save({"samples": [slime_sample(response_length="two")], "rollout_id": 1}, path)
     with open_dump(path) as dump:

@@ -23,7 +23,7 @@ ALONE = DumpTopology(global_rank=0)
 
 
 def trainer_batch(num_samples: int = 12) -> dict[str, Any]:
-    """A batch as a trainer holds it: lists of tensors."""
+    """Make a batch as a trainer holds it: lists of tensors."""
     columns = batch(num_samples)
     data = {}
     for name, column in columns.items():
@@ -342,7 +342,7 @@ def test_tensors_that_lie_end_to_end_are_one_view() -> None:
         assert end_to_end(parts) is None
 
 
-def test_memory_for_any_dtype_that_a_dump_holds_and_no_other() -> None:
+def test_there_is_memory_for_any_dtype_that_a_dump_holds_and_no_other() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool):
         made = new_cpu_tensor((3, 2), dtype)
         assert (made.shape, made.dtype) == ((3, 2), dtype)

@@ -1,6 +1,6 @@
 """Arrays that grow at their end, and the three of a kept-set record that grow together.
 
-T tokens, nnz kept ids.
+Axes: T tokens, nnz kept ids.
 
 Invariants: views taken earlier keep their values (growth writes only beyond them, or moves to a new
 buffer); n extensions copy each element a constant number of times on average, because the capacity

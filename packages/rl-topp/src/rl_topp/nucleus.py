@@ -1,6 +1,6 @@
 """`NucleusSet`: the ids that the sampler could have picked, for many tokens, in CSR form.
 
-T tokens, nnz kept ids of all of them, K tokens taken.
+Axes: T tokens, nnz kept ids of all of them, K tokens taken.
 
 Invariants: a `NucleusSet` that exists is well-formed (see `validation.find_problems`); its arrays
 are its own and read-only; no operation changes an existing set, whichever threads use it; appending
@@ -51,8 +51,10 @@ class NucleusSet:
     """
 
     ids: npt.NDArray[np.int32]
-    """int32 [nnz]: kept token ids in [0, vocab_size), one token's set after the other; no repeats
-    inside a set, order free."""
+    """int32 [nnz]: kept token ids in [0, vocab_size), one token's set after the other.
+
+    No repeats inside a set; the order inside it is free.
+    """
     offsets: npt.NDArray[np.int64]
     """int64 [T+1]: token t owns `ids[offsets[t]:offsets[t+1]]`; from 0 to nnz, never decreasing."""
     status: npt.NDArray[np.uint8]
@@ -84,9 +86,6 @@ class NucleusSet:
         self = object.__new__(cls)
         self._fill(arrays, vocab_size, growing)
         return self
-
-    # Construction
-    # ----------------------------------------------------------------------------------------------
 
     @classmethod
     def empty(cls, *, vocab_size: int) -> NucleusSet:
@@ -171,9 +170,6 @@ class NucleusSet:
         status = np.concatenate([piece.status for piece in sets])
         return cls._trusted((ids, offsets, status), expected)
 
-    # Operations
-    # ----------------------------------------------------------------------------------------------
-
     def append(self, other: NucleusSet) -> NucleusSet:
         """Return this set followed by `other`; both stay as they are.
 
@@ -227,9 +223,6 @@ class NucleusSet:
             self.offsets[index_K] - offsets[:-1], counts_K
         )
         return self._trusted((self.ids[source], offsets, self.status[index_K]), self.vocab_size)
-
-    # Questions
-    # ----------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return int(self.status.size)

@@ -1,7 +1,8 @@
 """The columns that `rl-topp stats` needs, out of a dump in Parquet form.
 
 Reads `train-dump.v2` and `rollout-dump.v1` by column name; everything else in the file is ignored.
-N samples with kept sets.
+
+Axes: N samples with kept sets.
 
 Invariants: a sample without kept sets (null) is left out of every column alike; a column whose
 values cannot be what its name says (another type, null entries, unknown status, offsets that fall)
@@ -44,7 +45,9 @@ class _Column:
     """Lists of one column, one for each sample that has kept sets."""
 
     path: Path
+    """The file."""
     name: str
+    """The column's name."""
     values: npt.NDArray[Any]
     """All lists end to end."""
     lengths: npt.NDArray[np.int64]

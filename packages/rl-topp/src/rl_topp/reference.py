@@ -8,6 +8,8 @@ probabilities by id, lowest first. The three filters act together on the same pr
 below top_k, mass before the candidate at most top_p, probability at least min_p times the highest.
 So a candidate that reaches top_p exactly still lets the next one in, and at least one id is always
 kept. A top_p of 1 filters nothing, whatever rounding makes of the masses.
+
+Axes: T tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -73,8 +75,8 @@ def nucleus(
         int32 [n], n >= 1.
 
     Raises:
-        NucleusError: a parameter outside its range, or probabilities that are none (NaN, infinite
-            or negative).
+        NucleusError: a parameter outside its range, or a probability that is NaN, infinite or
+            negative.
     """
     p = np.asarray(probs, np.float64)
     is_in_range = (top_k is None or top_k >= 1) and 0.0 < top_p <= 1.0 and 0.0 <= min_p <= 1.0
@@ -128,10 +130,10 @@ def keep_mask(
     everything. Otherwise nothing.
     """
     wanted = np.asarray(targets, np.int64)
-    kept = rows.status == NucleusStatus.KEPT
+    has_nucleus = rows.status == NucleusStatus.KEPT
     mask = np.zeros((len(rows), rows.vocab_size), np.bool_)
-    mask[rows.scored_mask(on_truncated=on_truncated) & ~kept] = True
-    for token in np.flatnonzero(kept):
+    mask[rows.scored_mask(on_truncated=on_truncated) & ~has_nucleus] = True
+    for token in np.flatnonzero(has_nucleus):
         mask[token, rows[token]] = True
         mask[token, wanted[token]] = True
     return mask
@@ -148,8 +150,10 @@ def nucleus_scores(
     """Score the sampled ids.
 
     log p = z[y] - logsumexp(z[S]) with z = logits / temperature and S the support of `keep_mask`;
-    full scores take S = the vocabulary. Example: probs [0.5, 0.3, 0.1, 0.06, 0.04], kept [0, 1, 2],
-    sampled 1: log(0.3 / 0.9) = -1.0986; full: log 0.3 = -1.2040.
+    full scores take S = the vocabulary.
+
+    Example: probs [0.5, 0.3, 0.1, 0.06, 0.04], kept [0, 1, 2], sampled 1: log(0.3 / 0.9) = -1.0986;
+    full: log 0.3 = -1.2040.
 
     Args:
         logits: [T, V].

@@ -2,10 +2,11 @@
 
 The caller says which response token sits on which local row (rl-metrics' context-parallel geometry
 gives both index arrays, for one rank, zigzag or contiguous); no context-parallel arithmetic happens
-here. T logit rows of one rank, R response tokens and K of them on this rank, per sample.
+here.
 
-Invariant: rows that no response token claims get status 2, so they score 0 and pass no
-gradient.
+Axes: T logit rows of one rank, R response tokens and K of them on this rank, per sample.
+
+Invariant: rows that no response token claims get status 2, so they score 0 and pass no gradient.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def align_rows(
         A set of `num_rows` tokens, to pass as `rows`.
 
     Raises:
-        NucleusError: the sequences differ in length, `num_rows` is no count, an index lies outside,
-            or two response tokens claim one row; names the sample.
+        NucleusError: the sequences differ in length, `num_rows` is not a count, an index lies
+            outside, or two response tokens claim one row; names the sample.
     """
     if not len(sets) == len(response_indices) == len(logit_rows):
         raise NucleusError(

@@ -1,7 +1,8 @@
 """What kept sets looked like in a batch: sizes, bytes, kept mass, and what replay changes.
 
-N response tokens of all samples, flattened. Invariant: only trained tokens count (loss mask 1), so
-tool tokens and padding move no figure.
+Axes: N response tokens of all samples, flattened.
+
+Invariant: only trained tokens count (loss mask 1), so tool tokens and padding move no figure.
 """
 
 from __future__ import annotations
@@ -45,11 +46,15 @@ class NucleusStats:
     wire_bytes_per_token: float | None
     """Bytes of `to_wire`'s text per trained token: 4/3 of 4 per id, 4 per offset, 1 per status."""
     mean_kept_mass: float | None
-    """Mean probability of the kept set, exp(full log-prob - kept-set log-prob); needs
-    `rollout_full_log_probs`."""
+    """Mean probability of the kept set, exp(full log-prob - kept-set log-prob).
+
+    Needs `rollout_full_log_probs`.
+    """
     mean_log_ratio_without_replay: float | None
-    """Mean of full - kept-set log-prob, nats: the bias of a trainer that normalises over the
-    vocabulary; needs `rollout_full_log_probs`."""
+    """Mean of full - kept-set log-prob, nats; needs `rollout_full_log_probs`.
+
+    It is the bias of a trainer that normalises over the vocabulary.
+    """
     max_log_ratio_without_replay: float | None
     """Largest absolute value of the same."""
     mean_log_ratio_with_replay: float | None
@@ -83,7 +88,7 @@ def nucleus_stats(
     sizes = set_sizes[trained & (status == NucleusStatus.KEPT)]
     num_tokens = int(trained.sum())
     without = _difference(rollout_full_log_probs, rollout_log_probs, trained)
-    with np.errstate(over="ignore"):  # Log-probs that are none give an infinite mass: no figure.
+    with np.errstate(over="ignore"):  # Log-probs above 0 may give an infinite mass: no figure.
         mass = np.exp(without)
     with_replay = _difference(log_probs, rollout_log_probs, trained)
     return NucleusStats(

@@ -1,6 +1,6 @@
 """What makes the arrays of a `NucleusSet` right, as pure checks over numpy arrays.
 
-T tokens, nnz kept ids of all of them.
+Axes: T tokens, nnz kept ids of all of them.
 
 Invariants: `find_problems` returns [] exactly for well-formed sets; every sentence names the
 token (0-based) and says what was found and what was expected; cost is O(nnz log nnz) time, a few
@@ -33,8 +33,10 @@ __all__ = [
 ]
 
 OnTruncated = Literal["mask", "full"]
-"""What a token with an incomplete set is worth: `mask` = no log-prob, `full` = the log-prob over
-the vocabulary."""
+"""What a token with an incomplete set is worth.
+
+`mask` = no log-prob, `full` = the log-prob over the vocabulary.
+"""
 
 
 class NucleusStatus(IntEnum):
@@ -47,8 +49,10 @@ class NucleusStatus(IntEnum):
     NOT_SAMPLED = 2
     """A tool or environment token: no log-prob exists, its loss mask is 0; no ids stored."""
     TRUNCATED = 3
-    """A filter applied, but transport lost part of the set; the ids that arrived (possibly none)
-    are no basis for a log-prob."""
+    """A filter applied, but transport lost part of the set.
+
+    The ids that arrived (possibly none) give no log-prob.
+    """
 
 
 def as_integers(
@@ -87,7 +91,7 @@ def as_indices(values: object, limit: int, name: str) -> npt.NDArray[np.int64]:
     """Return `values` as int64 [K], all in [0, limit).
 
     Raises:
-        NucleusError: no flat integers, or one lies outside; names its place.
+        NucleusError: not flat integers, or one lies outside; names its place.
     """
     index: npt.NDArray[np.int64] = as_integers(values, np.int64, name)
     refuse_first(
@@ -109,7 +113,7 @@ def refuse_first(wrong: npt.NDArray[np.bool_], sentence: Callable[[int], str]) -
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """Say whether `value` is a Python or numpy integer; True and False are none."""
+    """Say whether `value` is a Python or numpy integer, other than True and False."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 

@@ -1,6 +1,8 @@
 """Kept sets on the wire: what engines put into a reply, and how it becomes a `NucleusSet`.
 
-T generated tokens of a reply. Which engine writes what stands at `_READERS`.
+Which engine writes what stands at `_READERS`.
+
+Axes: T generated tokens of a reply.
 
 Invariants: `from_sglang_meta(to_wire(s))` gives back `s`; a reply that carries only half of a
 representation, two representations, or a malformed one raises, it never yields a guessed set.
@@ -54,10 +56,10 @@ def from_sglang_meta(
         A set of `expected_num_tokens` tokens.
 
     Raises:
-        NucleusError: `meta_info` is no mapping, or the number of tokens no count; no representation
-            or two; one of a pair missing; offsets empty, not starting at 0, decreasing, not ending
-            at the number of ids, or not one more than the tokens; ids outside the vocabulary,
-            repeated, or missing; undecodable base64.
+        NucleusError: `meta_info` is not a mapping, or the number of tokens not a count; no
+            representation or two; one of a pair missing; offsets empty, not starting at 0,
+            decreasing, not ending at the number of ids, or not one more than the tokens; ids
+            outside the vocabulary, repeated, or missing; undecodable base64.
     """
     _refuse_other_than_mapping(meta_info)
     check_count(expected_num_tokens, "expected_num_tokens")
@@ -99,7 +101,7 @@ def kept_log_probs_from_sglang_meta(
         float32 [expected_num_tokens], nats; None when neither key is there.
 
     Raises:
-        NucleusError: another length, or an entry that is no finite number; names the token.
+        NucleusError: another length, or an entry that is not a finite number; names the token.
     """
     _refuse_other_than_mapping(meta_info)
     keys = (KEPT_LOG_PROBS_KEY, _NATIVE_LOG_PROBS_KEY)
@@ -114,8 +116,7 @@ def kept_log_probs_from_sglang_meta(
         is_number = [isinstance(value, (int, float, np.number)) for value in given]
         token = is_number.index(False) if False in is_number else 0
         raise NucleusError(
-            f"{key}: token {token} has {given[token]!r}, which is none of the numbers expected, one"
-            " per token"
+            f"{key}: token {token} has {given[token]!r}, expected one number per token"
         )
     if given.shape != (expected_num_tokens,):
         raise NucleusError(
@@ -152,10 +153,6 @@ def to_wire(nucleus: NucleusSet) -> dict[str, str]:
         KEPT_OFFSETS_KEY: _encode(nucleus.offsets, "<i4"),
         KEPT_STATUS_KEY: _encode(nucleus.status, "<u1"),
     }
-
-
-# Readers, one per representation
-# --------------------------------------------------------------------------------------------------
 
 
 def _read_ours(
@@ -263,10 +260,6 @@ Per token: a list of T entries, each ids or null = no filter. Flat: arrays, each
 bytes of little-endian int32, an ndarray, a tensor or a list. All cover generated tokens only, so a
 token without ids in a foreign form was sampled without a filter (status 1).
 """
-
-
-# Pieces
-# --------------------------------------------------------------------------------------------------
 
 
 def _refuse_other_than_mapping(meta_info: object) -> None:

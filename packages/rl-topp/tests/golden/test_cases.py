@@ -90,7 +90,7 @@ def test_only_one_of_two_fields_names_the_other() -> None:
 
 
 @pytest.mark.parametrize("name", ["log_ratio_is_the_kept_mass", "singleton"])
-def test_kept_set_log_prob(name: str) -> None:
+def test_the_log_prob_is_renormalised_over_the_kept_set(name: str) -> None:
     case = CASES[name]
     assert reference.nucleus(case["probs"], top_p=case["top_p"]).tolist() == case["kept"]
     rows = NucleusSet.from_lists([case["kept"]], vocab_size=len(case["probs"]))
@@ -104,7 +104,7 @@ def test_kept_set_log_prob(name: str) -> None:
         )
 
 
-def test_entropy_of_a_set_with_minus_infinity_in_the_reference() -> None:
+def test_an_id_of_minus_infinity_adds_no_entropy_in_the_reference() -> None:
     case = CASES["entropy_on_a_set_with_minus_infinity"]
     logits = np.array([[float(value) for value in case["logits"]]])
     rows = NucleusSet.from_lists([[0, 1, 2]], vocab_size=3)
@@ -118,7 +118,7 @@ def test_entropy_of_a_set_with_minus_infinity_in_the_reference() -> None:
 
 
 @pytest.mark.parametrize("unfiltered", [False, True])
-def test_entropy_of_a_set_with_minus_infinity_on_tensors(unfiltered: bool) -> None:
+def test_an_id_of_minus_infinity_adds_no_entropy_on_tensors(unfiltered: bool) -> None:
     torch = pytest.importorskip("torch")
     from rl_topp.torch import nucleus_log_probs
 
@@ -136,7 +136,7 @@ def test_entropy_of_a_set_with_minus_infinity_on_tensors(unfiltered: bool) -> No
     assert torch.isfinite(logits.grad).all()
 
 
-def test_the_ratio_off_by_the_kept_mass_on_a_large_vocabulary() -> None:
+def test_without_replay_the_ratio_is_off_by_the_kept_mass() -> None:
     """1,000 logits at top_p 0.9: without replay the log-ratio is log(kept mass), with replay 0."""
     rng = np.random.default_rng(3)
     logits = rng.normal(size=(1, 1000))

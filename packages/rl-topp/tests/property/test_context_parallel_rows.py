@@ -19,7 +19,7 @@ VOCAB_SIZE = 7
 
 
 def zigzag_positions(total: int, size: int, rank: int) -> np.ndarray:
-    """Token positions on `rank`, in local order; positions from `total` on are padding.
+    """Return the token positions on `rank`, in local order; positions from `total` on are padding.
 
     Chunk c = ceil(L / 2C).
     """
@@ -36,7 +36,7 @@ def zigzag_positions(total: int, size: int, rank: int) -> np.ndarray:
 def contiguous_positions(
     start: int, total: int, stream: int, size: int, rank: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Positions of one sequence on `rank`, and their local rows, of a stream in equal parts."""
+    """Return one sequence's positions on `rank`, and their local rows, of a stream in equal parts."""
     part = -(-stream // size)
     position = np.arange(total)
     here = (start + position) // part == rank

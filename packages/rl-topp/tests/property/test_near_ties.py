@@ -22,7 +22,7 @@ Filters = dict[str, Any]
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Floats, Filters]:
-    """Random logits with pairs that differ by rounding only, and a top-p that may be a boundary."""
+    """Draw logits with pairs that differ by rounding only, and a top-p that may be a boundary."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     logits = rng.normal(size=draw(st.integers(2, 60))) * draw(st.sampled_from([0.1, 1.0, 3.0, 8.0]))
     if draw(st.booleans()):

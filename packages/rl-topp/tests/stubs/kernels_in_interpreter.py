@@ -1,7 +1,6 @@
-"""Runs the CUDA way of the head on CPU tensors through Triton's interpreter, and compares it with
-the plain way.
+"""Runs the CUDA way of the head on CPU tensors and compares it with the plain way.
 
-A program of its own, because the interpreter must be chosen before Triton is imported: `python
+A program of its own, because Triton's interpreter must be chosen before Triton is imported: `python
 kernels_in_interpreter.py` exits 0 or says what differs.
 """
 
@@ -53,7 +52,7 @@ def run(way: str, rows: NucleusSet, operands: tuple[Any, ...], **options: Any) -
 def random_rows(
     rng: np.random.Generator, num_rows: int, vocab_size: int, largest: int
 ) -> NucleusSet:
-    """Rows of every status; one id is in nearly every set, so that its run spans several chunks."""
+    """Return rows of every status; one id is in nearly every set, so its run spans several chunks."""
     status = rng.choice([0, 0, 0, 1, 2, 3], num_rows)
     ids = [
         (
@@ -115,7 +114,7 @@ def check(
 
 
 def check_overflow(method: str) -> None:
-    """A support of nothing but -inf scores NaN, never the 0 of a row without a score."""
+    """Check that a support of nothing but -inf scores NaN, never the 0 of a row without a score."""
     hidden = torch.tensor([[3e38, 0.0], [1.0, 0.5], [0.0, 0.0], [3e38, 0.0], [3e38, 0.0]])
     weight = torch.tensor([[-10.0, 0.1], [-10.0, 0.2], [-10.0, 0.3], [-10.0, 0.4]])
     rows = NucleusSet.concat(

@@ -1,9 +1,12 @@
 """What a float32 engine may answer where float64 is the judge: near ties may fall on either side.
 
 Two ids whose probabilities differ by rounding only change places on another processor, and so does
-an id whose probability, or the mass before it, lies within rounding of a filter's boundary. V
-vocabulary, N ids of a set. Invariant: every nucleus of a distribution within rounding of `probs` is
-accepted, whatever its order; a set that differs from `probs`' own in any other id is refused.
+an id whose probability, or the mass before it, lies within rounding of a filter's boundary.
+
+Axes: V vocabulary, N ids of a set.
+
+Invariant: every nucleus of a distribution within rounding of `probs` is accepted, whatever its
+order; a set that differs from `probs`' own in any other id is refused.
 """
 
 from collections.abc import Sequence

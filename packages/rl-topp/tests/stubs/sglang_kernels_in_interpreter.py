@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from stubs.near_ties import FLOAT32_ROUNDING, check_nucleus
 
-from rl_topp.sglang.kept import Filters
+from rl_topp.sglang.draw import Filters
 from rl_topp.sglang.kernels import draw_step_on_device
 from rl_topp.sglang.step import StepRows
 

@@ -149,7 +149,7 @@ def test_rows_without_any_filter_ignore_the_method(case: _Case) -> None:
     assert torch.equal(scores[0], scores[2])
 
 
-def test_a_call_without_rows_or_without_gradients(case: _Case) -> None:
+def test_only_what_needs_a_gradient_gets_one(case: _Case) -> None:
     empty = nucleus_lm_head_log_probs(
         case.hidden[:0], case.weight, case.targets[:0], NucleusSet.empty(vocab_size=VOCAB_SIZE)
     )
@@ -261,7 +261,7 @@ def test_no_tensor_of_rows_times_vocabulary_exists(
 
 
 def _megatron_weight(values: Any, *, tied: bool) -> Any:
-    """A parameter as Megatron-Core's data-parallel wrapper leaves it."""
+    """Make a parameter as Megatron-Core's data-parallel wrapper leaves it."""
     weight: Any = torch.nn.Parameter(values.detach().clone())
     weight.main_grad = torch.full(values.shape, 0.25, dtype=torch.float32)
     weight.grad_added_to_main_grad = False

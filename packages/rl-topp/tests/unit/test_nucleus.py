@@ -72,7 +72,7 @@ def test_a_vocabulary_has_a_whole_number_of_ids(vocab_size: Any) -> None:
 
 
 @pytest.mark.parametrize("num_tokens", [-1, 2.0, None])
-def test_a_number_of_tokens_that_is_no_count_is_refused(num_tokens: Any) -> None:
+def test_a_number_of_tokens_that_is_not_a_count_is_refused(num_tokens: Any) -> None:
     with pytest.raises(NucleusError, match=f"num_tokens.*{num_tokens}"):
         NucleusSet.unfiltered(num_tokens, vocab_size=4)
 
@@ -174,7 +174,7 @@ def test_append_and_concat_refuse_another_vocabulary(mixed: NucleusSet) -> None:
     assert len(NucleusSet.concat([], vocab_size=10)) == 0
 
 
-def test_slice_take_and_indexing(mixed: NucleusSet) -> None:
+def test_slice_take_and_indexing_give_the_tokens_asked_for(mixed: NucleusSet) -> None:
     part = mixed.slice(1, 4)
     assert part.status.tolist() == [2, 0, 1]
     assert part.offsets.tolist() == [0, 0, 1, 1]

@@ -28,7 +28,7 @@ def _nucleus(*, ids: Any, offsets: Any, status: Any, vocab_size: int) -> Nucleus
         ({"top_p": 1e-9}, [1]),
     ],
 )
-def test_nucleus_of_probabilities(parameters: dict[str, float], kept: list[int]) -> None:
+def test_top_k_top_p_and_min_p_cut_together(parameters: dict[str, float], kept: list[int]) -> None:
     assert reference.nucleus([0.25, 0.5, 0.125, 0.125], **parameters).tolist() == kept  # type: ignore[arg-type]
 
 
@@ -63,7 +63,7 @@ def test_a_top_p_of_one_keeps_every_id_of_a_large_vocabulary() -> None:
         ([[1.0]], "shape"),
     ],
 )
-def test_probabilities_that_are_none_are_refused(probs: Any, words: str) -> None:
+def test_what_is_not_a_probability_is_refused(probs: Any, words: str) -> None:
     with pytest.raises(NucleusError, match=words):
         reference.nucleus(probs, top_p=0.5)
 
@@ -75,7 +75,7 @@ def test_an_unknown_rule_for_truncated_sets_is_refused() -> None:
         )
 
 
-def test_scores_by_status() -> None:
+def test_the_status_decides_what_a_token_is_scored_over() -> None:
     """Probabilities 0.5, 0.3, 0.2; kept {0, 1} where recorded; the target is 1."""
     logits = np.log([[0.5, 0.3, 0.2]] * 4)
     rows = _nucleus(ids=[0, 1, 0], offsets=[0, 2, 2, 2, 3], status=[0, 1, 2, 3], vocab_size=3)

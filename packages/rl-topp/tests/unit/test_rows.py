@@ -69,6 +69,6 @@ def test_large_inputs_keep_every_set() -> None:
 
 
 @pytest.mark.parametrize("num_rows", [-1, 2.0, None])
-def test_a_number_of_rows_that_is_no_count_is_refused(num_rows: Any) -> None:
+def test_a_number_of_rows_that_is_not_a_count_is_refused(num_rows: Any) -> None:
     with pytest.raises(NucleusError, match=f"num_rows.*{num_rows}"):
         align_rows([FIRST], [[]], [[]], num_rows=num_rows)

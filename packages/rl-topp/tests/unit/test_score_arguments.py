@@ -91,7 +91,7 @@ def test_without_a_group_the_shard_is_the_vocabulary(
 
 
 @both
-def test_lists_are_no_kept_sets(score: Callable[..., Any]) -> None:
+def test_lists_are_not_kept_sets(score: Callable[..., Any]) -> None:
     with pytest.raises(NucleusError, match=r"NucleusSet\.from_lists"):
         score(rows=[[0]] * NUM_ROWS)
 

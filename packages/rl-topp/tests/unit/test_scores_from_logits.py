@@ -114,7 +114,7 @@ def test_a_target_outside_the_vocabulary_cannot_pass_unseen() -> None:
     ]
 
 
-def test_no_rows_at_all() -> None:
+def test_a_call_without_rows_scores_nothing() -> None:
     logits = torch.zeros(0, 4, requires_grad=True)
     scores = nucleus_log_probs(
         logits, torch.zeros(0, dtype=torch.long), NucleusSet.empty(vocab_size=4)

@@ -80,7 +80,7 @@ def test_a_distribution_without_the_entry_point_is_reported_and_exits_1(
 def packed_step(
     *rows: tuple[int, float, Sequence[int]], prefix: Any = None, wide: Any = None
 ) -> Any:
-    """A step of (count, log-prob, head ids) rows."""
+    """Make a step of (count, log-prob, head ids) rows."""
     packed = torch.zeros(len(rows), steps.NUM_COLUMNS, dtype=torch.int32)
     for row, (count, log_prob, ids) in enumerate(rows):
         packed[row, steps.COUNT] = count
@@ -129,10 +129,6 @@ def test_sets_larger_than_the_head_come_from_the_device() -> None:
     assert step.row(2) == ([1, 31, 32], -2.0)
 
 
-# Bookkeeping of rows: what SGLang's batches do to the flags
-# --------------------------------------------------------------------------------------------------
-
-
 def request(
     *, asks: bool = False, top_p: float = 1.0, top_k: int = 1 << 30, min_p: float = 0.0
 ) -> Any:
@@ -179,7 +175,7 @@ def test_rows_made_past_the_scheduler_s_batch_record_nothing() -> None:
     assert flags(flagged) == ((True, False, False), (True, True, True))
 
 
-def test_a_top_k_as_large_as_the_vocabulary_is_no_filter() -> None:
+def test_a_top_k_as_large_as_the_vocabulary_is_not_a_filter() -> None:
     assert flags(info_of(request(top_k=99), request(top_k=100)))[1] == (True, False)
 
 
@@ -233,10 +229,6 @@ def test_only_the_requests_that_ask_collect() -> None:
     hooks.collect(lambda *_: None, None, 0, asking, SimpleNamespace())
     assert asking.customized_info == {"rl_topp_kept_ids": [[3]], "rl_topp_kept_log_probs": [0.0]}
     assert other.customized_info is None
-
-
-# Sampling a batch
-# --------------------------------------------------------------------------------------------------
 
 
 def sampling_info(*requests: Any) -> Any:

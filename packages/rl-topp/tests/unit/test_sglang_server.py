@@ -1,6 +1,6 @@
-"""The plugin in a real SGLang server on the CPU: every returned set against the model's own logits
-in float64.
+"""The plugin in a real SGLang server on the CPU.
 
+Every returned set is compared with the model's own logits in float64.
 The server is stock: it finds the plugin through its installed entry point. The module runs once
 with the overlap scheduler and once without.
 """
@@ -39,7 +39,7 @@ OPT_IN = {"return_top_p_token_ids": True}
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Qwen3 whose logits have a spread of about 2: top_p 0.9 keeps between 1 and 60 of 85 ids."""
+    """Save a Qwen3 whose logits spread by about 2: top_p 0.9 keeps between 1 and 60 of 85 ids."""
     folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(0)
     config = transformers.Qwen3Config(
@@ -78,12 +78,8 @@ def server(
         yield server
 
 
-# The float64 reconstruction
-# --------------------------------------------------------------------------------------------------
-
-
 def logits_of(model: Any, prompt: Sequence[int], tokens: Sequence[int]) -> Array:
-    """float64 [R, V]: the model's logits before each response token."""
+    """Return the model's logits before each response token, float64 [R, V]."""
     with torch.no_grad():
         logits: Array = model(torch.tensor([[*prompt, *tokens]])).logits[0].double().numpy()
     return logits[len(prompt) - 1 : -1]
@@ -164,7 +160,7 @@ def test_sets_equal_the_reconstruction(server: Server, model: Any, name: str) ->
         check_answer(model, prompt, params, answer)
 
 
-def test_mixed_batches_in_which_only_some_ask(server: Server, model: Any) -> None:
+def test_in_a_mixed_batch_only_those_that_ask_get_sets(server: Server, model: Any) -> None:
     """Lengths differ, so rows leave the batch at different steps and those that stay move up."""
     prompts = prompts_of(28, 2)
     params = [

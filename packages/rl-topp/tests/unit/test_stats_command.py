@@ -48,7 +48,7 @@ def _run(*arguments: str) -> Any:
     return typer_testing.CliRunner().invoke(app, list(arguments))
 
 
-def test_figures_of_a_dump(tmp_path: Path) -> None:
+def test_figures_leave_out_tool_tokens_and_samples_without_sets(tmp_path: Path) -> None:
     """Sizes 1, 2, 2: tool token and sample without sets are left out; kept masses are exp(-0.1)."""
     result = _run("stats", str(_dump(tmp_path / "d.parquet", COLUMNS)), "--json")
     assert result.exit_code == 0, result.output
@@ -63,7 +63,7 @@ def test_figures_of_a_dump(tmp_path: Path) -> None:
     assert figures["max_log_ratio_with_replay"] == pytest.approx(0.05, abs=1e-6)
 
 
-def test_a_table_for_people(tmp_path: Path) -> None:
+def test_the_table_says_no_data_where_a_column_is_missing(tmp_path: Path) -> None:
     columns = {
         name: values
         for name, values in COLUMNS.items()
@@ -172,7 +172,7 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     assert "more than one column loss_masks" in result.stderr
 
 
-def test_a_footer_with_a_name_that_is_no_text_is_one_line_and_exit_2(tmp_path: Path) -> None:
+def test_a_footer_with_a_name_that_is_not_text_is_one_line_and_exit_2(tmp_path: Path) -> None:
     path = _dump(tmp_path / "d.parquet", COLUMNS)
     path.write_bytes(
         path.read_bytes().replace(b"rollout_full_log_probs", b"\xff\xferollout_log_probs_\xff")
@@ -195,7 +195,7 @@ def test_a_file_damaged_anywhere_is_read_or_refused(tmp_path: Path) -> None:
         assert result.exit_code in (0, 2), result.exception
 
 
-def test_log_probs_that_are_none_leave_json_json(tmp_path: Path) -> None:
+def test_a_log_prob_above_zero_leaves_json_json(tmp_path: Path) -> None:
     """A full log-prob of 1e4 makes the kept mass infinite: no figure, no `Infinity` in the JSON."""
     columns = {**COLUMNS, "rollout_full_log_probs": [[1e4, -0.6, 0.0], [-1.5], [-0.35]]}
     result = _run("stats", str(_dump(tmp_path / "d.parquet", columns)), "--json")
@@ -265,7 +265,7 @@ def test_a_dump_of_a_newer_minor_is_read_and_logged_once(
 @pytest.mark.parametrize(
     ("header", "words"), [(b"not JSON", "is not JSON"), (b"[1]", "expected an object")]
 )
-def test_a_header_that_is_no_object_is_one_line_and_exit_2(
+def test_a_header_that_is_not_an_object_is_one_line_and_exit_2(
     header: bytes, words: str, tmp_path: Path
 ) -> None:
     result = _run("stats", str(_dump_with_header(tmp_path / "d.parquet", header)))
@@ -285,7 +285,7 @@ def test_without_pyarrow_the_extra_is_named(
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 and then nothing"])
-def test_a_file_that_is_no_parquet_is_one_line_and_exit_2(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_not_parquet_is_one_line_and_exit_2(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "broken.parquet").write_bytes(content)
     result = _run("stats", str(tmp_path / "broken.parquet"))
     assert result.exit_code == 2

@@ -77,7 +77,7 @@ def test_per_token_forms_are_read_alike(key: str) -> None:
     assert _read({key: [[5, 9], None, np.array([7], np.int32)]}) == WANTED
 
 
-def test_a_native_reply_as_recorded() -> None:
+def test_a_native_reply_is_read_as_recorded() -> None:
     """SGLang 0.5.16 and 0.5.17 with `return_sampling_mask`: ids and renormalised log-probs."""
     meta = {
         "output_token_sampling_mask": [[5, 9], [7]],
@@ -175,7 +175,9 @@ def test_a_reply_without_tokens_needs_no_keys() -> None:
     ("num_tokens", "vocab_size", "words"),
     [(-1, 10, "expected_num_tokens"), (1, None, "vocab_size"), (1, "10", "vocab_size")],
 )
-def test_sizes_that_are_none_are_refused(num_tokens: int, vocab_size: Any, words: str) -> None:
+def test_sizes_that_are_not_counts_are_refused(
+    num_tokens: int, vocab_size: Any, words: str
+) -> None:
     with pytest.raises(NucleusError, match=words):
         from_sglang_meta(
             {"rl_topp_kept_ids": [[1]]}, expected_num_tokens=num_tokens, vocab_size=vocab_size

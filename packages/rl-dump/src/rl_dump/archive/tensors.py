@@ -118,7 +118,7 @@ class NumpyArray:
             DumpError: the state is not that of a numeric array.
         """
         if not isinstance(state, tuple) or len(state) != 5 or not isinstance(state[2], _NumpyDtype):
-            raise DumpError("a numpy array that is not one of numbers; refused")
+            raise DumpError("a numpy array that holds something other than numbers; refused")
         _, shape, dtype, fortran, raw = state
         self.array = _array_of(raw, dtype, shape, "F" if fortran else "C")
 
@@ -247,11 +247,13 @@ def _storage(dtype: str | None, key: str, length: int) -> StorageRef:
 @dataclass(frozen=True, slots=True)
 class _StorageType:
     dtype: str | None
+    """Numpy name or `bfloat16`; None of an untyped storage."""
 
 
 @dataclass(frozen=True, slots=True)
 class _TorchDtype:
     name: str
+    """Numpy name or `bfloat16`."""
 
 
 def _rebuild_tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> TensorRef:
@@ -328,7 +330,7 @@ def _array_of(raw: Any, dtype: Any, shape: Any, order: Any) -> NDArray[Any]:
         or not isinstance(shape, tuple)
         or order not in ("C", "F")
     ):
-        raise DumpError("a numpy array that is not one of plain numbers; refused")
+        raise DumpError("a numpy array that holds something other than plain numbers; refused")
     flat = np.frombuffer(raw, dtype.dtype)
     native = flat.astype(dtype.dtype.newbyteorder("="), copy=False)
     return native.reshape(shape, order=order)

@@ -21,8 +21,9 @@ from rl_dump.errors import DumpError
 __all__ = ["MAX_NODES", "check_tree"]
 
 MAX_NODES = 200_000_000
-"""Nodes counted with repetition; a batch of 4,096 samples with Python lists of 8,192 floats in five
-fields has 170 million.
+"""Most nodes, counted with repetition.
+
+A batch of 4,096 samples with Python lists of 8,192 floats in five fields has 170 million.
 """
 
 _CONTAINERS = (dict, list, tuple)

@@ -72,12 +72,15 @@ class Column:
     field: Field
     """What the column is."""
     values: NDArray[Any] | RaggedArray | list[Any]
-    """scalar: array [N]; ragged: RaggedArray of N items; text and object: list of N values, None
-    where there is none.
+    """The values of N samples, by the field's kind.
+
+    scalar: array [N]; ragged: RaggedArray of N items; text and object: list of N values, None where
+    there is none.
     """
     valid: NDArray[np.bool_] | None = None
-    """bool [N], False where a scalar or ragged value is missing (0 or empty there); None if none is
-    missing.
+    """bool [N], False where a scalar or ragged value is missing (0 or empty there).
+
+    None if no value is missing.
     """
 
     def __len__(self) -> int:

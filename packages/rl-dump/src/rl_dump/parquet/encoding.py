@@ -19,8 +19,9 @@ from rl_dump.columns.fields import Field
 __all__ = ["Encoding", "choose_encodings", "writer_options"]
 
 WORTH = 0.8
-"""Packed values must be smaller than this part of plain ones: plain floats are read four times as
-fast, straight from the file.
+"""Packed values must be smaller than this part of plain ones.
+
+Plain floats are read four times as fast, straight from the file.
 """
 
 

@@ -41,7 +41,8 @@ def read_plain(
         column: index of the column in the footer.
         dtype: dtype of the values in the file.
         lengths: values of each sample: int64 [N], as many samples as the footer counts.
-        checksums: CRC-32 of each row group's lengths and values, as `parquet.checksum` gives it.
+        checksums: CRC-32 of each row group's lengths and values, as
+            `parquet.arrow_columns.checksum` gives it.
 
     Returns:
         Array [sum of lengths], checked; None if the column is packed, or is not what `lengths` and

@@ -54,8 +54,9 @@ __all__ = [
 ]
 
 ROW_GROUP_BYTES = 2 << 20
-"""Values per row group, before compression: a reader of one sample decodes this much, a streaming
-writer holds this much.
+"""Values per row group, in bytes before compression.
+
+A reader of one sample decodes this much, a streaming writer holds this much.
 """
 
 
@@ -193,9 +194,9 @@ class DumpWriter:
         )
 
     def write_arrays(self, arrays: Mapping[str, pa.Array]) -> None:
-        """Append one row group of arrow arrays, already in the types of `parquet.arrow_schema`.
+        """Append one row group of arrow arrays, otherwise as `write`.
 
-        Otherwise as `write`.
+        Their types are those of `parquet.arrow_columns.arrow_schema`.
         """
         if self._temporary is None:
             raise DumpError(

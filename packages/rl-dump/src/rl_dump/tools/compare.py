@@ -31,24 +31,28 @@ class Difference:
     """Where two dumps first differ, and by how much each field does."""
 
     rollout_position: int | None
-    """Position of the first sample that differs; None if the dumps hold different samples or
-    fields.
+    """Position of the first sample that differs.
+
+    None if the dumps hold different samples or fields.
     """
     token: int | None
-    """First value of that sample that differs, 0-based; None where the field has one value per
-    sample, or only lengths differ.
+    """First value of that sample that differs, 0-based.
+
+    None where the field has one value per sample, or only lengths differ.
     """
     field: str
-    """First field, by name, that differs there; `rollout_position` if the samples are not the same
-    ones.
+    """First field, by name, that differs there.
+
+    It is `rollout_position` if the samples are not the same.
     """
     first: Any
     """What the first dump holds there."""
     second: Any
     """What the second dump holds there."""
     largest: Mapping[str, float]
-    """Per field that differs, the largest absolute difference; inf where lengths, types or non-
-    numbers differ.
+    """Per field that differs, the largest absolute difference.
+
+    It is inf where lengths or types differ, or values that are not numbers.
     """
     message: str
     """The same in one sentence."""
@@ -58,12 +62,17 @@ class _Found(NamedTuple):
     """The first place where one column differs; sorts by row, then token, then name."""
 
     row: int
+    """Place of the sample among those in both dumps, by position, 0-based."""
     token: int
     """-1 where the column has one value per sample, or the lengths differ."""
     name: str
+    """The field's name."""
     first: Any
+    """What the first dump holds there."""
     second: Any
+    """What the second dump holds there."""
     largest: float
+    """The column's largest absolute difference."""
 
 
 def compare(

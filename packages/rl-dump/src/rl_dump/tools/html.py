@@ -91,7 +91,8 @@ def write_html(
         The path written.
 
     Raises:
-        DumpError: a dump or the tokenizer cannot be read, or the target is no page.
+        DumpError: a dump or the tokenizer cannot be read, or the target does not end in `.html` or
+            `.htm`.
         WriteError: the file system refused.
     """
     final = Path(target)

@@ -102,8 +102,9 @@ def join(rollout_dump: Dump, train_dump: Dump) -> Join:
 
 
 _CROWD = 10_000
-"""Most comparisons among samples of one key: a larger crowd cannot be told apart, and comparing it
-takes minutes.
+"""Most comparisons among samples of one key.
+
+A larger crowd cannot be told apart, and comparing it takes minutes.
 """
 
 

@@ -71,9 +71,8 @@ def trained_tokens(dump: Dump) -> NDArray[np.bool_] | None:
 def log_prob_gap(dump: Dump) -> RaggedArray | None:
     """Return |trainer's log-prob - engine's log-prob| of every response token: [R] per sample.
 
-    float32, or float64 if one of them is; None without a number per token of both.
-
-    Zero where a token was not trained on: the engine gave it no log-prob.
+    float32, or float64 if one of them is; zero where a token was not trained on, since the engine
+    gave it no log-prob. None without a number per token of both.
     """
     ours, theirs = ragged_field(dump, "log_probs"), ragged_field(dump, "rollout_log_probs")
     if (
@@ -101,7 +100,7 @@ def nucleus_sizes(dump: Dump) -> RaggedArray | None:
     if offsets is None or bool((offsets.lengths < 1).any()):
         return None
     steps = np.diff(offsets.values.astype(np.int64))
-    # The step from one sample's last offset to the next one's first is no kept set.
+    # The step from one sample's last offset to the next one's first is not a nucleus.
     inner = np.ones(len(steps), np.bool_)
     inner[offsets.offsets[1:-1] - 1] = False
     return RaggedArray(steps[inner], np.concatenate([[0], np.cumsum(offsets.lengths - 1)]))

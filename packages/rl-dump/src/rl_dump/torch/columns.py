@@ -31,8 +31,9 @@ __all__ = [
 ]
 
 CHUNK_BYTES = 64 << 20
-"""Bytes joined on the device at a time: large enough that a copy's start-up cost does not show,
-small beside a model.
+"""Bytes joined on the device at a time.
+
+Large enough that a copy's start-up cost does not show, small beside a model.
 """
 
 
@@ -131,7 +132,7 @@ def to_cpu_columns(columns: Mapping[str, Any]) -> CpuColumns:
 def to_ragged(values: torch.Tensor, lengths: Sequence[int]) -> tuple[RaggedArray, str | None]:
     """Wrap a flat CPU tensor [total, ...] as items of the given lengths.
 
-    Second: its logical dtype if numpy has none.
+    Second: its logical dtype if numpy has no name for it.
     """
     array, dtype = _to_numpy(values)
     return (

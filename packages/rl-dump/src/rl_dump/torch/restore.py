@@ -78,8 +78,8 @@ def restore_context_parallel_fields_to_cpu(
         The restored columns, N items each; empty where `keep_restored` is False.
 
     Raises:
-        DumpError: a field has another number of samples, an entry that is no tensor, or a restored
-            length other than the response's.
+        DumpError: a field has another number of samples, an entry that is not a tensor, or a
+            restored length other than the response's.
     """
     present = [name for name in response_fields if rollout_data.get(name) is not None]
     totals, responses = (

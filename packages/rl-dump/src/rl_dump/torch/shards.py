@@ -58,9 +58,13 @@ class _Layout:
     """The row groups of a whole batch: for each, which local rows of which rank, in file order."""
 
     fields: list[Field]
+    """What every rank's columns are."""
     rank: NDArray[np.int64]
+    """int64 [N]: the data-parallel rank that holds each sample."""
     row: NDArray[np.int64]
+    """int64 [N]: its local row there."""
     bounds: list[tuple[int, int]]
+    """[G]: first sample of each row group, and the one after its last."""
 
     def rows_of(self, peer: int, group: int) -> NDArray[np.int64]:
         part = slice(*self.bounds[group])

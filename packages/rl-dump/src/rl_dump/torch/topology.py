@@ -49,8 +49,9 @@ class DumpTopology:
     pp_size: int = 1
     """Size of the pipeline axis."""
     shard_group: ProcessGroup | None = None
-    """Gloo group over the shard senders, in data-parallel order, for dumps only; None if `dp_size`
-    is 1 or this rank sends no shard.
+    """Gloo group over the shard senders, in data-parallel order, for dumps only.
+
+    None if `dp_size` is 1 or this rank sends no shard.
     """
     deadline_seconds: float = 600.0
     """Longest wait for one message of another shard sender."""

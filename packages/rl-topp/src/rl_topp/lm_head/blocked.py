@@ -1,8 +1,9 @@
 """Rows without a filter and large kept sets: scored one block of logits at a time.
 
 Blocks run over the vocabulary, so each block of the weight's gradient is one complete matrix
-product and needs no running sum; the logits of a block are computed again in backward. D rows of a
-call, F of them over the vocabulary, B ids of a block, E entries and N of them in it.
+product and needs no running sum; the logits of a block are computed again in backward.
+
+Axes: D rows of a call, F of them over the vocabulary, B ids of a block, E entries, N of them in it.
 
 Invariants: no tensor larger than a block of logits [D, B] with B <= ceil(V_local / 4) exists,
 whatever the sizes; the entries of a kept set are read out of a block (and their gradients written
@@ -176,6 +177,7 @@ class _Block(NamedTuple):
     first: int
     """First id, relative to the shard."""
     z_DB: Tensor
+    """[D, B]: logit / temperature."""
     numbers: Tensor
     """int64 [N]: the entries' numbers."""
     places: Tensor

@@ -3,7 +3,9 @@
 The model: dot products cost a time per entry, proportional to the inner dimension H; blocks cost a
 time per row (matrix products against the shard), a small one per entry and one per call (the shard
 is read whole). Rows that gain from blocks move there together, if their gain exceeds the cost per
-call. R rows with kept sets.
+call.
+
+Axes: R rows with kept sets.
 
 Invariant: depends on set sizes and shapes only, so all ranks of a tensor-parallel group that hold
 equally many ids choose alike.

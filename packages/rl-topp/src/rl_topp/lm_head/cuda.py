@@ -1,6 +1,6 @@
 """The arithmetic of the head on CUDA, put together from Triton kernels (see `kernels.Kernels`).
 
-T rows of the call, R listed rows, E entries, V_local ids, H inner dimension.
+Axes: T rows of the call, R listed rows, E entries, V_local ids, H inner dimension.
 
 Invariants: nothing waits for the device (sizes are known on the host); one copy to the device per
 call; memory beyond the gradients is a few numbers per entry and one row of partial sums per

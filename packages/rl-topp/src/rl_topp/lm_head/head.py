@@ -2,8 +2,9 @@
 
 One autograd function. Forward scores the kept ids of each row, either by single dot products or out
 of blocks of logits (`cost` chooses per row), reduces over the tensor-parallel group and keeps a few
-numbers per row; backward gives the gradients of hidden states and weight. T rows of a call, V_local
-ids of the shard, H inner dimension, E entries, K kinds of score.
+numbers per row; backward gives the gradients of hidden states and weight.
+
+Axes: T rows of a call, V_local ids of the shard, H inner dimension, E entries, K kinds of score.
 
 Invariants: no [T, V] tensor exists; sums are float32 at least; no atomics, so results repeat; rows
 that score 0 (not sampled, truncated) receive exactly zero gradient; with no kept set in the call,
@@ -67,8 +68,11 @@ class _Ways(NamedTuple):
     blocked: npt.NDArray[np.int64]
     """Rows with kept sets scored out of blocks."""
     hidden_gradient: HiddenGradient
+    """Who sums the hidden states' gradient over the tensor-parallel group."""
     use_main_grad: bool
+    """Whether the weight's gradient goes to `main_grad` where that exists."""
     block_bytes: int
+    """Bound on one block of logits, bytes."""
 
 
 def nucleus_lm_head_log_probs(
@@ -122,8 +126,9 @@ def nucleus_lm_head_log_probs(
         only; autocast changes nothing.
 
     Raises:
-        NucleusError: shapes, dtypes, devices, targets or a shard that do not fit, a temperature
-            that is none, an unknown option; from backward: with `create_graph=True`.
+        NucleusError: shapes, dtypes, devices, targets or a shard that do not fit; a temperature
+            that is not a positive, finite number; an unknown option. From backward: with
+            `create_graph=True`.
     """
     check_tensors(hidden=hidden_TH, weight=weight_VH, targets=targets_T)
     _check_operands(hidden_TH, weight_VH)
@@ -143,8 +148,8 @@ def nucleus_lm_head_log_probs(
     )
     in_blocks = _rows_in_blocks(call, weight_VH, method)
     ways = _Ways(
-        dot_products=call.kept[~in_blocks],
-        blocked=call.kept[in_blocks],
+        dot_products=call.with_nucleus[~in_blocks],
+        blocked=call.with_nucleus[in_blocks],
         hidden_gradient=hidden_gradient,
         use_main_grad=use_main_grad,
         block_bytes=block_bytes,
@@ -249,14 +254,14 @@ def _score_in_blocks(
 
 def _rows_in_blocks(call: Call, weight_VH: Tensor, method: Method) -> npt.NDArray[np.bool_]:
     """Return for each row with a kept set whether blocks score it."""
-    kept = call.kept
+    listed_rows = call.with_nucleus
     if call.num_kinds > 1:
         # Blocks pass over its logits anyway, and sum each element of a gradient before rounding it.
-        return np.ones(kept.size, np.bool_)
+        return np.ones(listed_rows.size, np.bool_)
     if method != "auto":
-        return np.full(kept.size, method == "blocked")
+        return np.full(listed_rows.size, method == "blocked")
     return choose_blocked(
-        call.rows.set_sizes[kept],
+        call.rows.set_sizes[listed_rows],
         num_local_ids=call.num_local_ids,
         width=weight_VH.shape[1],
         device_type=weight_VH.device.type,

@@ -1,7 +1,9 @@
 """The arithmetic of the head that differs by device, and the choice of it.
 
-T rows of a call, R of them listed, E entries, D rows of a block of B ids, F of them over the whole
-vocabulary. Invariant: all implementations agree to rounding.
+Axes: T rows of a call, R of them listed, E entries, D rows of a block of B ids, F of them over the
+whole vocabulary.
+
+Invariant: all implementations agree to rounding.
 """
 
 from __future__ import annotations

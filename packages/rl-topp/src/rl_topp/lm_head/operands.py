@@ -1,7 +1,8 @@
 """What every way of scoring a call works on.
 
-T rows of the call, V_local ids of the shard, H inner dimension, E entries. Invariant: the same in
-forward and backward of one call.
+Axes: T rows of the call, V_local ids of the shard, H inner dimension, E entries.
+
+Invariant: the same in forward and backward of one call.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Operands:
     targets_T: Tensor
     """Integers [T], ids of the whole vocabulary."""
     call: Call
+    """The kept sets of the T rows, and the settings."""
 
     @property
     def dtype(self) -> torch.dtype:

@@ -1,8 +1,9 @@
 """The arithmetic of the head in plain torch (see `kernels.Kernels` for what each function does).
 
 Single entries are a product of two dense matrices sampled at given places (SDDMM), chunk by chunk.
-T rows of the call, R listed rows, E entries, H inner dimension; D rows of a block of B ids, F of
-them over the whole vocabulary.
+
+Axes: T rows of the call, R listed rows, E entries, H inner dimension; D rows of a block of B ids, F
+of them over the whole vocabulary.
 
 Invariants: memory is bounded by the chunk; sums run in entry order on CPU, so results repeat bit
 for bit.
@@ -57,7 +58,7 @@ def add_gradients(
         z_E, entries.is_target_E, upstream.at(entries.call_rows_E)
     ).div_(operands.call.temperature)
     # Sums stand in rows of their own, one per id that occurs, and reach the weight's gradient once.
-    used, place_of_kept = torch.unique(entries.ids_E[entries.ids_E >= 0], return_inverse=True)
+    used, place_of_id = torch.unique(entries.ids_E[entries.ids_E >= 0], return_inverse=True)
     for_hidden, for_weight = (
         torch.zeros(count, operands.hidden_TH.shape[1], dtype=dtype, device=operands.device)
         for count in (entries.rows_R.numel(), used.numel())
@@ -72,7 +73,7 @@ def add_gradients(
         if destinations.weight is not None:
             for_weight.index_add_(
                 0,
-                place_of_kept[done : done + ids.numel()],
+                place_of_id[done : done + ids.numel()],
                 operands.hidden_TH[call_rows].to(dtype) * coefficients,
             )
         done += ids.numel()

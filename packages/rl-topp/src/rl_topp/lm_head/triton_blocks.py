@@ -4,7 +4,7 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
 """CUDA kernels over blocks of logits: one pass for forward's statistics, one for the gradient.
 
-D rows of a block of B ids, F of them over the whole vocabulary (see `kernels.Kernels`).
+Axes: D rows of a block of B ids, F of them over the whole vocabulary (see `kernels.Kernels`).
 
 Invariants: a block of logits is read once per pass and never copied; sums run in the logits' dtype
 (float32 or float64), in a fixed order.

@@ -7,7 +7,9 @@
 
 Plain functions over device arrays, one launch each. Entries are a flat list of (row, id), each
 row's target first, as in `torch.entries`, in int32. Sums run in float32 (float64 for float64
-inputs). T rows of a call, R listed rows, E entries, V ids of the shard, H inner dimension.
+inputs).
+
+Axes: T rows of a call, R listed rows, E entries, V ids of the shard, H inner dimension.
 
 Invariants: no atomics and no order that depends on timing, so results repeat bit for bit; every
 array element is written by exactly one program; id -1 (other shard, or the target again) is never

@@ -9,7 +9,8 @@ How the weight's gradient, a sum over all rows that keep an id, gets enough para
 are sorted by id, and one program owns each run of equal ids that begins among its few sorted
 entries. Common ids have long runs, so a first launch sums every aligned chunk of `CHUNK` sorted
 entries that holds one id only; the owner adds those to the few entries before and after them.
-T rows of a call, R listed rows, E entries, V ids of the shard, H inner dimension.
+
+Axes: T rows of a call, R listed rows, E entries, V ids of the shard, H inner dimension.
 
 Invariants: those of `triton_entries`. How many runs there are is known on the device only, and
 programs without one cost time.

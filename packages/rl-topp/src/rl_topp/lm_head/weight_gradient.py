@@ -1,6 +1,6 @@
 """Where the output weight's gradient goes: a new tensor, or Megatron-Core's float32 `main_grad`.
 
-V_local ids of the shard, T rows of the call, H inner dimension.
+Axes: V_local ids of the shard, T rows of the call, H inner dimension.
 
 Invariant: `main_grad` is only added to, and only where a gradient exists; what is added may be
 wider than the buffer, and the sum is rounded once.
@@ -69,3 +69,4 @@ class Destinations:
     hidden: Tensor | None
     """[T, H], in the dtype of the hidden states."""
     weight: WeightGradient | None
+    """[V_local, H], a new tensor or `main_grad`."""

@@ -1,4 +1,4 @@
-"""What each hooked function of SGLang does besides its own work. B rows of a batch.
+"""What each hooked function of SGLang does besides its own work.
 
 How a request's wish reaches its reply: `flag_rows` reads it from the requests when a batch is
 formed; `filter_flags`, `merge_flags` and `copy_flags` keep the flags beside the batch;
@@ -6,6 +6,8 @@ formed; `filter_flags`, `merge_flags` and `copy_flags` keep the flags beside the
 info; `sample_and_record` hands it to the step's output as `StepRows`; `copy_to_host` starts the
 copy; `collect` appends one element per token to the request's `customized_info`, which SGLang
 carries to `meta_info`.
+
+Axes: B rows of a batch.
 
 Invariants: without a flagged row the hooked function runs alone; the flags have one entry per row
 of the batch.
@@ -20,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_topp.sglang.kept import Draw, Filters, draw_step
+from rl_topp.sglang.draw import Draw, Filters, draw_step
 from rl_topp.sglang.keys import KEPT_IDS_KEY, KEPT_LOG_PROBS_KEY, OPT_IN_KEY
 from rl_topp.sglang.step import (
     COUNT,
@@ -49,8 +51,10 @@ _FLAGS = "rl_topp_flags"
 """Attribute of `SamplingBatchInfo` that holds the `RowFlags`."""
 
 _STEP = "rl_topp_step"
-"""Attribute that holds a step: on `SamplingBatchInfo` the `DrawnStep`, on `LogitsProcessorOutput`
-the `StepRows`."""
+"""Attribute that holds a step.
+
+On `SamplingBatchInfo` it is the `DrawnStep`, on `LogitsProcessorOutput` the `StepRows`.
+"""
 
 _Original = Callable[..., Any]
 
@@ -71,7 +75,7 @@ class RowFlags:
 
 
 def flag_rows(original: _Original, cls: type, batch: Any, vocab_size: int) -> Any:
-    """`SamplingBatchInfo.from_schedule_batch`: note which requests ask, and which have a filter."""
+    """Note which requests ask and which have a filter; wraps `from_schedule_batch`."""
     info = original(cls, batch, vocab_size)
     params = [request.sampling_params for request in batch.reqs]
     flags = RowFlags(
@@ -87,7 +91,7 @@ def flag_rows(original: _Original, cls: type, batch: Any, vocab_size: int) -> An
 def filter_flags(
     original: _Original, info: Any, keep_indices: Sequence[int], keep_indices_device: Tensor
 ) -> Any:
-    """`SamplingBatchInfo.filter_batch`: keep the flags of the rows that stay."""
+    """Keep the flags of the rows that stay; wraps `SamplingBatchInfo.filter_batch`."""
     flags = _flags_of(info)
     result = original(info, keep_indices, keep_indices_device)
     setattr(
@@ -102,7 +106,7 @@ def filter_flags(
 
 
 def merge_flags(original: _Original, info: Any, other: Any) -> Any:
-    """`SamplingBatchInfo.merge_batch`: append the other batch's flags."""
+    """Append the other batch's flags; wraps `SamplingBatchInfo.merge_batch`."""
     mine, theirs = _flags_of(info), _flags_of(other)
     result = original(info, other)
     setattr(
@@ -114,7 +118,7 @@ def merge_flags(original: _Original, info: Any, other: Any) -> Any:
 
 
 def copy_flags(original: _Original, info: Any) -> Any:
-    """`SamplingBatchInfo.copy_for_forward`: copy the flags too, which are no field of the info."""
+    """Copy the flags, which SGLang does not know; wraps `SamplingBatchInfo.copy_for_forward`."""
     copy = original(info)
     setattr(copy, _FLAGS, _flags_of(info))
     return copy
@@ -128,7 +132,7 @@ def sample_and_record(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """`Sampler.forward`: sample as ever, then hang the step's kept sets on its output.
+    """Sample as ever, then hang the step's kept sets on the output; wraps `Sampler.forward`.
 
     Raises:
         RuntimeError: the flags do not match the rows, so some way of forming batches was not
@@ -162,7 +166,7 @@ def sample_from_nucleus(
     positions: Tensor,
     simple_sampling_case: bool,
 ) -> Any:
-    """`Sampler._sample_from_probs`: find the kept sets, sample from them, and note both."""
+    """Find the kept sets, sample from them, note both; wraps `Sampler._sample_from_probs`."""
     flags: RowFlags | None = getattr(sampling_info, _FLAGS, None)
     if flags is None or not flags.any_record:
         return original(sampler, probs_BV, sampling_info, positions, simple_sampling_case)
@@ -177,7 +181,7 @@ def sample_from_nucleus(
 
 
 def copy_to_host(original: _Original, result: Any, *args: Any, **kwargs: Any) -> Any:
-    """`GenerationBatchResult.copy_to_cpu` (overlap scheduler): start our one copy, too."""
+    """Start our one copy under the overlap scheduler; wraps `GenerationBatchResult.copy_to_cpu`."""
     # Before the original, which records the event that marks all copies as done.
     step: StepRows | None = getattr(result.logits_output, _STEP, None)
     if step is not None:
@@ -188,7 +192,7 @@ def copy_to_host(original: _Original, result: Any, *args: Any, **kwargs: Any) ->
 
 
 def collect(original: _Original, processor: Any, i: int, req: Any, logits_output: Any) -> Any:
-    """`_maybe_collect_customized_info`: append the new token's kept set to its request."""
+    """Append the new token's kept set to its request; wraps `_maybe_collect_customized_info`."""
     step: StepRows | None = getattr(logits_output, _STEP, None)
     if step is not None and _asks(req.sampling_params.custom_params):
         if req.customized_info is None:
@@ -199,7 +203,9 @@ def collect(original: _Original, processor: Any, i: int, req: Any, logits_output
 
 
 def refuse_unsupported(original: _Original, manager: Any, obj: Any, input_ids: Any) -> Any:
-    """`TokenizerManager._validate_one_request`: answer 400 where this server cannot record sets.
+    """Answer 400 where this server cannot record sets.
+
+    Wraps `TokenizerManager._validate_one_request`.
 
     Raises:
         ValueError: the server uses something that bypasses the hooked sampler; the message names
@@ -233,7 +239,7 @@ def unsupported_features(server_args: Any) -> list[str]:
 
 
 def _asks(custom_params: Any) -> bool:
-    """Whether a request's `custom_params` opt in."""
+    """Say whether a request's `custom_params` opt in."""
     return isinstance(custom_params, dict) and custom_params.get(OPT_IN_KEY) is True
 
 
@@ -287,7 +293,7 @@ def _uniform(probs_BV: Tensor, seeds_B: Tensor | None, positions_B: Tensor) -> T
 
 
 def _step_of_ids(ids_B: Tensor, count: int, log_probs_B: Tensor) -> DrawnStep:
-    """Return the step of a batch that SGLang itself sampled; sets of one id each, or none."""
+    """Return the step of a batch that SGLang itself sampled; each set holds one id, or all."""
     _, packed_BC, prefix_BK = empty_step(ids_B.shape[0], 1, ids_B.device)
     packed_BC[:, COUNT] = count
     packed_BC[:, LOG_PROB] = log_probs_B.view(torch.int32)

@@ -5,11 +5,11 @@
 """Kept sets and sampling on CUDA without a full sort and without waiting for the device.
 
 `torch.topk` gives each row's first 1,024 ids in order; `_draw_from_prefix` applies the rule of
-`kept` to them and draws, and marks a row whose set may go on, or that has no filter. Then
+`draw` to them and draws, and marks a row whose set may go on, or that has no filter. Then
 `_draw_from_row` finds the smallest kept probability of the marked rows by bisection on the bits of
 float32 (ordered like the numbers) and draws by the running sum.
 
-B rows of the batch, V vocabulary, K ids of the prefix, W words of 32 ids, C columns of a step.
+Axes: B rows of the batch, V vocabulary, K ids of the prefix, W words of 32 ids, C step columns.
 
 Invariants: a row's result depends on that row alone; the draw uses one uniform number per row, so
 tensor-parallel ranks with equal random states agree.
@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rl_topp.sglang.kept import PREFIX_SIZE, Filters
+from rl_topp.sglang.draw import PREFIX_SIZE, Filters
 from rl_topp.sglang.step import (
     COUNT,
     HEAD_SIZE,
@@ -163,7 +163,7 @@ def _draw_from_prefix(
 
 @triton.jit
 def _above(row_probs, bits, V: tl.constexpr, BLOCK: tl.constexpr):
-    """Count and mass of the ids whose probability is above the one with these bits."""
+    """Return count and mass of the ids whose probability is above the one with these bits."""
     count = 0
     mass = 0.0
     for start in range(0, V, BLOCK):
@@ -176,8 +176,8 @@ def _above(row_probs, bits, V: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _kept_of_block(probs, bits, num_ties, ties_before, least):
-    """Whether each id of a block is kept, and the ids equal to the boundary so far."""
+def _nucleus_of_block(probs, bits, num_ties, ties_before, least):
+    """Say of each id of a block whether it is kept, and count the ids at the boundary so far."""
     own = probs.to(tl.int32, bitcast=True)
     is_tie = (own == bits) & (probs > 0)
     ties = tl.cumsum(is_tie.to(tl.int32), 0)
@@ -187,7 +187,7 @@ def _kept_of_block(probs, bits, num_ties, ties_before, least):
 
 @triton.jit
 def _find_boundary(row_probs, top_k, top_p, V: tl.constexpr, BLOCK: tl.constexpr):
-    """Bits of the smallest kept probability, how many ids equal to it are kept, and the largest."""
+    """Find the smallest kept probability's bits, how many such ids are kept, and the largest one."""
     largest = 0.0
     for start in range(0, V, BLOCK):
         place = start + tl.arange(0, BLOCK)
@@ -210,7 +210,7 @@ def _find_boundary(row_probs, top_k, top_p, V: tl.constexpr, BLOCK: tl.constexpr
 
 
 @triton.jit
-def _sum_kept(
+def _sum_nucleus(
     row_probs,
     words,
     bits,
@@ -220,12 +220,12 @@ def _sum_kept(
     WORDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Count and mass of the kept ids; their bits go to `words`."""
+    """Return count and mass of the kept ids; their bits go to `words`."""
     ties, count, mass = 0, 0, 0.0
     for start in range(0, V, BLOCK):
         place = start + tl.arange(0, BLOCK)
         probs = tl.load(row_probs + place, mask=place < V, other=0.0)
-        keep, ties = _kept_of_block(probs, bits, num_ties, ties, least)
+        keep, ties = _nucleus_of_block(probs, bits, num_ties, ties, least)
         count += tl.sum(keep.to(tl.int32), 0)
         mass += tl.sum(tl.where(keep, probs, 0.0), 0)
         if WORDS > 0:
@@ -236,18 +236,20 @@ def _sum_kept(
 
 
 @triton.jit
-def _draw_kept(row_probs, target, bits, num_ties, least, V: tl.constexpr, BLOCK: tl.constexpr):
-    """The first kept id whose running sum is above the target."""
+def _draw_from_nucleus(
+    row_probs, target, bits, num_ties, least, V: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Return the first kept id whose running sum is above the target."""
     ties, drawn, last, running = 0, V, 0, 0.0
     for start in range(0, V, BLOCK):
         place = start + tl.arange(0, BLOCK)
         probs = tl.load(row_probs + place, mask=place < V, other=0.0)
-        keep, ties = _kept_of_block(probs, bits, num_ties, ties, least)
-        kept_probs = tl.where(keep, probs, 0.0)
-        is_reached = keep & (running + tl.cumsum(kept_probs, 0) > target)
+        keep, ties = _nucleus_of_block(probs, bits, num_ties, ties, least)
+        nucleus_probs = tl.where(keep, probs, 0.0)
+        is_reached = keep & (running + tl.cumsum(nucleus_probs, 0) > target)
         drawn = tl.minimum(drawn, tl.min(tl.where(is_reached, place, V), 0))
         last = tl.maximum(last, tl.max(tl.where(keep, place, 0), 0))
-        running += tl.sum(kept_probs, 0)
+        running += tl.sum(nucleus_probs, 0)
     # Rounding may leave the target unreached by the last sum.
     return tl.where(drawn == V, last, drawn)
 
@@ -280,14 +282,14 @@ def _draw_from_row(
             )
             if HAS_MIN_P:
                 least = tl.load(min_ps + row) * largest
-            count, mass = _sum_kept(
+            count, mass = _sum_nucleus(
                 row_probs, wide + row * WORDS, bits, num_ties, least, V, WORDS, BLOCK
             )
             tl.store(packed + row * COLUMNS + _COUNT, count)
             tl.store(packed + row * COLUMNS + _IDS, _WIDE)
         else:
-            count, mass = _sum_kept(row_probs, wide, bits, num_ties, least, V, 0, BLOCK)
-        drawn = _draw_kept(
+            count, mass = _sum_nucleus(row_probs, wide, bits, num_ties, least, V, 0, BLOCK)
+        drawn = _draw_from_nucleus(
             row_probs, tl.load(uniforms + row) * mass, bits, num_ties, least, V, BLOCK
         )
         tl.store(out_ids + row, drawn)

@@ -5,7 +5,7 @@ log-prob | first 64 ids]`, so there is one copy per step and it is small: 67 KB 
 that is larger is read from the device when its row is read, with one more copy for all such rows of
 the step.
 
-B rows of the batch, R some of them, C columns of `packed`, K ids of the prefix, W words of 32 ids.
+Axes: B rows of the batch, R some of them, C columns of `packed`, K prefix ids, W words of 32 ids.
 
 Invariants: nothing here waits for the device until a row is read, and SGLang reads rows only after
 the step's copy is done.
@@ -78,8 +78,10 @@ class DrawnStep:
     prefix_BK: Tensor
     """integer [B, K]: ids in descending order of probability; a set is the first `count` ids."""
     wide_BW: Tensor | None = None
-    """int32 [B, W]: of rows whose first id in `packed_BC` is `WIDE`, bit j of word w says whether
-    the id 32 w + j is kept. None: there are no such rows."""
+    """int32 [B, W]: bit j of word w says whether the id 32 w + j is kept.
+
+    It counts for rows whose first id in `packed_BC` is `WIDE`; None where there are no such rows.
+    """
 
 
 class StepRows:

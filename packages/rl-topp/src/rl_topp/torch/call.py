@@ -1,12 +1,13 @@
 """One scoring call: what it takes, checked, and which of its rows are scored how.
 
-T rows of a call, V_local ids of a shard, K kinds of score. Decided once per call, on the host,
-before any number is computed; the same in forward and backward.
+Decided once per call, on the host, before any number is computed; the same in forward and backward.
+
+Axes: T rows of a call, V_local ids of a shard, K kinds of score.
 
 Invariants: whatever does not fit is a `NucleusError`; no check reads a tensor's values, so none
 waits for the device; a row without a log-prob is in no list; a row's main score comes from exactly
-one of `kept` and `unfiltered`; `dense` holds `unfiltered`, and every scored row when full scores
-are wanted.
+one of `with_nucleus` and `unfiltered`; `dense` holds `unfiltered`, and every scored row when full
+scores are wanted.
 """
 
 from __future__ import annotations
@@ -42,13 +43,15 @@ class Call:
 
     rows: NucleusSet
     """Kept sets of the T rows."""
-    kept: npt.NDArray[np.int64]
+    with_nucleus: npt.NDArray[np.int64]
     """Numbers, ascending, of rows with a complete kept set (status 0)."""
     unfiltered: npt.NDArray[np.int64]
-    """Of rows whose score is the one over the vocabulary (status 1; status 3 under
-    `on_truncated="full"`)."""
+    """Numbers of rows scored over the vocabulary.
+
+    Status 1; status 3 under `on_truncated="full"`.
+    """
     dense: npt.NDArray[np.int64]
-    """Of rows that need the whole vocabulary."""
+    """Numbers of rows that need the whole vocabulary."""
     vocab_start: int
     """First id of the shard."""
     num_local_ids: int
@@ -56,8 +59,11 @@ class Call:
     temperature: float
     """Divisor of the logits."""
     full_log_probs: bool
+    """Whether log-probs over the vocabulary are wanted."""
     entropy: bool
+    """Whether the entropy over the kept set is wanted."""
     full_entropy: bool
+    """Whether the entropy over the vocabulary is wanted."""
     tp_group: dist.ProcessGroup | None
     """Ranks that hold the other shards."""
 
@@ -118,12 +124,12 @@ def make_call(
             f"this shard holds the ids [{vocab_start}, {vocab_start + shard_size}) of a vocabulary"
             f" of {rows.vocab_size}; pass the tp_group whose ranks hold the others"
         )
-    kept = rows.status == NucleusStatus.KEPT
-    unfiltered = rows.scored_mask(on_truncated=on_truncated) & ~kept
+    has_nucleus = rows.status == NucleusStatus.KEPT
+    unfiltered = rows.scored_mask(on_truncated=on_truncated) & ~has_nucleus
     sampled = rows.status != NucleusStatus.NOT_SAMPLED
     return Call(
         rows=rows,
-        kept=np.flatnonzero(kept),
+        with_nucleus=np.flatnonzero(has_nucleus),
         unfiltered=np.flatnonzero(unfiltered),
         dense=np.flatnonzero(sampled if full_log_probs or full_entropy else unfiltered),
         vocab_start=vocab_start,

@@ -1,7 +1,7 @@
 """Statistics and gradients of rows over a whole vocabulary shard, one block of logits at a time.
 
-T rows of a call, D of them over the vocabulary, B ids of a block, K kinds of score, 4 statistics
-(see `scores`).
+Axes: T rows of a call, D of them over the vocabulary, B ids of a block, K kinds of score, 4
+statistics (see `scores`).
 
 Invariant: a block's statistics merge into the running ones without loss of range (the running
 maximum moves, sums are rescaled), so the result does not depend on the block size beyond rounding.

@@ -1,6 +1,6 @@
 """Kept sets as a flat list of (row, id) entries on the device: what sparse scoring works on.
 
-T rows of a call, R rows listed, E entries of these.
+Axes: T rows of a call, R rows listed, E entries of these.
 
 Invariants: each row's first entry is its target, so the sampled id is in its set whatever was
 recorded; a kept id equal to the target appears once; entries that another vocabulary shard holds
@@ -33,8 +33,10 @@ class Entries:
     call_rows_E: Tensor
     """[E]: the row of the call of each entry."""
     ids_E: Tensor
-    """[E]: id relative to this shard's first, or -1 when the entry counts nowhere (other shard, or
-    the target again)."""
+    """[E]: id relative to this shard's first, or -1 when the entry counts nowhere.
+
+    That is where another shard holds the id, or it is the target again.
+    """
 
     @property
     def segments_E(self) -> Tensor:

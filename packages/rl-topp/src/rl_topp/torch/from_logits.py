@@ -1,9 +1,10 @@
 """`nucleus_log_probs`: scores over kept sets from logits that exist already.
 
-T rows, D of them over the vocabulary, V_local ids of a shard, E entries, K kinds of score. Only the
-logits of kept ids are read; a tensor-parallel shard adds its part and two small all-reduces finish
-the sums. Every rank of the group computes the same loss from the same scores, so each receives the
-gradient of its own shard of the logits and backward needs no collective.
+Only the logits of kept ids are read; a tensor-parallel shard adds its part and two small
+all-reduces finish the sums. Every rank of the group computes the same loss from the same scores, so
+each receives the gradient of its own shard of the logits and backward needs no collective.
+
+Axes: T rows, D of them over the vocabulary, V_local ids of a shard, E entries, K kinds of score.
 
 Invariants: no [T, V] mask, no masked or rescaled copy of the logits; the gradient of a row with a
 kept set touches its kept entries only; rows over the whole vocabulary pass through float32 in
@@ -117,7 +118,7 @@ class _ScoresFromLogits(torch.autograd.Function):
         dtype = compute_dtype(logits_TV.dtype)
         entries = build_entries(
             call.rows,
-            call.kept,
+            call.with_nucleus,
             targets_T,
             vocab_start=call.vocab_start,
             num_local_ids=call.num_local_ids,

@@ -1,4 +1,6 @@
-"""The kept sets as a mask over the vocabulary: for reference and small cases. T rows, V_local ids.
+"""The kept sets as a mask over the vocabulary: for reference and small cases.
+
+Axes: T rows, V_local ids.
 
 Invariant: equals `reference.keep_mask` restricted to the shard.
 """
@@ -40,7 +42,7 @@ def build_keep_mask(
         on_truncated: see `NucleusSet.scored_mask`.
 
     Raises:
-        NucleusError: lengths that differ, targets that are no integers [T], a shard that begins or
+        NucleusError: lengths that differ, targets other than integers [T], a shard that begins or
             ends below 0, an unknown `on_truncated`.
     """
     check_tensors(targets=targets_T)
@@ -50,10 +52,10 @@ def build_keep_mask(
     check_count(width, "num_local_ids")
     check_count(vocab_start, "vocab_start")
     held = int(np.clip(rows.vocab_size - vocab_start, 0, width))
-    kept = rows.status == NucleusStatus.KEPT
-    unfiltered = np.flatnonzero(rows.scored_mask(on_truncated=on_truncated) & ~kept)
+    has_nucleus = rows.status == NucleusStatus.KEPT
+    unfiltered = np.flatnonzero(rows.scored_mask(on_truncated=on_truncated) & ~has_nucleus)
     entries = build_entries(
-        rows, np.flatnonzero(kept), targets_T, vocab_start=vocab_start, num_local_ids=held
+        rows, np.flatnonzero(has_nucleus), targets_T, vocab_start=vocab_start, num_local_ids=held
     )
     mask = torch.zeros(targets_T.numel(), width, dtype=torch.bool, device=targets_T.device)
     valid = entries.ids_E >= 0

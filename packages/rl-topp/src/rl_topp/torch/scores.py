@@ -1,6 +1,6 @@
 """From partial sums over one vocabulary shard to log-probs and entropies, for every path.
 
-T rows, E entries, K kinds of score (0 over the support; 1 over the vocabulary, on request), 4
+Axes: T rows, E entries, K kinds of score (0 over the support; 1 over the vocabulary, on request), 4
 statistics.
 
 Invariants: a row without a score is marked from the start (mass -1) and scores 0; whatever the
@@ -34,7 +34,6 @@ __all__ = [
     "HIGHEST",
     "MASS",
     "NO_SCORE",
-    "SPREAD",
     "TARGET",
     "Combined",
     "NucleusScores",
@@ -48,7 +47,9 @@ __all__ = [
     "upstream_of_kinds",
 ]
 
-HIGHEST, TARGET, MASS, SPREAD = range(4)
+HIGHEST, TARGET, MASS = range(3)
+"""Places of a row's statistics, see above; the spread stands last."""
+
 NO_SCORE = -1.0
 """Mass of a row without a score; a sum of exponentials is never negative."""
 
@@ -77,8 +78,11 @@ class Combined:
     """Finished numbers of all shards together, [K, T] each."""
 
     log_probs: Tensor
+    """log p of the target, nats; 0 where a row has no score."""
     entropy: Tensor
+    """H, nats; 0 where a row has no score."""
     log_normaliser: Tensor
+    """log of the sum of e^z over the support; 0 where a row has no score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +94,7 @@ class Upstream:
     entropy: Tensor | None
     """g_H, dL/dH, or None."""
     log_normaliser: Tensor
+    """log of the sum of e^z over the support."""
     entropy_value: Tensor
     """H."""
 
@@ -139,8 +144,7 @@ def combine(statistics: Tensor, tp_group: dist.ProcessGroup | None) -> Combined:
     """Reduce per-shard statistics over the group and finish the scores.
 
     Args:
-        statistics: [K, 4, T], this shard's, mass `NO_SCORE` where a row has no score; not
-            changed.
+        statistics: [K, 4, T], this shard's, mass `NO_SCORE` where a row has no score; not changed.
         tp_group: ranks that hold the other shards; None = this shard is the whole vocabulary.
     """
     peak, target, mass, spread = statistics.unbind(1)

@@ -1,11 +1,12 @@
 """Index arrays from the host to where tensors live, without waiting for the device.
 
 A copy from ordinary host memory makes the host wait until the device has finished all it was given
-before; from page-locked memory it does not. R listed rows, E entries, nnz kept ids.
+before; from page-locked memory it does not.
 
-Invariants: one copy per call, however many arrays;
-every tensor starts at a multiple of 16 bytes, so that Triton sees aligned pointers in every call
-and compiles each kernel once.
+Axes: R listed rows, E entries, nnz kept ids.
+
+Invariants: one copy per call, however many arrays; every tensor starts at a multiple of 16 bytes,
+so that Triton sees aligned pointers in every call and compiles each kernel once.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The kept set of each row of a batch, and sampling from exactly that set, in plain torch.
+"""Find the kept set of each row of a batch and draw from exactly that set, in plain torch.
 
 The rule (SGLang's own joint filter), on probabilities p at the request's temperature, sorted so
 that p_1 >= p_2 >= ...: keep id_r where r <= top_k, p_1 + ... + p_(r-1) <= top_p, p_r >= min_p * p_1
 and p_r > 0. So the kept set is a prefix of the sorted row; among equal probabilities the order is
 the sort's. This is the way of the CPU; `kernels` is the one of CUDA.
 
-B rows of the batch, R rows of one kind, V vocabulary, K width of the prefix that is looked at.
+Axes: B rows of the batch, R rows of one kind, V vocabulary, K width of the prefix looked at.
 
 Invariants: a sampled id is in its set; counts are exact for every row, whatever K is.
 """
@@ -40,8 +40,10 @@ With top_p 0.95 a language model keeps a handful, so they nearly always hold the
 """
 
 Draw = Callable[[Tensor, Tensor], Tensor]
-"""`draw(weights [R, N], rows [R])`: an index per row, int64 [R, 1], with probability proportional
-to its weight; `rows` are their places in the batch."""
+"""`draw(weights [R, N], rows [R])`: one index per row, int64 [R, 1].
+
+Each is drawn with probability proportional to its weight; `rows` are their places in the batch.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,10 +96,10 @@ def find_nuclei(
         prefix_size: ids looked at first.
     """
     if probs_RV.shape[-1] > prefix_size:
-        kept = _cut(*torch.topk(probs_RV, prefix_size, dim=-1), filters)
-        is_open_R = (kept.counts_R == prefix_size) & (filters.top_ks > prefix_size)
+        nuclei = _cut(*torch.topk(probs_RV, prefix_size, dim=-1), filters)
+        is_open_R = (nuclei.counts_R == prefix_size) & (filters.top_ks > prefix_size)
         if not bool(is_open_R.any()):
-            return kept
+            return nuclei
     return _cut(*probs_RV.sort(dim=-1, descending=True), filters)
 
 
@@ -131,17 +133,17 @@ def draw_step(
     cut = [row for row, filtered in enumerate(is_filtered) if filtered]
     if cut:
         rows = torch.tensor(cut)
-        kept = find_nuclei(probs_BV[rows], filters.of_rows(rows), prefix_size=prefix_size)
-        rank_R1 = draw(kept.probs_RK, rows)
-        ids_B[rows] = kept.ids_RK.gather(1, rank_R1).view(-1).to(torch.int32)
+        nuclei = find_nuclei(probs_BV[rows], filters.of_rows(rows), prefix_size=prefix_size)
+        rank_R1 = draw(nuclei.probs_RK, rows)
+        ids_B[rows] = nuclei.ids_RK.gather(1, rank_R1).view(-1).to(torch.int32)
         log_probs_B[rows] = torch.log(
-            kept.probs_RK.gather(1, rank_R1).view(-1) / kept.probs_RK.sum(dim=-1)
+            nuclei.probs_RK.gather(1, rank_R1).view(-1) / nuclei.probs_RK.sum(dim=-1)
         )
-        packed_BC[rows, COUNT] = kept.counts_R.to(torch.int32)
-        width = min(HEAD_SIZE, kept.ids_RK.shape[1])
-        packed_BC[rows, IDS : IDS + width] = kept.ids_RK[:, :width].to(torch.int32)
-        prefix_BK = torch.zeros(len(is_filtered), kept.ids_RK.shape[1], dtype=torch.int64)
-        prefix_BK[rows] = kept.ids_RK
+        packed_BC[rows, COUNT] = nuclei.counts_R.to(torch.int32)
+        width = min(HEAD_SIZE, nuclei.ids_RK.shape[1])
+        packed_BC[rows, IDS : IDS + width] = nuclei.ids_RK[:, :width].to(torch.int32)
+        prefix_BK = torch.zeros(len(is_filtered), nuclei.ids_RK.shape[1], dtype=torch.int64)
+        prefix_BK[rows] = nuclei.ids_RK
     packed_BC[:, LOG_PROB] = log_probs_B.view(torch.int32)
     return DrawnStep(ids_B=ids_B, packed_BC=packed_BC, prefix_BK=prefix_BK)
 

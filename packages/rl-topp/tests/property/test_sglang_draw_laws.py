@@ -13,8 +13,8 @@ from stubs.near_ties import FLOAT32_ROUNDING, check_nucleus, check_order
 from rl_topp.reference import softmax
 
 torch = pytest.importorskip("torch")
-kept_sets = pytest.importorskip("rl_topp.sglang.kept")
-Filters, draw_step = kept_sets.Filters, kept_sets.draw_step
+draw_module = pytest.importorskip("rl_topp.sglang.draw")
+Filters, draw_step = draw_module.Filters, draw_module.draw_step
 StepRows = pytest.importorskip("rl_topp.sglang.step").StepRows
 
 Array = npt.NDArray[Any]
@@ -24,7 +24,7 @@ Batch = tuple[Array, list[int], list[float], list[float]]
 
 @st.composite
 def batches(draw: st.DrawFn) -> Batch:
-    """Probabilities that are multiples of 2**-12, so that ties are many and float32 sums exact."""
+    """Draw multiples of 2**-12 as probabilities: ties are many, and float32 sums exact."""
     num_rows, vocab_size = draw(st.integers(1, 5)), draw(st.integers(1, 40))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     rows = [
@@ -49,7 +49,7 @@ def filters(top_k: list[int], top_p: list[float], min_p: list[float]) -> Any:
 
 
 def check_sets(batch: Batch, found: Sequence[tuple[int, Any, float]]) -> None:
-    """Each row's set is the reference's in float64, but for near ties, and its ids descend."""
+    """Compare each row's set with the float64 reference, but for near ties; its ids must descend."""
     for row, k, p, m, (_, ids, _) in zip(*batch, found, strict=True):
         check_nucleus(
             ids,
@@ -128,7 +128,7 @@ def test_rows_without_a_filter_have_no_set_and_the_full_log_prob(
             assert log_prob == pytest.approx(np.log(row[sampled]), abs=1e-5)
 
 
-def test_worked_example() -> None:
+def test_the_worked_example_gives_its_set_and_log_prob() -> None:
     batch = np.array([[0.2, 0.5, 0.3]]), [1 << 30], [0.5], [0.0]
     ((sampled, ids, log_prob),) = drawn(
         batch, draw=lambda weights, rows: torch.zeros(1, 1, dtype=torch.int64)
