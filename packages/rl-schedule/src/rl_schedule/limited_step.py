@@ -14,8 +14,10 @@ import heapq
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from rl_schedule.arrays import IntArray
 from rl_schedule.balancing import Assignment, balance_step
@@ -104,9 +106,9 @@ def limits_of(request: ScheduleRequest) -> Limits:
     )
 
 
-def padded_costs(bin_of: IntArray, costs: IntArray) -> IntArray:
-    """Return what samples cost that are padded to the costliest one of their bin, int64 [N]."""
-    costliest = np.zeros(int(bin_of.max(initial=-1)) + 1, dtype=np.int64)
+def padded_costs(bin_of: IntArray, costs: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return what samples cost that are padded to the costliest one of their bin, [N]."""
+    costliest = np.zeros(int(bin_of.max(initial=-1)) + 1, dtype=costs.dtype)
     np.maximum.at(costliest, bin_of, costs)
     return costliest[bin_of]
 
