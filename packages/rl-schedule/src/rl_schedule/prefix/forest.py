@@ -3,14 +3,14 @@
 A move of a response to another micro-batch is free where its prefix is there already; elsewhere it
 costs another copy of the prefix, and saves one where the last response of a tree leaves.
 
-Invariants: the cap holds; no micro-batch becomes empty; levelling never raises the costliest rank;
-bounded by counts, never by time.
+Invariants: the cap holds; levelling leaves no micro-batch empty that was not, and neither it nor a
+merger raises the costliest rank; bounded by counts, never by time.
 
 Axis letters: D ranks, M slots, K = D * M bins, numbered rank by rank.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from rl_schedule.arrays import IntArray
@@ -74,6 +74,50 @@ class Forest:
         for trees in self.trees:
             for tree in trees.values():
                 tree.sort(key=self._costliest_first)
+
+    def merge_trees(self, *, may_empty: bool) -> bool:
+        """Bring trees of one prefix on one rank together where the cap allows it.
+
+        Each merger saves a copy of the prefix.
+
+        Args:
+            may_empty: whether a micro-batch may be left empty by that.
+
+        Returns:
+            Whether there was one.
+        """
+        merged = False
+        for rank in range(self.num_ranks):
+            homes: dict[int, list[int]] = {}
+            for number in self.bins(rank):
+                for prefix in self.trees[number]:
+                    homes.setdefault(prefix, []).append(number)
+            for prefix, numbers in homes.items():
+                merged |= len(numbers) > 1 and self._merge(prefix, numbers, may_empty=may_empty)
+        return merged
+
+    def _merge(self, prefix: int, numbers: list[int], *, may_empty: bool) -> bool:
+        """Merge what fits of one prefix's trees in bins of one rank, fewest tokens first."""
+        merged = False
+        by_tokens = sorted(numbers, key=lambda number: (self.tokens[number], number))
+        for place, source in enumerate(by_tokens):
+            if len(self.trees[source]) == 1 and not may_empty:
+                continue
+            members = self.trees[source][prefix]
+            needed = sum(self.responses[sample] for sample in members)
+            for target in by_tokens[place + 1 :]:
+                if self.tokens[target] + needed <= self.cap:
+                    self._move(prefix, list(members), source, target)
+                    merged = True
+                    break
+        return merged
+
+    def _move(self, prefix: int, samples: Iterable[int], source: int, target: int) -> None:
+        """Move samples of one prefix to another bin."""
+        for sample in samples:
+            self.add(sample, prefix, target)
+            self.remove(sample, prefix, source)
+        self.trees[target][prefix].sort(key=self._costliest_first)
 
     def level(self) -> None:
         """Move responses from costly to cheap ranks until they are level or nothing helps."""
@@ -144,16 +188,9 @@ class Forest:
                     best = swap
         if best.gained <= 0:
             return False
-        for source, target, samples in (
-            (best.source, best.target, best.give),
-            (best.target, best.source, best.take),
-        ):
-            # Not emptied in between: a swap leaves both trees, a move has nothing to bring back.
-            for sample in samples:
-                self.add(sample, best.prefix, target)
-                self.remove(sample, best.prefix, source)
-        for number in (best.source, best.target):
-            self.trees[number].get(best.prefix, []).sort(key=self._costliest_first)
+        self._move(best.prefix, best.give, best.source, best.target)
+        if best.take:
+            self._move(best.prefix, best.take, best.target, best.source)
         return True
 
     def _best_move(self, heavy: int, light: int, gap: int, homes: dict[int, list[int]]) -> _Move:

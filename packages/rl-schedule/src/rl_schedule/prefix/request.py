@@ -25,6 +25,7 @@ _HONOURED = frozenset(
         "rollout_names",
         "global_batch_size",
         "dp_size",
+        "extra_micro_batches",
         "cp_size",
         "vpp_size",
         "microbatch_group_size_per_vp_stage",
@@ -36,7 +37,10 @@ _HONOURED = frozenset(
         "on_trailing",
     }
 )
-"""Fields of a schedule's request that mean here what they mean there, whatever they hold."""
+"""Fields of a schedule's request that mean here what they mean there, whatever they hold.
+
+Leave to run one more micro-batch is never used.
+"""
 
 _REASONS = {
     "micro_batch_size": "use max_tokens_per_gpu: a fixed count of samples has no room to save",

@@ -27,11 +27,11 @@ __all__ = ["PlannedTrees", "plan_trees"]
 _GOOD_ENOUGH = 1.01
 """Costliest rank over what no plan can beat, from which on no finer cut is tried."""
 
-_CUTS = (1, 2, 4)
-"""A fragment costs at most the mean rank over one of these."""
+_CUTS = (1.0, 0.5, 2.0, 0.25)
+"""A fragment costs at most this times the mean rank; tried in this order."""
 
 _MANY_SAMPLES = 1_500
-"""Above this only the first two cuts are tried: larger steps gain nothing by the third."""
+"""Above this only the first two cuts are tried: larger steps gain nothing by the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +73,10 @@ def plan_trees(step: SharedStep) -> PlannedTrees:
     """
     limit = step.least_rank_cost() * _GOOD_ENOUGH
     candidates: list[_Candidate] = []
-    for parts in _CUTS[: 2 if step.costs.size > _MANY_SAMPLES else None]:
-        fragments = cut_groups(step, most_cost=step.least_rank_cost() // parts)
+    for share in _CUTS[: 2 if step.costs.size > _MANY_SAMPLES else None]:
+        fragments = cut_groups(step, most_cost=int(step.least_rank_cost() * share))
         placed = _balance(step, fragments.tokens(step), fragments.costs(step))
-        candidates.append(_grow(step, fragments, placed, f"shared({parts})"))
+        candidates.append(_grow(step, fragments, placed, f"shared({share:g})"))
         if candidates[-1].rank_cost <= limit:
             break
     best = min(candidates, key=lambda candidate: candidate.order)
@@ -102,6 +102,8 @@ def _grow(step: SharedStep, fragments: Fragments, placed: Assignment, path: str)
     if not step.may_leave_empty:
         fill_empty_bins(forest, most=None)
     forest.level()
+    if forest.merge_trees(may_empty=step.may_leave_empty):
+        forest.level()
     fill_empty_bins(forest, most=max(forest.loads))
     return _Candidate(forest=forest, path=path)
 

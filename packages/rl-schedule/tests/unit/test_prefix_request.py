@@ -1,0 +1,101 @@
+"""A request for shared prefixes that exists is well-formed; everything wrong is told at once."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rl_schedule as rs
+
+
+def schedule(**settings: Any) -> rs.ScheduleRequest:
+    given: dict[str, Any] = {
+        "total_lengths": [7, 6, 5],
+        "rollout_ids": [0, 1, 2],
+        "global_batch_size": 3,
+        "dp_size": 1,
+        "max_tokens_per_gpu": 14,
+    }
+    return rs.ScheduleRequest(**given | settings)
+
+
+def refused(
+    given: rs.ScheduleRequest, prefix_ids: Any = (0, 0, 1), prefix_lengths: Any = (4, 4, 2)
+) -> str:
+    with pytest.raises(rs.ScheduleError) as caught:
+        rs.PrefixRequest(schedule=given, prefix_ids=prefix_ids, prefix_lengths=prefix_lengths)
+    return str(caught.value)
+
+
+def test_columns_are_kept_as_read_only_int64() -> None:
+    request = rs.PrefixRequest(
+        schedule=schedule(), prefix_ids=[0, 0, 1], prefix_lengths=np.array([4, 4, 2], np.int32)
+    )
+    for column in (request.prefix_ids, request.prefix_lengths):
+        assert isinstance(column, np.ndarray)
+        assert column.dtype == np.int64
+        assert not column.flags.writeable
+    assert request.response_lengths.tolist() == [3, 2, 3]
+    assert request.token_cap == 14
+
+
+def test_the_cost_is_that_of_the_schedule_and_tokens_are_levelled_when_asked_for() -> None:
+    model = rs.TransformerCost(token_flops=1, pair_flops=1)
+    columns: dict[str, Any] = {"prefix_ids": [0, 0, 1], "prefix_lengths": [4, 4, 2]}
+    flops = rs.PrefixRequest(schedule=schedule(cost=model), **columns)
+    tokens = rs.PrefixRequest(schedule=schedule(cost=model, balance="tokens"), **columns)
+    assert flops.cost_model == flops.balance_model == rs.PrefixCost(model=model)
+    assert tokens.cost_model == rs.PrefixCost(model=model)
+    assert tokens.balance_model == rs.PrefixCost(model=rs.TokenCost())
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"max_tokens_per_gpu": None, "micro_batch_size": 2}, "micro_batch_size=2"),
+        ({"balance": "none"}, "balance='none'"),
+        ({"rank_slack": 0.01}, "rank_slack=0.01"),
+        ({"rank_slack": "auto"}, "rank_slack='auto'"),
+        ({"pad_to_multiple": 4}, "pad_to_multiple=4"),
+    ],
+)
+def test_settings_that_cannot_be_honoured_are_refused(settings: Any, named: str) -> None:
+    assert f"{named} is not possible with shared prefixes" in refused(schedule(**settings))
+
+
+def test_columns_of_another_length_are_refused() -> None:
+    text = refused(schedule(), [0, 0], [4, 4, 2])
+    assert "total_lengths has 3 samples, prefix_ids 2 and prefix_lengths 3" in text
+
+
+@pytest.mark.parametrize("lengths", [[4, 4, 5], [4, 4, 6], [4, 4, -1]])
+def test_a_prefix_leaves_every_sample_a_token_of_its_own(lengths: list[int]) -> None:
+    assert f"sample 2 ({lengths[2]} of 5 tokens)" in refused(schedule(), [0, 0, 1], lengths)
+
+
+def test_samples_of_one_prefix_have_one_length() -> None:
+    text = refused(schedule(), [8, 8, 8], [4, 3, 2])
+    assert "first of their id: 1 (id 8, 3 tokens), 2 (id 8, 2 tokens)" in text
+
+
+def test_all_problems_are_told_at_once() -> None:
+    text = refused(schedule(rank_slack=0.1, pad_to_multiple=2), [0.5, 0, 1], ["a", 4, 2])
+    for part in ("prefix_ids must be integers", "prefix_lengths must be integers", "slack", "pad"):
+        assert part in text
+    text = refused(schedule(), [3, 3, 3], [4, 9, 2])
+    assert "sample 1 (9 of 6 tokens)" in text
+    assert "2 (id 3, 2 tokens)" in text
+
+
+def test_long_lists_of_samples_are_cut_short() -> None:
+    many = rs.ScheduleRequest(
+        total_lengths=[5] * 9,
+        rollout_ids=range(9),
+        global_batch_size=9,
+        dp_size=1,
+        max_tokens_per_gpu=14,
+    )
+    text = refused(many, range(9), [5] * 9)
+    assert "sample 0 (5 of 5 tokens), 1 (5 of 5 tokens)" in text
+    assert "4 (5 of 5 tokens), ...;" in text
+    assert "4 (id 0, 2 tokens), 5 (id 0, 2 tokens), ...;" in refused(many, [0] * 9, [3, *[2] * 8])
