@@ -7,14 +7,8 @@ Everything else is the same.
     python packages/rl-runtime/benchmarks/gpu_megatron_step.py --tiny
         a few tokens on the CPU: that both heads run and agree
 
-Every token is a response token with a nucleus (mean 5). Forward, backward, gradient clipping and
-Adam; bfloat16 weights, float32 gradients, Megatron-Core's data parallelism with the distributed
-optimizer, its local layer spec with `rl_runtime`'s packed attention; kept ids are scored as
-`rl_runtime`'s trainer scores them. Norms and rotary embeddings run through torch.compile and SwiGLU
-and residual sums through Megatron-Core's own fusions, in all variants alike; `--eager` leaves all
-of these out. Every variant is timed as Python runs it, and with forward and backward captured as
-one CUDA graph, where the host has no part in the figure. Before timing, the sparse head on sets of
-the whole vocabulary must give the loss and the gradient norm of the cross-entropy. Needs torch,
+Every variant is timed as Python runs it, and with forward and backward captured as one CUDA graph,
+where the host has no part in the figure; `compare` says what a variant is. Needs torch,
 megatron-core and numpy; with OUT set, the figures go to $OUT/megatron_step.json.
 """
 
@@ -187,7 +181,15 @@ def check_agreement(trial: Trial) -> str:
 def compare(
     trial: Trial, steps: int, warm_up: int, *, how: str
 ) -> tuple[list[str], dict[str, Any]]:
-    """Time the variants in turn, three times; `how` is "eager" or "captured"."""
+    """Time the variants in turn, three times; `how` is "eager" or "captured".
+
+    Every token is a response token with a nucleus (mean 5). Forward, backward, gradient clipping
+    and Adam; bfloat16 weights, float32 gradients, Megatron-Core's data parallelism with the
+    distributed optimizer, its local layer spec with `rl_runtime`'s packed attention; kept ids are
+    scored as `rl_runtime`'s trainer scores them. Norms and rotary embeddings run through
+    torch.compile and SwiGLU and residual sums through Megatron-Core's own fusions, in all variants
+    alike; `--eager` leaves all of these out.
+    """
     variants: dict[str, Callable[[], torch.Tensor]] = {
         "logits, cross-entropy": lambda: trial.cross_entropy(fused=False),
         "logits, fused cross-entropy": lambda: trial.cross_entropy(fused=True),

@@ -46,14 +46,14 @@ class EngineError(RuntimeError):
 
 
 class GenerateError(ValueError):
-    """A generate function's result that is no rollout.
+    """A generate function's result that does not make a rollout.
 
     Nothing, mixed ids, or arrays of unequal length.
     """
 
 
 class ReplayError(ValueError):
-    """A file that is no exported micro-batch, or that does not fit the model.
+    """A file that is not an exported micro-batch, or that does not fit the model.
 
     The message names the file and the field.
     """

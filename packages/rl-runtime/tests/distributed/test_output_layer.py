@@ -1,5 +1,6 @@
-"""The model's last stage without logits: the numbers and gradients of Megatron-Core's own output
-layer, and no tensor of its size.
+"""The model's last stage without logits: Megatron-Core's own numbers and gradients.
+
+No tensor has the size of logits.
 
 `_score_from_logits` is the other way to the same scores: Megatron-Core's output layer is called,
 and rl-topp reads the ids of the nucleus out of its logits.
@@ -280,7 +281,8 @@ def _scores_and_gradients(
     )
     shape = ModelShape.of_folder(folder)
     config = megatron_config(shape, recipe)
-    config.params_dtype = config.pipeline_dtype = dtype
+    config.params_dtype = dtype
+    config.pipeline_dtype = dtype  # type: ignore[attr-defined]
     model = build_model(shape, config, topology)
     load_hf_weights(model, folder, shape, topology)
     wrapped = DistributedDataParallel(
@@ -316,6 +318,7 @@ def _scores_and_gradients(
                 wrapped,
                 micro_batches,
                 loss,
+                aggregation=recipe.algorithm.loss_aggregation,
                 temperature=TEMPERATURE,
                 wanted=set(ALL_SCORES),
                 tp_group=topology.tp_group,

@@ -4,10 +4,12 @@ import importlib.util
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from rl_dump import open_dump
-from rl_runtime.batch.columns import COLUMN_TYPES
+from rl_runtime.batch.columns import COLUMN_TYPES, batch_columns
+from rl_runtime.records import Sample
+from rl_topp import NucleusSet
 
 DOCS = Path(__file__).parents[4] / "docs"
 BLOCKS = [
@@ -53,21 +55,33 @@ def test_every_page_is_in_the_navigation() -> None:
     ] == []
 
 
-def test_the_sample_that_is_drawn_is_the_frozen_one() -> None:
-    path = DOCS.parent / "packages/rl-dump/tests/golden/rollout-dump.v1/three_samples.parquet"
-    assert path.relative_to(DOCS.parent).as_posix() in (DOCS / "contracts.md").read_text()
+def test_the_sample_that_is_drawn_is_one_as_a_batch_holds_it() -> None:
+    answer, tool = (
+        NucleusSet.from_lists([[21, 9]], vocab_size=32),
+        NucleusSet.not_sampled(1, vocab_size=32),
+    )
+    sample = Sample(
+        rollout_id=0,
+        group_id=0,
+        sample_index=0,
+        prompt_tokens=np.array([11, 12]),
+        response_tokens=np.array([21, 22, 23]),
+        loss_mask=np.array([1, 0, 1], np.int32),
+        rollout_log_probs=np.array([-0.5, 0.0, -1.25], np.float32),
+        weight_versions=np.array([3, -1, 4]),
+        nucleus=NucleusSet.concat(
+            [answer, tool, NucleusSet.from_lists([[23, 5, 6]], vocab_size=32)], vocab_size=32
+        ),
+        reward=1.0,
+    )
+    columns = batch_columns([sample], divide_by_std=False)
+    page = (DOCS / "contracts.md").read_text(encoding="utf-8")
     drawn = {
-        "tokens": [11, 12, 21, 22, 23],
-        "loss_masks": [1, 0, 1],
-        "rollout_log_probs": [-0.5, 0.0, -1.25],
-        "nucleus_status": [0, 2, 0],
-        "nucleus_offsets": [0, 2, 2, 5],
-        "nucleus_ids": [21, 9, 23, 5, 6],
-        "weight_versions": [3, 3, 4],
+        name: [float(number) for number in re.findall(r"-?(?:\d*\.\d+|\d+)", row)]
+        for name, row in re.findall(r"^    (\w+) +\[(.*?)\]", page, re.MULTILINE)
     }
-    with open_dump(path) as dump:
-        found = {name: dump.column(name)[0].tolist() for name in drawn}
-    assert found == drawn
+    assert len(drawn) == 7
+    assert drawn == {name: columns[name][0].tolist() for name in drawn}
 
 
 def test_the_page_of_contracts_has_the_dtypes_of_a_batchs_columns() -> None:

@@ -229,8 +229,9 @@ def test_a_plan_that_breaks_its_promises_is_refused(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_micro_batch_holds_the_cap_with_the_padding_of_context_parallelism() -> None:
-    """Four sequences of 5 tokens are 20, the cap of two ranks with 10 each; padded to multiples of
-    2 * context = 4 they would be a stream of 32.
+    """Four sequences of 5 tokens are 20, the cap of two ranks with 10 each.
+
+    Padded to multiples of `2 * context = 4` they would be a stream of 32.
     """
     samples = [make_sample(rollout, rollout, 2, 3) for rollout in range(4)]
     planned = plan_batch(
@@ -250,8 +251,8 @@ def test_a_micro_batch_holds_the_cap_with_the_padding_of_context_parallelism() -
 def test_work_is_levelled_by_the_cost_of_the_run_s_own_model() -> None:
     """Lengths [10, 6, 6, 6], one step on two ranks.
 
-    By tokens the halves are 16 and 12. With attention alone a sample costs s^2: 100 against 3 * 36
-    = 108 is the nearest, so the long one has a rank for itself.
+    By tokens the halves are 16 and 12. With attention alone a sample costs s^2, and 100 against
+    `3 * 36 = 108` is the nearest, so the long one has a rank for itself.
     """
     samples = [
         make_sample(rollout, rollout, 2, size - 2) for rollout, size in enumerate((10, 6, 6, 6))

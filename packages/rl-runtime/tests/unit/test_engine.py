@@ -154,7 +154,7 @@ def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Stub:
             ),
         )
         return EngineProcess(
-            recipe(engine=section), index=0, model_folder=tmp_path, run_dir=tmp_path
+            recipe(engine=section, run={"dir": tmp_path}), index=0, model_folder=tmp_path
         )
 
     return make
@@ -237,7 +237,7 @@ def test_a_server_outlives_the_thread_that_started_it(stub: Stub) -> None:
 
 
 def test_a_folder_without_a_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    engine = EngineProcess(recipe(), index=0, model_folder=tmp_path, run_dir=tmp_path)
+    engine = EngineProcess(recipe(run={"dir": tmp_path}), index=0, model_folder=tmp_path)
     with pytest.raises(RuntimeSetupError, match=r"config\.json cannot be read"):
         engine.start()
     assert engine.pid is None

@@ -44,7 +44,9 @@ def reference(
 
 
 @pytest.mark.parametrize("group_elements", [1, 500, 1 << 24])
-def test_decode(monkeypatch: pytest.MonkeyPatch, group_elements: int) -> None:
+def test_decode_attends_to_the_whole_sequence_however_rows_are_grouped(
+    monkeypatch: pytest.MonkeyPatch, group_elements: int
+) -> None:
     monkeypatch.setattr(cpu_attention, "_GROUP_ELEMENTS", group_elements)
     rng = torch.Generator().manual_seed(0)
     lengths = [1, 7, 3, 12, 5]
@@ -62,7 +64,7 @@ def test_decode(monkeypatch: pytest.MonkeyPatch, group_elements: int) -> None:
 
 
 @pytest.mark.parametrize("group_elements", [1, 500, 1 << 24])
-def test_extend_after_prefixes_of_any_length(
+def test_extend_is_causal_after_prefixes_of_any_length(
     monkeypatch: pytest.MonkeyPatch, group_elements: int
 ) -> None:
     monkeypatch.setattr(cpu_attention, "_GROUP_ELEMENTS", group_elements)
@@ -91,8 +93,9 @@ def test_extend_after_prefixes_of_any_length(
     ],
 )
 def test_the_hooks_take_what_sglang_passes(name: str, positional: object) -> None:
-    """Parameters of the hooked function, read from SGLang's source: after `self`, our positional
-    ones end with the encoder lengths, and the rest are our options.
+    """Parameters of the hooked function are read from SGLang's source.
+
+    After `self`, our positional ones end with the encoder lengths, and the rest are our options.
     """
     spec = importlib.util.find_spec("sglang")
     assert spec is not None and spec.origin is not None

@@ -43,11 +43,15 @@ def test_only_the_first_signal_is_heard() -> None:
 
 def test_a_hang_up_that_nohup_ignores_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    found = []
     try:
         with ended_by_signals():
             os.kill(os.getpid(), signal.SIGHUP)
+            found.append(signal.getsignal(signal.SIGHUP))
+        found.append(signal.getsignal(signal.SIGHUP))
     finally:
         signal.signal(signal.SIGHUP, before)
+    assert found == [signal.SIG_IGN, signal.SIG_IGN]
 
 
 def test_a_signal_waits_for_the_end_of_what_must_not_be_interrupted() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from rl_runtime.config import Recipe
 from rl_runtime.config.training import WarmStartSection
-from rl_runtime.training.lr_schedule import reinforcement_lr, warm_start_lr
+from rl_runtime.training.lr_schedule import reinforcement_lr, sft_lr
 
 
 def recipe(**optimizer: float) -> Recipe:
@@ -26,6 +26,6 @@ def test_no_warm_up_starts_at_the_peak() -> None:
     ] == pytest.approx([1.0, 0.0])
 
 
-def test_supervised_warm_up_is_linear_then_constant() -> None:
+def test_the_rate_of_the_warm_start_rises_linearly_then_stays() -> None:
     section = WarmStartSection(lr=2.0, warmup_steps=4)
-    assert [warm_start_lr(section, step) for step in (0, 3, 50)] == [0.5, 2.0, 2.0]
+    assert [sft_lr(section, step) for step in (0, 3, 50)] == [0.5, 2.0, 2.0]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rl_runtime.config import Recipe
-from rl_runtime.config.engine_option_names import unknown_names
+from rl_runtime.config.library_options import unknown_names
 from rl_runtime.config.training import ModelSection
 from rl_runtime.errors import ConfigError
 from rl_runtime.setup import preflight
@@ -137,10 +137,13 @@ def test_training_from_several_dumps_needs_all_of_them(tmp_path: Path) -> None:
             ["data.path"],
         ),
         ({"reward": {"function": "asyncio:sleep"}}, ["reward.function", "async"]),
-        ({"run": {"dir": "/dev/null/run"}}, ["run.dir = /dev/null/run", "/dev/null is no folder"]),
+        (
+            {"run": {"dir": "/dev/null/run"}},
+            ["run.dir = /dev/null/run", "/dev/null is not a folder"],
+        ),
         (
             {"dump": {"train": "/dev/null/{batch_id}.parquet"}},
-            ["dump.train", "/dev/null is no folder"],
+            ["dump.train", "/dev/null is not a folder"],
         ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -260,11 +263,11 @@ def test_names_that_are_passed_through_are_those_of_the_installed_libraries(tmp_
     )
     assert lines == [
         (
-            "megatron.hidden_dropuot: is no field of Megatron-Core's TransformerConfig; did you"
+            "megatron.hidden_dropuot: is not a field of Megatron-Core's TransformerConfig; did you"
             " mean hidden_dropout?"
         ),
         (
-            "sglang.disable_radix_cach: is no argument of SGLang's server; did you mean"
+            "sglang.disable_radix_cach: is not an argument of SGLang's server; did you mean"
             " disable_radix_cache?"
         ),
     ]

@@ -22,7 +22,7 @@ from rl_runtime.setup.tiny_model import write_tiny_model
 from rl_runtime.stages.replay import MicroBatchFile, compare_log_probs, read_micro_batch
 from rl_runtime.training.log_prob_provenance import LogProbProvenance
 
-NOTE = LogProbProvenance(temperature=0.7, nucleus=True, weights="batch")
+PROVENANCE = LogProbProvenance(temperature=0.7, nucleus=True, weights="batch")
 PLACE = {"step": 0, "data_parallel_rank": 1, "micro_batch": 2}
 
 
@@ -44,7 +44,7 @@ def micro_batch(
         "log_probs": RaggedArray.from_list([[-0.5, -1.0], [-2.0]], np.float32),
     }
     columns.pop(without, None)
-    given = {**NOTE.to_metadata(), REPLAY_KEY: PLACE} if metadata is None else metadata
+    given = {**PROVENANCE.to_metadata(), REPLAY_KEY: PLACE} if metadata is None else metadata
     return write_dump(path, contract=contract, batch_id=3, columns=columns, metadata=given)
 
 
@@ -55,8 +55,8 @@ def test_a_micro_batch_says_where_it_ran_and_how_it_was_scored(tmp_path: Path) -
         found.step,
         found.data_parallel_rank,
         found.micro_batch,
-        found.note,
-    ) == (3, 0, 1, 2, NOTE)
+        found.provenance,
+    ) == (3, 0, 1, 2, PROVENANCE)
     assert found.rollout_positions.tolist() == [4, 7]
     assert [item.tolist() for item in found.log_probs] == [[-0.5, -1.0], [-2.0]]
     assert "log_probs" not in found.columns
@@ -66,7 +66,7 @@ def test_a_micro_batch_says_where_it_ran_and_how_it_was_scored(tmp_path: Path) -
     ("changed", "vocab_size", "message"),
     [
         pytest.param(
-            {"metadata": NOTE.to_metadata()},
+            {"metadata": PROVENANCE.to_metadata()},
             10,
             "a train-dump.v2 of a whole batch; export one micro-batch",
             id="whole batch",
@@ -84,7 +84,7 @@ def test_a_micro_batch_says_where_it_ran_and_how_it_was_scored(tmp_path: Path) -
             {"metadata": {REPLAY_KEY: PLACE}},
             10,
             "does not say how its log-probs were computed",
-            id="no note",
+            id="no provenance",
         ),
         pytest.param(
             {
@@ -95,7 +95,7 @@ def test_a_micro_batch_says_where_it_ran_and_how_it_was_scored(tmp_path: Path) -
             },
             10,
             "does not say how its log-probs were computed",
-            id="wrong note",
+            id="wrong provenance",
         ),
         pytest.param(
             {
@@ -137,7 +137,7 @@ def test_ids_of_a_nucleus_are_ids_too(tmp_path: Path) -> None:
         "nucleus_offsets": RaggedArray.from_list([[0, 2]], np.int64),
         "nucleus_status": RaggedArray.from_list([[0]], np.uint8),
     }
-    metadata = {**NOTE.to_metadata(), REPLAY_KEY: PLACE}
+    metadata = {**PROVENANCE.to_metadata(), REPLAY_KEY: PLACE}
     path = write_dump(
         tmp_path / "one.parquet",
         contract="train-dump.v2",
@@ -168,7 +168,7 @@ def test_the_largest_difference_is_found_with_its_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [math.nan, -math.inf])
-def test_what_is_no_number_is_infinitely_far_away(tmp_path: Path, wrong: float) -> None:
+def test_what_is_not_a_number_is_infinitely_far_away(tmp_path: Path, wrong: float) -> None:
     found = compare_log_probs(given(tmp_path), np.array([-9.0, wrong, -2.0], np.float32))
     assert (found.largest, found.token) == (math.inf, 1)
 
@@ -176,18 +176,17 @@ def test_what_is_no_number_is_infinitely_far_away(tmp_path: Path, wrong: float) 
 @pytest.mark.parametrize(
     ("old_log_probs", "weights"), [("recompute", "batch"), ("rollout", "step")]
 )
-def test_a_note_comes_back_from_metadata_as_it_was(old_log_probs: str, weights: str) -> None:
+def test_provenance_comes_back_from_metadata_as_it_was(old_log_probs: str, weights: str) -> None:
     recipe = Recipe.model_validate(
         {
             "rollout": {"temperature": 0.5, "replay": False},
             "algorithm": {"old_log_probs": old_log_probs},
         }
     )
-    note = LogProbProvenance.of_recipe(recipe)
-    assert (note.temperature, note.nucleus, note.weights) == (0.5, False, weights)
-    assert (
-        LogProbProvenance.of_metadata(json.loads(json.dumps(note.to_metadata())), where="x") == note
-    )
+    provenance = LogProbProvenance.of_recipe(recipe)
+    assert (provenance.temperature, provenance.nucleus, provenance.weights) == (0.5, False, weights)
+    metadata = json.loads(json.dumps(provenance.to_metadata()))
+    assert LogProbProvenance.of_metadata(metadata, where="x") == provenance
 
 
 def of_another_major(file: Path, changed: Path) -> Path:
@@ -216,7 +215,7 @@ def test_on_the_command_line_each_is_one_line_and_exit_code_2(
     other.mkdir()
     (other / "config.json").write_text('{"model_type": "mamba"}')
     (tmp_path / "text.parquet").write_text("PAR2")
-    whole = micro_batch(tmp_path / "whole.parquet", metadata=NOTE.to_metadata())
+    whole = micro_batch(tmp_path / "whole.parquet", metadata=PROVENANCE.to_metadata())
     foreign = micro_batch(tmp_path / "foreign.parquet", highest_id=100_000)
     for arguments, mentions in {
         (

@@ -102,6 +102,10 @@ def test_a_dump_that_does_not_fit_a_batch_is_refused(
     assert str(caught.value).startswith("debug.load_rollout_dump = ")
 
 
-def test_token_ids_that_the_model_does_not_know_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has token id 8, but model\.path has 8 ids"):
+def test_ids_that_the_model_does_not_know_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="field tokens has id 8, but the model has 8 ids"):
         load(dumped(tmp_path), vocab_size=8)
+    ids = load(dumped(tmp_path))["nucleus_ids"]
+    wrong = RaggedArray(ids.values + np.int32(30), ids.offsets)
+    with pytest.raises(ConfigError, match="field nucleus_ids has id 38, but the model has 32 ids"):
+        load(changed(dumped(tmp_path), nucleus_ids=wrong))

@@ -1,4 +1,4 @@
-"""Supervised examples: the answer and its end are trained, and each example goes to one rank."""
+"""Examples of the warm start: answer and end are trained, and each example goes to one rank."""
 
 from typing import cast
 

@@ -30,7 +30,7 @@ A group whose spread is below it counts as without spread.
 
 
 def divides_by_std(algorithm: AlgorithmSection) -> bool:
-    """Whether centred rewards are divided by their group's deviation: by GRPO, not by Dr. GRPO."""
+    """Tell whether centred rewards are divided by their group's deviation: GRPO does so."""
     return algorithm.name == "grpo"
 
 

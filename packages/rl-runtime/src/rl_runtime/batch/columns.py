@@ -19,7 +19,14 @@ from rl_runtime.batch.rank_batch import Column
 from rl_runtime.errors import GenerateError, RewardError
 from rl_runtime.records import PromptGroup, Sample
 
-__all__ = ["ABSENT_INDEX", "COLUMN_TYPES", "batch_columns", "column_problem", "flatten_groups"]
+__all__ = [
+    "ABSENT_INDEX",
+    "COLUMN_TYPES",
+    "batch_columns",
+    "column_problem",
+    "flatten_groups",
+    "unknown_id_problem",
+]
 
 ABSENT_INDEX = -1
 """Value of `sample_index` where the data source gave none."""
@@ -121,6 +128,23 @@ def column_problem(name: str, column: Column) -> str | None:
     return None if found == dtype else f"{name} has dtype {found}, not {dtype}"
 
 
+def unknown_id_problem(columns: Mapping[str, Column], vocab_size: int) -> str | None:
+    """Say which column holds an id that a model of `vocab_size` ids does not have, or None."""
+    highest = {
+        name: int(column.values.max())
+        for name in ("tokens", "nucleus_ids")
+        if isinstance(column := columns.get(name), RaggedArray) and column.values.size
+    }
+    return next(
+        (
+            f"field {name} has id {value}, but the model has {vocab_size} ids"
+            for name, value in highest.items()
+            if value >= vocab_size
+        ),
+        None,
+    )
+
+
 def _check(samples: Sequence[Sample]) -> None:
     unscored = sorted({sample.rollout_id for sample in samples if sample.reward is None})
     if unscored:
@@ -128,7 +152,7 @@ def _check(samples: Sequence[Sample]) -> None:
             f"rollouts {unscored[:8]} have no reward: score every rollout before it enters a batch"
         )
     for name, values in (
-        ("kept sets (nucleus)", [sample.nucleus for sample in samples]),
+        ("kept sets", [sample.nucleus for sample in samples]),
         ("rollout_full_log_probs", [sample.rollout_full_log_probs for sample in samples]),
     ):
         without = [

@@ -1,7 +1,7 @@
 """The columns of one batch, and the share of them that one data-parallel rank trains on.
 
-Columns are keyed by name and have one entry per sample; names and dtypes are those of the field
-table in the documentation.
+Columns are keyed by name and have one entry per sample. `COLUMN_TYPES` has their dtypes,
+docs/contracts.md their meaning.
 
 Invariants: a `RankBatch` holds its samples in the order of its partition, so that the plan's local
 indices find them; one that came from another process is checked once, by `check`.

@@ -1,7 +1,7 @@
 """An actor of a run: what all of their classes share, and what Ray makes of one.
 
-Ray makes a class's methods at run time, so that their names and arguments stay unchecked; that a
-handle is no actor, and a reference no result, is checked.
+Ray makes the methods of a handle at run time, so the type checker cannot know their names and
+arguments. It does keep handles apart from actors, and references apart from results.
 """
 
 from __future__ import annotations

@@ -33,8 +33,10 @@ _STOP_SECONDS = 15.0
 _MARGIN_SECONDS = 30.0
 """How much longer to wait than an engine's actor, which tells why it did not start."""
 _ENGINE_CALLS = 4
-"""Calls that one engine actor answers side by side: it must say how its server is while that starts
-or loads weights."""
+"""Calls that one engine actor answers side by side.
+
+It must say how its server is while that starts or loads weights.
+"""
 
 
 class ActorGroup:
@@ -69,13 +71,13 @@ class ActorGroup:
             **{f"trainer rank {rank}": trainer for rank, trainer in enumerate(self.trainers)},
         }
         self._data_parallel_ranks: list[int] = []
-        self._exporter = 0
+        self._writer = 0
         self._urls: list[str] = [recipe.engine.url] if recipe.engine.url else []
-        lives = {
+        live_calls = {
             name: actor.live.options(concurrency_group=LIFE_GROUP).remote()
             for name, actor in self._named.items()
         }
-        waiter.watch = Liveness(lives, daemons=daemons, logs=recipe.run.dir / "logs").check
+        waiter.watch = Liveness(live_calls, daemons=daemons, logs=recipe.run.dir / "logs").check
 
     def start(self, model_folder: Path) -> list[Ref]:
         """Begin to start engines (slow), and start the rollout side and the trainers.
@@ -96,7 +98,7 @@ class ActorGroup:
             sides += [trainer.start.remote(rendezvous, model_folder) for trainer in self.trainers]
         _, *ranks = self._wait(sides, "starting the rollout side and the trainers")
         self._data_parallel_ranks = [data_parallel_rank for data_parallel_rank, _ in ranks]
-        self._exporter = next((rank for rank, (_, exports) in enumerate(ranks) if exports), 0)
+        self._writer = next((rank for rank, (_, is_writer) in enumerate(ranks) if is_writer), 0)
         return engines
 
     def finish_engines(self, starting: Sequence[Ref]) -> None:
@@ -116,7 +118,7 @@ class ActorGroup:
     def train(
         self, method: str, shares: Sequence[Any], lr: object, *, what: str
     ) -> list[dict[str, float]]:
-        """Call a method of every trainer's actor with its share of a batch, and wait for all.
+        """Call a method of every trainer's actor with its share of a batch and wait for all.
 
         Args:
             method: such as "train_batch".
@@ -132,13 +134,13 @@ class ActorGroup:
             for trainer, rank in zip(self.trainers, self._data_parallel_ranks, strict=True)
         ]
         # Equal on every rank, but for what a clock measures.
-        reports: list[dict[str, float]] = self._wait(refs, what)[self._exporter]
+        reports: list[dict[str, float]] = self._wait(refs, what)[self._writer]
         return reports
 
     def sync_weights(self, version: int) -> None:
         """Send the trainers' weights to every engine and have their version checked."""
         exports = [trainer.call.remote("export_weights") for trainer in self.trainers]
-        weights = exports.pop(self._exporter)
+        weights = exports.pop(self._writer)
         updates = [engine.update_weights.remote(weights, version) for engine in self.engines]
         if len(self._urls) > len(self.engines):
             # Servers that others run have no actor; the rollout side is connected to them.

@@ -29,12 +29,7 @@ class EngineActor(Actor):
         Returns:
             Its URL.
         """
-        self._process = EngineProcess(
-            self._recipe,
-            index=self._index,
-            model_folder=model_folder,
-            run_dir=self._recipe.run.dir,
-        )
+        self._process = EngineProcess(self._recipe, index=self._index, model_folder=model_folder)
         self._process.start()
         return self._process.url
 

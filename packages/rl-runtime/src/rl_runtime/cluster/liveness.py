@@ -32,11 +32,11 @@ _REASON_SECONDS = 5.0
 
 
 class Liveness:
-    """The lives of all actors of a run, and of the parts of Ray that keep them."""
+    """The watch over all actors of a run, and over the parts of Ray that keep them."""
 
     def __init__(
         self,
-        lives: Mapping[str, Ref],
+        live_calls: Mapping[str, Ref],
         *,
         daemons: Sequence[psutil.Process],
         logs: Path,
@@ -44,12 +44,12 @@ class Liveness:
         """Remember what to watch.
 
         Args:
-            lives: references by the name of the actor that a message shall carry, such as "trainer
-                rank 0".
+            live_calls: every actor's running call of `live`, by the actor's name in messages, such
+                as "trainer rank 0".
             daemons: Ray's own processes on this machine, where the run started them.
             logs: folder that a message points to.
         """
-        self._names = {ref: name for name, ref in lives.items()}
+        self._names = {ref: name for name, ref in live_calls.items()}
         self._daemons = {process: process.name() for process in daemons}
         self._logs = logs
 

@@ -28,12 +28,16 @@ __all__ = ["ray_session"]
 _log = logging.getLogger(__name__)
 
 _WORKER_NICENESS = "0"
-"""Ray runs its workers, and so our engines and trainers, at niceness 15 unless told otherwise:
-anything else on the machine would starve them."""
+"""Ray runs its workers, and so our engines and trainers, at niceness 15 unless told otherwise.
+
+Anything else on the machine would starve them.
+"""
 
 _START_ATTEMPTS = 3
-"""Ray gives its daemons 30 seconds to start, a limit that cannot be set; on a machine that is busy
-with other work they need longer at times."""
+"""Ray gives its daemons 30 seconds to start, a limit that cannot be set.
+
+On a machine that is busy with other work they need longer at times.
+"""
 
 _DAEMONS = ("gcs_server", "raylet")
 """Names of the processes without which a node of Ray does not work."""

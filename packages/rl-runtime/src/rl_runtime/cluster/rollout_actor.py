@@ -40,16 +40,17 @@ class RolloutActor(Actor):
         """Last as long as the actor; see `cluster.liveness`."""
         await asyncio.Event().wait()
 
-    async def start(self, tokenizer_folder: Path) -> None:
+    async def start(self, model_folder: Path) -> None:
         """Load tokenizer, data source and hooks."""
         from transformers import AutoTokenizer
 
-        self._tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+        self._tokenizer = AutoTokenizer.from_pretrained(model_folder)
         self._source = make_data_source(
             self._recipe.data, self._tokenizer, rng=self._recipe.run.rng
         )
         self._dumper = RolloutDumper(self._recipe)
-        config = read_model_config(tokenizer_folder)
+        self._clients: list[EngineClient] = []
+        config = read_model_config(model_folder)
         self._vocab_size = int(config["vocab_size"])
         self._cost = TransformerCost.from_hf_config(config)
 
@@ -61,7 +62,7 @@ class RolloutActor(Actor):
             engines: handles of the engine actors behind the first urls, which know when a server is
                 dead; none for servers that others run.
         """
-        clients = [
+        self._clients = [
             EngineClient(
                 url,
                 self._recipe.engine,
@@ -70,8 +71,8 @@ class RolloutActor(Actor):
             )
             for url, engine in zip_longest(urls, engines)
         ]
-        self._external = clients[len(engines) :]
-        self._generator = BatchGenerator(self._recipe, self._source, self._tokenizer, clients)
+        self._external = self._clients[len(engines) :]
+        self._generator = BatchGenerator(self._recipe, self._source, self._tokenizer, self._clients)
 
     async def update_external_weights(
         self, weights: dict[str, npt.NDArray[np.generic]], version: int
@@ -85,7 +86,7 @@ class RolloutActor(Actor):
         )
 
     async def sft_batches(self, count: int) -> list[list[Ref]]:
-        """Put the next `count` supervised batches into the object store.
+        """Put the next `count` batches of the warm start into the object store.
 
         Returns:
             Per data-parallel rank, one reference per batch.
@@ -116,12 +117,12 @@ class RolloutActor(Actor):
         columns = batch_columns(samples, divide_by_std=divides_by_std(self._recipe.algorithm))
         self._dumper.write(batch_id, columns, samples)
         metrics = rollout_report(generated, columns, weight_version=weight_version)
-        rank_batches, schedule_metrics = self._assign(columns, batch_id)
+        rank_batches, schedule_metrics = self._plan(columns, batch_id)
         return rank_batches, {**metrics, **schedule_metrics}
 
     async def load_batch(self, batch_id: int) -> tuple[list[Ref], dict[str, float]]:
         """Plan a batch that was dumped earlier; see `generate_batch`."""
-        return self._assign(
+        return self._plan(
             load_rollout_dump(self._recipe, batch_id, vocab_size=self._vocab_size), batch_id
         )
 
@@ -134,10 +135,11 @@ class RolloutActor(Actor):
         return mean_scores(await self._generator.evaluate(split, count))
 
     async def close(self) -> None:
-        """Finish pending dumps."""
+        """Finish pending dumps and leave the engines."""
         self._dumper.close()
+        await asyncio.gather(*(client.aclose() for client in self._clients))
 
-    def _assign(
+    def _plan(
         self, columns: Mapping[str, Column], batch_id: int
     ) -> tuple[list[Ref], dict[str, float]]:
         if self._recipe.debug.rollout_only:

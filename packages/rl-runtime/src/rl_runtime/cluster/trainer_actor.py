@@ -40,7 +40,7 @@ class TrainerActor(Actor):
         """Join the process group and load the model.
 
         Returns:
-            The rank's data-parallel rank, and whether it is the one that exports weights.
+            The rank's data-parallel rank, and whether it is the writer.
         """
         from rl_runtime.training.trainer import Trainer
 
@@ -55,17 +55,20 @@ class TrainerActor(Actor):
         return topology.dp_rank, topology.is_writer
 
     def train_sft(self, examples: list[Ref], lrs: list[float]) -> list[dict[str, float]]:
-        """Take one supervised step per batch of examples; see `Trainer.train_sft_step`."""
+        """Take one step of the warm start per batch of examples; see `Trainer.train_sft_step`."""
         batches = ray.get(examples, timeout=self._recipe.cluster.actor_timeout_seconds)
         return [
             self._trainer.train_sft_step(batch, lr) for batch, lr in zip(batches, lrs, strict=True)
         ]
 
-    def train_batch(self, batch: RankBatch, lr: float) -> list[dict[str, float]]:
+    def train_batch(self, rank_batch: RankBatch, lr: float) -> list[dict[str, float]]:
         """Check what came and train on it, one report per step; see `Trainer.train_batch`."""
-        batch.check()
-        return self._trainer.train_batch(batch, lr)
+        rank_batch.check()
+        return self._trainer.train_batch(rank_batch, lr)
 
     def call(self, method: str, *args: Any) -> Any:
-        """Do what a `Trainer` does under that name: export weights, save a folder, close."""
+        """Call a method of the `Trainer` that takes nothing from the rollout side.
+
+        `start_reinforcement`, `export_weights`, `save_hf` or `close`.
+        """
         return getattr(self._trainer, method)(*args)

@@ -25,21 +25,20 @@ _log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.5
 """Between two looks at what may have died."""
 _LOOKS = 4
-"""For the name of an actor whose call failed: news of its end come a second later at most."""
+"""How often to look for the actor that died: word of its end comes within a second."""
 
 
 class Waiter:
-    """Waits for tasks; calls `watch` at every poll, which raises when the run cannot go on."""
+    """The one way to wait for tasks: `watch`, called at every poll, may end it by raising."""
 
-    def __init__(self, *, run_deadline: float, watch: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, *, run_deadline: float) -> None:
         """Bind all waits to the run's own deadline.
 
         Args:
             run_deadline: `time.monotonic()` value at which the run must end.
-            watch: raises when something died.
         """
         self._run_deadline = run_deadline
-        self.watch = watch
+        self.watch: Callable[[], None] = lambda: None
 
     def all(self, refs: Sequence[Ref], what: str, *, timeout_seconds: float) -> list[Any]:
         """Wait for all tasks and return their results, in order.
@@ -85,13 +84,13 @@ class Waiter:
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
         except RayError as error:
             _log.error("%s: %s", what, error)
-            self._wait_for_the_name_of_the_dead()
+            self._let_watch_name_the_dead()
             raise ActorError(f"{what}: {type(error).__name__}: {why_it_died(error)}") from None
 
-    def _wait_for_the_name_of_the_dead(self) -> None:
-        """Let the watch say which actor it was.
+    def _let_watch_name_the_dead(self) -> None:
+        """Give `watch` the time to raise with the name of the actor that died.
 
-        Its news come by another way than the failed task's, at about the same time.
+        It hears of a death at about the same time as the failed task, but not always first.
         """
         for _ in range(_LOOKS):
             self.watch()

@@ -46,9 +46,10 @@ class AlgorithmSection(Section):
     """
 
     full_scores: bool = False
-    """Also score every sampled token over the whole vocabulary, beside its kept set: log-probs and
-    entropies in the train dump, the entropy in the report. Costs the time of an output layer
-    without a filter, and still forms no logits.
+    """Also score every sampled token over the whole vocabulary, beside its kept set.
+
+    Log-probs and entropies are in the train dump, the entropy in the report. Costs the time of an
+    output layer without a filter, and still forms no logits.
     """
 
     entropy_coef: float = Field(default=0.0, ge=0)

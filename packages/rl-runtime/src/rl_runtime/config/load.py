@@ -26,15 +26,14 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
     Args:
         path: TOML file.
-        overrides: strings "section.key=value"; the value is TOML, or taken as a string where it is
-            no TOML value.
+        overrides: strings "section.key=value"; the value is TOML; what is not TOML is a string.
 
     Returns:
         The checked recipe.
 
     Raises:
-        ConfigError: the file is missing or no TOML, a key is unknown, or a value is wrong. One line
-            per problem.
+        ConfigError: the file is missing or not TOML, a key is unknown, or a value is wrong. One
+            line per problem.
     """
     try:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))

@@ -110,8 +110,9 @@ class DataSection(Section):
     """File of prompts for kind "jsonl"."""
 
     prompt_template: str = "{question}"
-    """User message, a format string over the entry's metadata and `question` (for files: the line's
-    fields, and `question` = its prompt).
+    """User message, a format string over the entry's metadata and `question`.
+
+    For files: over the line's fields, and `question` is its prompt.
     """
 
     chat_template: bool = True
@@ -124,8 +125,9 @@ class DataSection(Section):
     """Share of entries, chosen by a hash of `split_key`, that only evaluation sees."""
 
     split_key: str = "word"
-    """Metadata field whose hash decides between training and evaluation, so that no word is in
-    both.
+    """Metadata field whose hash decides between training and evaluation.
+
+    No word is in both.
     """
 
 
@@ -133,7 +135,9 @@ class RewardSection(Section):
     """How responses are scored."""
 
     function: str = "rl_runtime.rollout.reward:verifier_reward"
-    """Import path `module:function` of the reward, called once per rollout, with its last sample.
+    """Import path `module:function` of the reward.
+
+    It is called once per rollout, with its last sample.
     """
 
     timeout_seconds: float = Field(default=30.0, gt=0)

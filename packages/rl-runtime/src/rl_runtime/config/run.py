@@ -43,7 +43,7 @@ class DumpSection(Section):
 
 def in_run_folder(template: str, run_dir: Path) -> str:
     """Put the run's folder in the place of `{run_dir}`."""
-    # Braces in the folder's own name are no placeholders, and double so that `format` keeps them.
+    # Braces in the folder's own name are not placeholders, and doubled so that `format` keeps them.
     return template.replace("{run_dir}", str(run_dir).replace("{", "{{").replace("}", "}}"))
 
 

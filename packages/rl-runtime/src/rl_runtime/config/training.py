@@ -20,13 +20,13 @@ __all__ = [
 class ModelSection(Section):
     """The policy: a folder in Hugging Face layout, or the shape of a small Qwen3 model.
 
-    The run makes the small model and warms it up itself.
+    The run makes the small model and its warm start itself.
     """
 
     path: str = ""
     """Folder with config.json, *.safetensors and a tokenizer.
 
-    Empty: make a small model of the shape below and warm it up by SFT.
+    Empty: make a small model of the shape below, and begin with a warm start.
     """
 
     reference_path: str = ""
@@ -64,13 +64,15 @@ class TrainSection(Section):
     """How many batches are trained on, and how each is cut into steps and micro-batches."""
 
     num_batches: int = Field(default=30, ge=0)
-    """Rollout batches of the run. 0: the run warms up, evaluates once and saves the model."""
+    """Rollout batches of the run. 0: the warm start alone, one evaluation, a saved model."""
 
     global_batch_size: int = Field(default=128, ge=1)
     """Rollouts of one optimizer step. Counted in rollouts, whatever the number of samples."""
 
     max_tokens_per_gpu: int = Field(default=4096, ge=1)
-    """Tokens that one rank holds in one micro-batch; times `parallel.context` it is the token cap.
+    """Tokens that one rank holds in one micro-batch.
+
+    Times `parallel.context` it is the token cap.
     """
 
     balance: Literal["none", "tokens", "flops"] = "flops"
@@ -109,7 +111,7 @@ class ParallelSection(Section):
 
 
 class OptimizerSection(Section):
-    """Megatron-Core's Adam and its learning-rate schedule, counted in rollouts."""
+    """Megatron-Core's Adam and its learning-rate schedule, one rate per batch."""
 
     lr: float = Field(default=3e-4, gt=0)
     """Peak learning rate."""
@@ -137,7 +139,7 @@ class OptimizerSection(Section):
 
 
 class WarmStartSection(Section):
-    """Supervised fine-tuning of the small model through the same trainers.
+    """The warm start: supervised fine-tuning of the small model, by the same trainers.
 
     Skipped when `model.path` is set.
     """

@@ -50,8 +50,11 @@ _ATTEMPTS = 4
 
 class _Asked(NamedTuple):
     tokens: list[int]
+    """The prompt's ids."""
     sampling: Sampling
+    """How to draw the answer."""
     answer: asyncio.Future[Generation]
+    """What the caller waits for."""
 
 
 class EngineClient:

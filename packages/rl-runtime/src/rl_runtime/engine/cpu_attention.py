@@ -4,8 +4,8 @@ SGLang's own loops over the sequences of a batch in Python, once per layer and s
 sequences that is most of a decode step. Here the sequences are padded to the longest and go through
 one call of torch's attention; rows are taken in groups, so that the padded keys stay small.
 
-Shape legend: B sequences, N tokens of all sequences, Q longest query, L longest sequence, H query
-heads, G key-value heads, D head size.
+Axes: B sequences, N tokens of all sequences, Q longest query, L longest sequence, H query heads, G
+key-value heads, D head size.
 
 Invariants: values equal SGLang's own up to the order of float32 sums; whatever is not plain causal
 self-attention is left to SGLang's own.
@@ -137,10 +137,15 @@ class _Options(TypedDict):
     """The keyword arguments that the backend passes."""
 
     scaling: float | None
+    """Factor of the logits; None: 1 / sqrt(D)."""
     enable_gqa: bool
+    """Whether query heads share key-value heads; attention here finds that out by itself."""
     causal: bool
+    """Whether a token attends to no later one."""
     is_cross_attn: bool
+    """Whether keys are those of an encoder."""
     sliding_window_size: int | None
+    """Tokens back that a token attends to; None: all."""
 
 
 _Decode = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]
@@ -166,7 +171,7 @@ class _ExtendCall(Protocol):
 def _decode_hook(
     original: _DecodeCall, backend: object, *args: Unpack[_Decode], **options: Unpack[_Options]
 ) -> Tensor:
-    """`_run_sdpa_forward_decode`."""
+    """Stand in for `_run_sdpa_forward_decode`."""
     query, output, keys, values, req_to_token, req_pool_indices, lengths_B, encoder_lens = args
     if not _is_plain(encoder_lens, options):
         return original(backend, *args, **options)
@@ -178,7 +183,7 @@ def _decode_hook(
 def _extend_hook(
     original: _ExtendCall, backend: object, *args: Unpack[_Extend], **options: Unpack[_Options]
 ) -> Tensor:
-    """`_run_sdpa_forward_extend`."""
+    """Stand in for `_run_sdpa_forward_extend`."""
     query, output, keys, values, req_to_token, req_pool_indices, *lengths, encoder_lens = args
     if not _is_plain(encoder_lens, options) or not options["causal"]:
         return original(backend, *args, **options)
@@ -191,7 +196,7 @@ def _extend_hook(
 
 
 def _is_plain(encoder_lens: Tensor | None, options: _Options) -> bool:
-    """Whether this is self-attention without a window."""
+    """Tell whether this is self-attention without a window."""
     return (
         encoder_lens is None
         and not options["is_cross_attn"]

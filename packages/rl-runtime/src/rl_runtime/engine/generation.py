@@ -17,11 +17,9 @@ import numpy.typing as npt
 
 from rl_runtime.errors import EngineError
 from rl_topp import NucleusError, NucleusSet, from_sglang_meta, kept_log_probs_from_sglang_meta
+from rl_topp.sglang.keys import OPT_IN_KEY
 
 __all__ = ["Generation", "Sampling", "read_generation"]
-
-_OPT_IN = {"return_top_p_token_ids": True}
-"""`custom_params` by which a request asks rl-topp's plugin for its nuclei."""
 
 _ONLY_AT_THE_END = 1 << 30
 """Stream interval, in tokens: one chunk when the first token is there, one at the end.
@@ -32,7 +30,10 @@ Anything shorter makes the server serialise every answer again and again.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How answers are drawn. Example: `Sampling(temperature=1.0, top_p=0.9, max_new_tokens=8)`."""
+    """How answers are drawn.
+
+    Example: `Sampling(temperature=1.0, top_p=0.9, max_new_tokens=8)`.
+    """
 
     temperature: float = 1.0
     """Divides the logits. 0: greedy, log-probs then at temperature 1."""
@@ -63,15 +64,17 @@ class Sampling:
             "stop": list(self.stop),
             "stream_interval": _ONLY_AT_THE_END,
         }
-        return {**params, "custom_params": _OPT_IN} if self.has_filter else params
+        return {**params, "custom_params": {OPT_IN_KEY: True}} if self.has_filter else params
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
     """One answer of R tokens, the end-of-sequence id included.
 
-    R is 0 when it was aborted before its first token. Example: tokens [17, 1], full_log_probs
-    [-0.9, -0.1], nucleus_log_probs [-0.5, 0.0], nuclei {17, 40} and {1}, "stop", version 3.
+    R is 0 when it was aborted before its first token.
+
+    Example: tokens [17, 1], full_log_probs [-0.9, -0.1], nucleus_log_probs [-0.5, 0.0], nuclei
+    {17, 40} and {1}, "stop", version 3.
     """
 
     tokens: npt.NDArray[np.int64]
@@ -101,7 +104,7 @@ def read_generation(
 
     Raises:
         EngineError: nuclei that were asked for are missing, an array has another length than the
-            tokens, or the weight version is no number.
+            tokens, or the weight version is not a number.
     """
     meta = chunk["meta_info"]
     tokens_R = np.asarray(chunk["output_ids"], dtype=np.int64)

@@ -34,34 +34,34 @@ __all__ = ["EngineProcess", "server_arguments"]
 
 _POLL_SECONDS = 0.1
 _LOG_TAIL_LINES = 15
+_STOP_SECONDS = 10.0
+"""For killed processes to disappear."""
 
 
 class EngineProcess:
     """One server, with all of its processes.
 
     Example:
-        >>> run_dir, folder = Path("runs/a"), Path("runs/a/warm_start")
-        >>> engine = EngineProcess(recipe, index=0, model_folder=folder, run_dir=run_dir)
+        >>> engine = EngineProcess(recipe, index=0, model_folder=Path("runs/a/warm_start"))
         >>> engine.start()  # returns when the server answers: 12 to 60 seconds
         >>> engine.url
         'http://127.0.0.1:21370'
         >>> engine.stop()
     """
 
-    def __init__(self, recipe: Recipe, *, index: int, model_folder: Path, run_dir: Path) -> None:
+    def __init__(self, recipe: Recipe, *, index: int, model_folder: Path) -> None:
         """Remember what to start.
 
         Args:
             recipe: sections `[engine]`, `[model]`, `[run]` and `[sglang]` are read.
-            index: number of the engine, from 0; names its log and, with a fixed `engine.port`, its
-                port.
+            index: number of the engine, from 0; names its log, `logs/engine_<index>.log` in the
+                run's folder, and, with a fixed `engine.port`, its port.
             model_folder: HF folder that the server loads.
-            run_dir: the log goes to `run_dir/logs/engine_<index>.log`.
         """
         self._recipe = recipe
         self._index = index
         self._model_folder = model_folder
-        self._log_path = run_dir / "logs" / f"engine_{index}.log"
+        self._log_path = recipe.run.dir / "logs" / f"engine_{index}.log"
         self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._scratch: Path | None = None
@@ -99,7 +99,7 @@ class EngineProcess:
         """Start the server and wait until it answers.
 
         Raises:
-            RuntimeSetupError: the port is taken, or the model folder is none.
+            RuntimeSetupError: the port is taken, or the folder does not hold a model.
             EngineError: the server ended before it answered; quotes the end of its log.
             DeadlineError: it did not answer within `engine.start_timeout_seconds`; it is stopped,
                 and the end of its log is quoted.
@@ -129,29 +129,26 @@ class EngineProcess:
             f"{self.url}/freeze_gc", timeout=section.request_timeout_seconds
         ).raise_for_status()
 
-    def stop(self, deadline_seconds: float = 10.0) -> None:
+    def stop(self) -> None:
         """Kill every process of the server and remove what it left behind.
 
-        Does nothing when there is none. There is nothing to finish: a server holds no state that
-        outlives it.
-
-        Args:
-            deadline_seconds: how long its processes may take to disappear.
+        Does nothing where no server was started. There is nothing to finish: a server holds no
+        state that outlives it.
 
         Raises:
-            DeadlineError: some process is still there.
+            DeadlineError: some process is still there after 10 seconds.
         """
         if self._process is None:
             return
         group = self._process.pid
-        deadline = time.monotonic() + deadline_seconds
+        deadline = time.monotonic() + _STOP_SECONDS
         while members := _group_members(group):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
             if time.monotonic() > deadline:
                 raise DeadlineError(
                     f"engine {self._index}: processes {members} are still there"
-                    f" {deadline_seconds:g} s after they were killed"
+                    f" {_STOP_SECONDS:g} s after they were killed"
                 )
             time.sleep(_POLL_SECONDS)
         if self._scratch is not None:
@@ -188,9 +185,11 @@ class EngineProcess:
 def server_arguments(recipe: Recipe, *, index: int, port: int, model_folder: Path) -> list[str]:
     """Return the arguments of `rl_runtime.engine.server` for one engine.
 
-    The table `[sglang]` comes last and so wins: `{"page_size": 16, "disable_radix_cache": true,
-    "cuda_graph_bs": [1, 8]}` becomes `--page-size 16 --disable-radix-cache --cuda-graph-bs 1 8`;
-    false leaves a switch out.
+    The table `[sglang]` comes last and so wins; false leaves a switch out.
+
+    Example:
+        `page_size = 16`, `disable_radix_cache = true` and `cuda_graph_bs = [1, 8]` become
+        `--page-size 16 --disable-radix-cache --cuda-graph-bs 1 8`.
     """
     section = recipe.engine
     settings: dict[str, Any] = {
@@ -271,7 +270,7 @@ def _environment(scratch: Path) -> dict[str, str]:
 
 
 def _group_members(group: int) -> list[int]:
-    """Return the live processes of a process group; one that waits to be reaped is none."""
+    """Return the live processes of a process group, without those that wait to be reaped."""
     members = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ProcessLookupError):

@@ -1,21 +1,13 @@
 """Starts one SGLang server: `python -m rl_runtime.engine.server --model-path DIR --port P ...`.
 
-Every argument is SGLang's own. On a GPU this is SGLang's own start. With `--device cpu` the same
-stock server starts faster and runs on a plain CPU:
-
-- `SGLANG_USE_CPU_ENGINE=1` makes its layers use native torch operations;
-- its processes are forked, so torch and SGLang are imported once, not three times (there is no CUDA
-  context that a fork could break);
-- model modules other than the served one's are not imported;
-- attention runs over whole batches (`engine.cpu_attention`);
-- the flags in `CPU_DEFAULTS` are added unless they are given: above all `--sleep-on-idle`, without
-  which an idle server keeps a core busy.
+Every argument is SGLang's own, and on a GPU so is the start. With `--device cpu` the same stock
+server runs on a plain CPU and starts faster: layers use native torch operations, processes are
+forked, only the served model's module is imported, attention runs over whole batches
+(`engine.cpu_attention`), and the flags in `CPU_DEFAULTS` are added unless they are given.
 
 Invariants: the server dies with its parent, and its children with it; what it leaves behind is
 removed (`engine.janitor`); it refuses to start when the plugin of rl-topp, which records nuclei,
-did not apply every hook.
-
-This module imports neither torch nor SGLang until `main` runs.
+did not apply every hook; neither torch nor SGLang is imported before `main` runs.
 """
 
 from __future__ import annotations
@@ -58,7 +50,10 @@ CPU_DEFAULTS: dict[str, str | None] = {
     "--skip-server-warmup": None,
     "--sleep-on-idle": None,
 }
-"""Flags added to a CPU server where they are not given; None marks a switch without a value."""
+"""Flags added to a CPU server where they are not given; None marks a switch without a value.
+
+Without `--sleep-on-idle` an idle server keeps a core busy.
+"""
 
 PARENT_VARIABLE = "RL_ENGINE_PARENT_PID"
 """Environment variable that holds the process id of the process that starts the server."""
@@ -67,15 +62,14 @@ SCRATCH_VARIABLE = "RL_ENGINE_SCRATCH"
 """Environment variable that names a folder which is removed when the server is gone."""
 
 _ALWAYS_IMPORTED = frozenset({"registry", "utils", "transformers"})
-"""Modules of `sglang.srt.models` that are no single architecture."""
+"""Modules of `sglang.srt.models` that do not belong to one architecture."""
 
 
 def main(arguments: Sequence[str]) -> None:
     """Start the server and serve until it is told to stop.
 
     Args:
-        arguments: SGLang's server arguments, such as `["--model-path", "DIR", "--port", "21000",
-            "--device", "cpu"]`.
+        arguments: SGLang's server arguments, such as `["--model-path", "DIR", "--port", "21000"]`.
 
     Raises:
         RuntimeError: the plugin of rl-topp did not apply its hooks.
@@ -132,8 +126,9 @@ def main(arguments: Sequence[str]) -> None:
 def cpu_arguments(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with every flag of `CPU_DEFAULTS` that they lack.
 
-    Example: `["--port", "1"]` becomes `["--port", "1", "--attention-backend", "torch_native",
-    ...]`; a given `--dtype bfloat16` stays.
+    Example:
+        `--port 1` becomes `--port 1 --attention-backend torch_native ...`; a given
+        `--dtype bfloat16` stays.
     """
     given = {argument.partition("=")[0] for argument in arguments}
     added = [
@@ -179,7 +174,11 @@ def _tell_of_load_file(
 
 
 def _then_fork(original: Callable[[object], None], server_args: object) -> None:
-    """Run SGLang's own process set-up, then switch its start method from spawn to fork."""
+    """Run SGLang's own process set-up, then switch its start method from spawn to fork.
+
+    Torch and SGLang are then imported once, not three times, and without a GPU no CUDA context can
+    break.
+    """
     import multiprocessing
 
     original(server_args)

@@ -28,6 +28,7 @@ class PortArgs(Protocol):
     """The addresses of one server's processes."""
 
     instance_id: str
+    """Id of the server; names its load file."""
 
 
 class KillProcessTree(Protocol):

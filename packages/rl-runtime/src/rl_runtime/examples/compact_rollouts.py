@@ -1,11 +1,11 @@
 """A generate hook with a fan-out of 1 + (i mod 3) samples.
 
-So fans out an agent that compacts its context while it works.
+It stands for an agent that compacts its context while it works.
 
 The response of rollout i is cut into 1 + (i mod 3) segments. Sibling k ends with segment k and
 trains on that segment only, so that each generated token is trained exactly once. With the rollout
-mean the gradient is the one without fan-out: each token has the same prefix and the same weight, 1
-/ (trained tokens of the rollout).
+mean the gradient is the one without fan-out: each token has the same prefix and the same weight,
+`1 / (trained tokens of the rollout)`.
 
 Name it in a recipe as `rollout.generate = "rl_runtime.examples.compact_rollouts:generate"`.
 """

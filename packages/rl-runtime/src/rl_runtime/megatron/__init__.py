@@ -1,1 +1,1 @@
-"""Everything that touches Megatron-Core's model and process groups."""
+"""The model on Megatron-Core: shape, layers, optimizer, and the mesh that it is spread over."""

@@ -111,7 +111,7 @@ def pack_stream(
 
 
 def _offsets(lengths: Sequence[int] | npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
-    """Where each of some runs begins, and where the last one ends, as kernels want it."""
+    """Return where each of some runs begins and where the last one ends, as kernels want it."""
     return torch.tensor(np.concatenate([[0], np.cumsum(lengths)]), dtype=torch.int32, device=device)
 
 

@@ -1,9 +1,10 @@
 """Which rows of a packed stream attend to which.
 
-A packed stream holds sequences end to end. Under context parallelism rank r holds chunks r and
-2 * cp - 1 - r of each (zigzag). A *segment* is a run of local queries that attend causally to a
-prefix of their sequence: all of it without context parallelism, one chunk with it. Lengths are
-rounded up to powers of 2 ** (1/4), and segments of one rounded length share a dense call.
+A packed stream holds sequences end to end. Under context parallelism rank r holds chunks
+`r` and `2 * cp - 1 - r` of each (zigzag). A *segment* is a run of local queries that attend
+causally to a prefix of their sequence: all of it without context parallelism, one chunk with it.
+Lengths are rounded up to powers of `2 ** (1/4)`, and segments of one rounded length share a dense
+call.
 
 Axes: T local tokens, S segments, B segments of one dense call, Q queries and K keys of a segment.
 
@@ -36,12 +37,17 @@ class AttentionPlan:
     num_keys_S: _IntArray
     """int64 [S]: keys K >= Q of each segment. Its query i sees its first K - Q + i + 1 keys."""
     key_rows: _IntArray
-    """int64 [sum of K]: rows of the keys in the stream gathered over context-parallel ranks,
-    segment by segment, in sequence order."""
+    """int64 [sum of K]: rows of the keys in the stream gathered over context-parallel ranks.
+
+    Segment by segment, in sequence order.
+    """
     dense_calls: tuple[_DenseCall, ...]
-    """Calls that cover all segments, padded to Q queries and K keys: local rows of the queries
-    int64 [B, Q] (padding repeats the segment's first), rows of the gathered stream int64 [B, K]
-    (the same), and whether a query sees a key, bool [B, Q, K]; None: plain causal, Q equals K."""
+    """Calls that cover all segments, padded to Q queries and K keys.
+
+    Local rows of the queries, int64 [B, Q] (padding repeats the segment's first), rows of the
+    gathered stream, int64 [B, K] (the same), and whether a query sees a key, bool [B, Q, K]; None:
+    plain causal, Q equals K.
+    """
     restore_T: _IntArray
     """int64 [T]: for each local row, its place in the calls' outputs laid end to end."""
 
@@ -50,8 +56,8 @@ def plan_attention(padded_lengths: Sequence[int], *, cp_size: int, cp_rank: int)
     """Plan the attention of one rank.
 
     Args:
-        padded_lengths: tokens of each sequence over all ranks; each a positive multiple of 2 *
-            cp_size (of 1 where cp_size is 1).
+        padded_lengths: tokens of each sequence over all ranks; each a positive multiple of
+            `2 * cp_size` (of 1 where cp_size is 1).
         cp_size: context-parallel ranks.
         cp_rank: this rank.
 
@@ -122,7 +128,7 @@ def _zigzag_chunks(
 
 
 def _gathered_rows(chunk: int, cp_size: int, local_start: int, local_length: int) -> _IntArray:
-    """Rows, in the stream gathered rank by rank, of one sequence's tokens in sequence order."""
+    """List one sequence's rows in the stream gathered rank by rank, in sequence order."""
     index = np.arange(2 * cp_size)
     # The zigzag folds back: chunks cp.. of a sequence are the second chunks of ranks cp - 1 .. 0.
     owner = np.where(index < cp_size, index, 2 * cp_size - 1 - index)

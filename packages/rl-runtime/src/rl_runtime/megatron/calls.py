@@ -22,8 +22,6 @@ class ModelConfig(Protocol):
 
     params_dtype: torch.dtype
     """Dtype of weights."""
-    pipeline_dtype: torch.dtype
-    """Dtype of what travels between pipeline stages."""
     bf16: bool
     """Whether weights are bfloat16."""
     sequence_parallel: bool
@@ -96,11 +94,11 @@ class MegatronOptimizer(Protocol):
         ...
 
     def get_grad_norm(self) -> float:
-        """Norm over all ranks."""
+        """Return the norm over all ranks."""
         ...
 
     def get_parameters(self) -> list[torch.nn.Parameter]:
-        """Main weights."""
+        """Return the main weights."""
         ...
 
     def step_with_ready_grads(self) -> bool:

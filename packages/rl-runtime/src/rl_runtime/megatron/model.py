@@ -26,7 +26,8 @@ from megatron.core.transformer.transformer_block import (
 )
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from rl_runtime.config.engine_option_names import unknown_names
+from rl_metrics import calculates_per_token_loss
+from rl_runtime.config.library_options import unknown_names
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import ConfigError
 from rl_runtime.megatron.attention import PackedAttention
@@ -57,7 +58,7 @@ def megatron_config(shape: ModelShape, recipe: Recipe) -> ModelConfig:
 
     Args:
         shape: the model's shape.
-        recipe: `[parallel]`, `model.dtype`, `algorithm.loss_aggregation` and the pass-through
+        recipe: `[parallel]`, `model.dtype`, `algorithm.loss_aggregation` and, passed through,
             `[megatron]` are used.
 
     Returns:
@@ -90,7 +91,7 @@ def megatron_config(shape: ModelShape, recipe: Recipe) -> ModelConfig:
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
         "bf16": dtype == torch.bfloat16,
-        "calculate_per_token_loss": recipe.algorithm.loss_aggregation == "token_mean",
+        "calculate_per_token_loss": calculates_per_token_loss(recipe.algorithm.loss_aggregation),
         # Micro-batches differ in length, and Megatron-Core couples that to a token dispatcher even
         # without experts.
         "variable_seq_lengths": recipe.parallel.pipeline > 1,

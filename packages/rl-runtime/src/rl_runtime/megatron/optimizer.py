@@ -1,6 +1,6 @@
 """Megatron-Core's optimizer with a learning rate that is set step by step.
 
-The learning-rate schedule is not here: it is counted in rollouts, which only the loop knows.
+The learning-rate schedule is not here: it is per batch, which only the loop counts.
 
 Invariants: every step uses exactly the learning rate it was given; the gradient norm is that of all
 ranks, before clipping, and is reported whether or not gradients are clipped; norms and biases are
@@ -71,7 +71,7 @@ class TrainerOptimizer:
             TrainerError: the gradient norm is not finite; weights are left as they were.
         """
         for group in self._optimizer.param_groups:
-            # Megatron-Core's own scheduler, which there is none of here, would set both.
+            # Both are the work of Megatron-Core's own scheduler, which is not used here.
             group["lr"] = lr * group.get("lr_mult", 1.0)
             group["weight_decay"] = self._section.weight_decay * group.get("wd_mult", 1.0)
         # The parts of the optimizer's `step`: the norm is wanted before clipping, and before the

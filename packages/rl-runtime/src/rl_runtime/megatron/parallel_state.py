@@ -1,7 +1,7 @@
 """Where a trainer rank stands in the mesh, and the process groups of its axes.
 
-Axes from fastest to slowest: tp, cp, dp, pp (Megatron-Core's order). The report rank, which also
-writes dumps and exports weights, is on the last pipeline stage with tp = cp = dp = 0.
+Axes from fastest to slowest: tp, cp, dp, pp (Megatron-Core's order). The writer, which
+reports, writes dumps and exports weights, is on the last pipeline stage with tp = cp = dp = 0.
 
 Invariants: every wait in a collective has the deadline given here; the product of the axes is the
 world size.
@@ -62,8 +62,10 @@ class Topology:
     pp_group: dist.ProcessGroup
     """The stages of this rank's pipeline."""
     shard_group: dist.ProcessGroup | None
-    """Gloo group of the ranks that send shards of a dump (last stage, tp = cp = 0), in
-    data-parallel order; None elsewhere."""
+    """Gloo group of the ranks that send shards of a dump; None elsewhere.
+
+    They are on the last stage with tp = cp = 0, in data-parallel order.
+    """
 
     @property
     def context_parallel(self) -> ContextParallel:
@@ -71,7 +73,7 @@ class Topology:
         return ContextParallel(self.cp_size, self.cp_rank)
 
     def dp_rank_of(self, rank: int) -> int:
-        """Data-parallel rank of a global rank."""
+        """Return the data-parallel rank of a global rank."""
         return rank // (self.tp_size * self.cp_size) % self.dp_size
 
     @property
@@ -81,7 +83,7 @@ class Topology:
 
     @property
     def is_writer(self) -> bool:
-        """Whether this rank writes dumps and exports weights."""
+        """Whether this rank is the writer, which writes dumps and exports weights."""
         return self.is_last_stage and self.tp_rank == self.cp_rank == self.dp_rank == 0
 
 

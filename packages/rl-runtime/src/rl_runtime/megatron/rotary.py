@@ -24,7 +24,7 @@ __all__ = ["apply_rotary", "rotary_angles", "rotary_frequencies"]
 
 
 def rotary_frequencies(shape: ModelShape) -> torch.Tensor:
-    """Angular frequencies per pair of dimensions.
+    """Return the angular frequency of each pair of dimensions.
 
     Llama 3's scaling (Llama 3.1 model card; Dubey et al. 2024, section 3.4): wavelengths above 8192
     tokens are stretched by the factor, those below 2048 are kept, those between are interpolated.

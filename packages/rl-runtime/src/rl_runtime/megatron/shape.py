@@ -33,7 +33,7 @@ LLAMA3_SCALING = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-"""The constants of the one frequency scaling that is supported; no other are published."""
+"""The constants of the one frequency scaling that is supported, as all its models have them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""What a process of a run leaves behind: logs, ports, signals, children."""
+"""What a process shares with its machine: logs, ports, signals and other processes."""

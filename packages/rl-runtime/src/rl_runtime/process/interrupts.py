@@ -62,7 +62,7 @@ def keeping_signal_handlers(handler: _Handler | None = None) -> Iterator[None]:
     `ray.init`, for one, sets its own, which exit without a word.
 
     Args:
-        handler: what hears the signals within the block; None: who heard them before.
+        handler: handles the signals within the block; None: the handlers that were there.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,6 +1,6 @@
 """TCP ports: choose one for a server, check one that was asked for, see whether one answers.
 
-Invariants: a chosen port is free and is none that the system hands out by itself; what cannot be
+Invariants: a chosen port is free, and the system does not hand it out by itself; what cannot be
 used is told with the port, its host and what to do.
 """
 
@@ -22,8 +22,10 @@ Ray or torch takes one between the choice and the start.
 """
 
 _HIGHEST_PORT = 55_535
-"""SGLang derives a second number, port + 10000, and refuses one above 65535 even though it opens no
-such port here."""
+"""SGLang derives a second number, port + 10000, and refuses one above 65535.
+
+It does so even though it opens no such port here.
+"""
 
 _PORT_ATTEMPTS = 50
 

@@ -1,12 +1,11 @@
 """A process and its descendants: what dies with its parent, and what must not be left behind.
 
 Ray stops its daemons but not always what they started: its agents outlive an interrupted start, or
-a killed driver, by a minute and more. On Linux a process can adopt whatever loses its parent among
-its descendants, and so finds all of it again at the end.
+a killed driver, by a minute and more. On Linux a process can adopt those of its descendants that
+lose their parent, and so finds all of them at the end.
 
 Invariants: processes that were there before a block are not touched; after it nothing that was
-started in it is alive; a process that was asked to dies with its parent, also with one that had
-ended before it could ask.
+started in it is alive; `die_with_parent` works also where the parent had ended before the call.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def die_with_parent(signal_number: int, parent: int) -> None:
         parent: the parent's process id, as the parent itself told it.
 
     Raises:
-        SystemExit: the parent is dead already, of which the kernel would send no word.
+        SystemExit: the parent is dead already, and the kernel would send no signal.
     """
     _prctl(_PR_SET_PDEATHSIG, signal_number, "PR_SET_PDEATHSIG")
     if os.getppid() != parent:

@@ -29,8 +29,8 @@ __all__ = ["Prompt", "PromptGroup", "Rollout", "Sample"]
 class Prompt:
     """An entry of a data source.
 
-    Example: `Prompt(group_id=7, sample_index=7, text="cat ->", tokens=[5, 3, 22, 1, 9],
-    label="tac", metadata={"word": "cat"})`.
+    Example: group_id 7, sample_index 7, text "cat ->", tokens [5, 3, 22, 1, 9], label "tac",
+    metadata {"word": "cat"}.
     """
 
     group_id: int
@@ -69,8 +69,9 @@ class Sample:
     loss_mask: npt.NDArray[np.int32]
     """int32 [R]: 1 = trained, 0 = not (tool and environment tokens)."""
     rollout_log_probs: npt.NDArray[np.float32]
-    """float32 [R], nats: over the kept set where one was recorded, else over the vocabulary; 0
-    where not sampled.
+    """float32 [R], nats; 0 where not sampled.
+
+    Over the nucleus where one was recorded, else over the vocabulary.
     """
     weight_versions: npt.NDArray[np.int64]
     """int64 [R]: policy version that sampled each token; -1 where not sampled."""

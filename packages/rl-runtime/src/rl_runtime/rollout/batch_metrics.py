@@ -1,7 +1,7 @@
 """Metrics of the rollout side, each a declared `rl_metrics.Metric`.
 
 Invariants: scores count each rollout once, however many samples it has; per-token metrics count
-trained tokens only; no data is no value.
+trained tokens only; a metric without data is left out.
 
 Axes: T response tokens of the whole batch, sample by sample.
 """
@@ -24,7 +24,7 @@ __all__ = ["mean_scores", "rollout_report", "schedule_report"]
 
 
 def mean_scores(generated: GeneratedBatch) -> dict[str, float]:
-    """Mean of each score over rollouts, such as {"reward": 0.6, "exact_match": 0.2}."""
+    """Average each score over rollouts, such as {"reward": 0.6, "exact_match": 0.2}."""
     scores = _scores_by_rollout(generated.groups)
     return _present(
         Metric.of_mean(name, sum(values), len(values), unit="rollout")

@@ -23,7 +23,7 @@ from rl_dump import (
     write_dump,
 )
 from rl_runtime.algorithms.advantages import divides_by_std, normalise_group_rewards
-from rl_runtime.batch.columns import ABSENT_INDEX, column_problem
+from rl_runtime.batch.columns import ABSENT_INDEX, column_problem, unknown_id_problem
 from rl_runtime.batch.rank_batch import Column
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.config.run import in_run_folder
@@ -124,20 +124,14 @@ def load_rollout_dump(recipe: Recipe, batch_id: int, *, vocab_size: int) -> dict
     for name in (*_NEEDED, *(name for name in _OPTIONAL if name in dump.fields)):
         column = dump.column(name)
         if not isinstance(column, np.ndarray | RaggedArray):
-            raise DumpError(f"{path}: field {name} is no numeric column")
-        problem = column_problem(name, column)
-        if problem:
+            raise DumpError(f"{path}: field {name} is not a numeric column")
+        if problem := column_problem(name, column):
             raise ConfigError(f"debug.load_rollout_dump = {path}: {problem}")
         columns[name] = column
-    tokens = columns["tokens"]
-    if (
-        isinstance(tokens, RaggedArray)
-        and tokens.values.size
-        and int(tokens.values.max()) >= vocab_size
-    ):
+    if problem := unknown_id_problem(columns, vocab_size):
         raise ConfigError(
-            f"debug.load_rollout_dump = {path}: has token id {int(tokens.values.max())}, but"
-            f" model.path has {vocab_size} ids: give the model it was sampled from"
+            f"debug.load_rollout_dump = {path}: {problem}: set model.path to the model that it was"
+            " sampled from"
         )
     columns["rewards"] = normalise_group_rewards(
         *(np.asarray(columns[name]) for name in ("raw_reward", "rollout_ids", "group_ids")),

@@ -37,8 +37,8 @@ async def play_rollout(
     """Call a generate hook and check what it returns.
 
     Raises:
-        GenerateError: the hook returned something that is no sample, an empty list, or samples with
-            other ids; the message names the rollout.
+        GenerateError: the hook returned something else than samples, an empty list, or samples
+            with other ids; the message names the rollout.
     """
     result = await hook(context, prompt, sampling)
     samples: list[object] = list(result) if isinstance(result, list) else [result]

@@ -29,7 +29,7 @@ More would only contend for Python's lock, or for whatever they call over the ne
 
 
 def exact_match(response: str, label: str) -> float:
-    """1.0 where the response is the label, ignoring case and outer white space, else 0.0."""
+    """Return 1.0 where response and label differ at most in case and outer space, else 0.0."""
     return float(response.strip().casefold() == label.strip().casefold())
 
 
@@ -163,8 +163,8 @@ def _in_own_thread(call: Callable[[], object]) -> asyncio.Future[object]:
         try:
             result.set_result(call())
         except BaseException as error:
-            # A StopIteration cannot be set on asyncio's future, and an exit of the thread is no
-            # exit of the run.
+            # A StopIteration cannot be set on asyncio's future, and an exit of the thread must not
+            # be one of the run.
             is_plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
             result.set_exception(error if is_plain else RuntimeError(repr(error)))
 

@@ -1,4 +1,4 @@
-"""Supervised batches for the warm start: prompts with their right answers.
+"""Batches of the warm start: prompts with their right answers.
 
 Invariants: label and end of sequence are trained, the prompt is not; every example is dealt to
 exactly one rank.

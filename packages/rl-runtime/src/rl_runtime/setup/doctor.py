@@ -30,8 +30,10 @@ __all__ = ["Finding", "Report", "diagnose", "report_document"]
 _DISTRIBUTION = "rl-runtime"
 _OLDEST_PYTHON = (3, 12)
 _MIN_FREE_BYTES = 2 * 1024**3
-"""A quick start writes 100 MB; with less than this, a checkpoint or Ray's spilled objects fill the
-disk within a run."""
+"""A quick start writes 100 MB.
+
+With less than this, a checkpoint or Ray's spilled objects fill the disk within a run.
+"""
 _MIN_SHARED_MEMORY_BYTES = 256 * 1024**2
 """Ray's object store lives in /dev/shm and holds one batch per data-parallel rank."""
 _COMMAND_SECONDS = 2.0

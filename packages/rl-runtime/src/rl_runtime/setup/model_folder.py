@@ -54,7 +54,7 @@ def _weights_problem(file: Path) -> str | None:
     with file.open("rb") as stream:
         header_bytes = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
         if size < _LENGTH_BYTES + header_bytes:
-            return f"is cut short or no safetensors file ({size} bytes)"
+            return f"is cut short or not a safetensors file ({size} bytes)"
         try:
             header = json.loads(stream.read(header_bytes))
             end = max(

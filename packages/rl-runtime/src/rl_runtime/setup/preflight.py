@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 
 from rl_dump import DumpError, check_templates
-from rl_runtime.config.engine_option_names import unknown_names
+from rl_runtime.config.library_options import unknown_names
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.config.run import in_run_folder
 from rl_runtime.errors import ConfigError, RuntimeSetupError
@@ -52,7 +52,7 @@ def check_before_start(recipe: Recipe) -> None:
         _data,
         _dumps,
         _loaded_dumps,
-        _passed_through,
+        _library_options,
     )
     problems = [problem for check in checks for problem in _problems_of(check, recipe)]
     if problems:
@@ -83,7 +83,7 @@ def _cannot_be_created(key: str, folder: Path) -> Iterator[str]:
     """Say why a folder cannot be made, by its nearest parent that is there."""
     parent = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not parent.is_dir():
-        yield f"{key} = {folder}: cannot be created: {parent} is no folder"
+        yield f"{key} = {folder}: cannot be created: {parent} is not a folder"
     elif not os.access(parent, os.W_OK | os.X_OK):
         yield f"{key} = {folder}: cannot be created: {parent} is not writable"
 
@@ -226,7 +226,7 @@ def _loaded_dumps(recipe: Recipe) -> Iterator[str]:
     if not given:
         return
     try:
-        # One file for all batches where it is no template.
+        # One file for all batches where it is not a template.
         paths = dict.fromkeys(
             loaded_dump_path(recipe, batch_id) for batch_id in range(recipe.train.num_batches)
         )
@@ -243,5 +243,5 @@ def _loaded_dumps(recipe: Recipe) -> Iterator[str]:
         yield f"debug.load_rollout_dump = {given}: no such file: {missing[0]}{others}"
 
 
-def _passed_through(recipe: Recipe) -> Iterator[str]:
+def _library_options(recipe: Recipe) -> Iterator[str]:
     yield from unknown_names(megatron=recipe.megatron, sglang=recipe.sglang)

@@ -37,8 +37,8 @@ _RMS_NORM_EPS = 1e-6
 def write_tiny_model(folder: Path, section: ModelSection, *, rng: int) -> None:
     """Write config, tokenizer and random weights of a small Qwen3 model.
 
-    Weights are N(0, 0.02^2); the projections back into the residual stream are scaled by 1 / sqrt(2
-    * layers), as in GPT-2 (Radford et al. 2019, section 2.3); norms are 1.
+    Weights are N(0, 0.02^2); the projections back into the residual stream are scaled by
+    `1 / sqrt(2 * layers)`, as in GPT-2 (Radford et al. 2019, section 2.3); norms are 1.
 
     Args:
         folder: created; must not exist.

@@ -1,1 +1,1 @@
-"""What a run does, in order."""
+"""The stages of a run, and the replay of one micro-batch of it."""

@@ -11,7 +11,7 @@ __all__ = ["evaluate", "held_out_scores"]
 
 def evaluate(run: Run, *, batches_trained: int) -> None:
     """Log and show the scores on the prompts of `[eval]`; without engines there are none."""
-    if not run.samples:
+    if not run.has_engines:
         return
     scores = held_out_scores(run, "eval", run.recipe.eval.samples)
     scores = {"reward_mean" if name == "reward" else name: value for name, value in scores.items()}

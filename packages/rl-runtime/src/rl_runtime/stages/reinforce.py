@@ -17,7 +17,7 @@ from rl_runtime.cluster.actor import Ref
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.stages.evaluate import evaluate
 from rl_runtime.stages.run import Run, open_run
-from rl_runtime.stages.sft import warm_up
+from rl_runtime.stages.sft import run_sft
 from rl_runtime.tracking.console import Display
 from rl_runtime.training.lr_schedule import reinforcement_lr
 
@@ -54,18 +54,18 @@ def _start(run: Run) -> None:
     starting = run.actors.start(run.model_folder)
 
     def engines_answer() -> None:
-        if run.samples:
+        if run.has_engines:
             run.actors.finish_engines(starting)
         run.display.finish("start")
 
-    if run.trains and not run.recipe.model.path:
-        warm_up(run, engines_answer)
+    if run.has_trainers and not run.recipe.model.path:
+        run_sft(run, engines_answer)
     else:
         engines_answer()
-        if run.trains and run.recipe.engine.url:
+        if run.has_trainers and run.recipe.engine.url:
             # Servers that others run hold whatever they were given last.
             run.sync_weights()
-    if run.trains:
+    if run.has_trainers:
         run.actors.call_trainers("start_reinforcement", what="starting reinforcement learning")
 
 
@@ -88,7 +88,7 @@ def _one_batch(run: Run, batch_id: int) -> None:
             run.display.update("batches", phase="rollout")
             # Waits for the engines: sampled, scored, dumped and planned.
             rank_batches, metrics = _generate(run, batch_id)
-        if run.trains:
+        if run.has_trainers:
             with _timed(seconds, "train"):
                 run.display.update("batches", phase="train")
                 # Waits for every rank's optimizer steps.
@@ -98,7 +98,7 @@ def _one_batch(run: Run, batch_id: int) -> None:
                 )
             with _timed(seconds, "sync"):
                 run.display.update("batches", phase="weights to engines")
-                if run.samples:
+                if run.has_engines:
                     # Waits for every engine to say that it holds the new version.
                     run.sync_weights()
     _log_batch(run, batch_id, metrics | seconds, reports)
@@ -110,11 +110,11 @@ def _generate(run: Run, batch_id: int) -> tuple[list[Ref], dict[str, float]]:
     rollout = run.actors.rollout
     generated: tuple[list[Ref], dict[str, float]] = run.waiter.one(
         rollout.generate_batch.remote(batch_id, run.version)
-        if run.samples
+        if run.has_engines
         else rollout.load_batch.remote(batch_id),
         f"generating batch {batch_id}",
         timeout_seconds=(
-            run.rollout_seconds if run.samples else run.recipe.cluster.actor_timeout_seconds
+            run.rollout_seconds if run.has_engines else run.recipe.cluster.actor_timeout_seconds
         ),
     )
     return generated
@@ -146,12 +146,12 @@ def _log_batch(
 
 def _finish(run: Run) -> None:
     """Save the model, and wait until the last dumps are written."""
-    if run.trains:
+    if run.has_trainers:
         run.save(_FINAL_FOLDER)
     run.waiter.one(
         run.actors.rollout.close.remote(),
         "writing the last rollout dumps",
         timeout_seconds=run.recipe.cluster.actor_timeout_seconds,
     )
-    if run.trains:
+    if run.has_trainers:
         run.actors.call_trainers("close", what="writing the last train dumps")

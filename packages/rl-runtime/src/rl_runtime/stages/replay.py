@@ -5,7 +5,7 @@ and scoring are the trainer's.
 
 Invariants: everything that can be wrong with file or folder is found before the model is built,
 except weights that do not fit their own config.json; every response token is compared, also those
-that are not trained; a difference that is no number counts as infinite.
+that are not trained; a difference that is not a number counts as infinite.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_dump import REPLAY_KEY, TRAIN_DUMP, Dump, RaggedArray, open_dump
+from rl_runtime.batch.columns import unknown_id_problem
 from rl_runtime.batch.rank_batch import Column
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.errors import ReplayError
@@ -45,7 +46,7 @@ class MicroBatchFile:
     """Rank that trained on it."""
     micro_batch: int
     """Micro-batch within the step on that rank, 0-based."""
-    note: LogProbProvenance
+    provenance: LogProbProvenance
     """How its log-probs were computed."""
     columns: Mapping[str, Column]
     """What the trainer packs."""
@@ -64,7 +65,7 @@ class Replayed:
     num_tokens: int
     """Response tokens compared."""
     largest: float
-    """Largest |replayed - dumped| log-prob, nats; infinite where one is no number."""
+    """Largest |replayed - dumped| log-prob, nats; infinite where one is not a number."""
     rollout_position: int | None = None
     """Sample of the largest difference; None without tokens."""
     token: int | None = None
@@ -83,7 +84,7 @@ def read_micro_batch(path: Path, *, vocab_size: int) -> MicroBatchFile:
         vocab_size: token ids of the model that it is to be replayed with.
 
     Raises:
-        DumpError: the file is no dump, or damaged.
+        DumpError: the file is not a dump, or damaged.
         ReplayError: it is a dump of another kind, lacks something, or holds ids that the model does
             not have.
     """
@@ -95,8 +96,8 @@ def read_micro_batch(path: Path, *, vocab_size: int) -> MicroBatchFile:
                 f"{path}: {problems[0].message} ({len(problems)} problems; `rl-dump verify` lists"
                 " them)"
             )
-        note = LogProbProvenance.of_metadata(dump.metadata, where=str(path))
-        if note.weights == "step" and place["step"] > 0:
+        provenance = LogProbProvenance.of_metadata(dump.metadata, where=str(path))
+        if provenance.weights == "step" and place["step"] > 0:
             raise ReplayError(
                 f"{path}: the log-probs of step {place['step']} are under weights that changed"
                 " within the batch (algorithm.old_log_probs = 'rollout') and were not saved:"
@@ -108,13 +109,14 @@ def read_micro_batch(path: Path, *, vocab_size: int) -> MicroBatchFile:
         columns = {
             name: _numbers(dump, name) for name in (*_NEEDED, *_NUCLEUS) if name in dump.fields
         }
-    _check_ids(path, columns, vocab_size)
+    if problem := unknown_id_problem(columns, vocab_size):
+        raise ReplayError(f"{path}: {problem}: give the model that the batch was trained with")
     log_probs = columns.pop("log_probs")
     assert isinstance(log_probs, RaggedArray)
     return MicroBatchFile(
         batch_id=dump.batch_id,
         **place,
-        note=note,
+        provenance=provenance,
         columns=columns,
         log_probs=log_probs,
         rollout_positions=np.asarray(columns["rollout_position"], np.int64),
@@ -135,8 +137,8 @@ def replay(path: Path, model_folder: Path) -> tuple[MicroBatchFile, Replayed]:
         The micro-batch, and how far its log-probs are from the dumped ones.
 
     Raises:
-        DumpError: the file is no dump, or damaged.
-        ReplayError: the file is no exported micro-batch, or does not fit the model.
+        DumpError: the file is not a dump, or damaged.
+        ReplayError: the file is not an exported micro-batch, or does not fit the model.
         RuntimeSetupError: the folder is missing something or holds a model that the trainer does
             not know.
     """
@@ -160,7 +162,10 @@ def _scored(given: MicroBatchFile, model_folder: Path) -> npt.NDArray[np.float32
         {
             "model": {"path": str(model_folder), "dtype": "float32"},
             "parallel": {"data": 1},
-            "rollout": {"temperature": given.note.temperature, "replay": given.note.nucleus},
+            "rollout": {
+                "temperature": given.provenance.temperature,
+                "replay": given.provenance.nucleus,
+            },
             "dump": {"rollout": "", "train": ""},
             "cluster": {"actor_timeout_seconds": _TIMEOUT_SECONDS},
         }
@@ -221,20 +226,6 @@ def _numbers(dump: Dump, name: str) -> Column:
     column = dump.column(name)
     if not isinstance(column, np.ndarray | RaggedArray):
         raise ReplayError(
-            f"{dump.path}: field {name} is missing for some samples, or is no numeric column"
+            f"{dump.path}: field {name} is missing for some samples, or is not a numeric column"
         )
     return column
-
-
-def _check_ids(path: Path, columns: Mapping[str, Column], vocab_size: int) -> None:
-    for name in ("tokens", "nucleus_ids"):
-        column = columns.get(name)
-        if (
-            isinstance(column, RaggedArray)
-            and column.values.size
-            and int(column.values.max()) >= vocab_size
-        ):
-            raise ReplayError(
-                f"{path}: field {name} has id {int(column.values.max())}, but the model has"
-                f" {vocab_size} ids: give the model that the batch was trained with"
-            )

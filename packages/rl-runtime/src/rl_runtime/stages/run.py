@@ -52,12 +52,12 @@ class Run:
     """Optimizer steps since the first batch."""
 
     @property
-    def trains(self) -> bool:
+    def has_trainers(self) -> bool:
         """Whether there are trainers."""
         return not self.recipe.debug.rollout_only
 
     @property
-    def samples(self) -> bool:
+    def has_engines(self) -> bool:
         """Whether there are engines."""
         return not self.recipe.debug.load_rollout_dump
 

@@ -36,7 +36,7 @@ _CHARTS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
     ),
     (
         "Log-prob gap",
-        "mean |train - rollout| over trained tokens, under the weights that sampled them",
+        "mean |trainer - engine| over trained tokens; 'recompute': under the weights that sampled",
         (("train/log_prob_gap", "nats"),),
     ),
     ("Loss", "policy loss of each step", (("train/loss", "loss"),)),
@@ -65,21 +65,29 @@ _NUM_TICKS = 5
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Series:
     label: str
+    """Name in the legend."""
     color: int
+    """Number of its colour on the page."""
     points: tuple[tuple[float, float], ...]
     """Pixels."""
     values: tuple[tuple[float, float], ...]
     """(batch, value)."""
     dots: bool
+    """Whether it is drawn as points alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chart:
     title: str
+    """Heading."""
     subtitle: str
+    """What is shown, and in which unit."""
     series: tuple[_Series, ...]
+    """Those that have data."""
     x_ticks: tuple[tuple[float, str], ...]
+    """(pixel, text) along the batches."""
     y_ticks: tuple[tuple[float, str], ...]
+    """(pixel, text) along the values."""
 
 
 def write_report(run_dir: Path) -> Path:
@@ -194,7 +202,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _over_batches(name: str, lines: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
-    """Values of one metric over batches; the steps of a batch are spread over its interval."""
+    """List one metric over batches; the steps of a batch are spread over its interval."""
     steps_of: Counter[int] = Counter(line["batch"] for line in lines if "train/loss" in line)
     seen: Counter[int] = Counter()
     points = []

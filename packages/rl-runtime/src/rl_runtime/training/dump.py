@@ -28,12 +28,14 @@ from rl_runtime.training.micro_batch import MicroBatch
 __all__ = ["TrainDumper"]
 
 _SHARE_OF_DEADLINE = 0.5
-"""Share of the driver's patience after which a write or a rank is given up: its error then says
-which file it was, and not only that a rank is late."""
+"""Share of the driver's patience after which a write or a rank is given up.
+
+Its error then says which file it was, and not only that a rank is late.
+"""
 
 
 class TrainDumper:
-    """Writes one file per batch, in the background.
+    """The writer of train dumps: one file per batch, in the background.
 
     Every rank has one and calls its methods in the same order.
     """

@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from rl_metrics import MicroBatchMetrics
+from rl_metrics import Aggregation, MicroBatchMetrics
+from rl_metrics.torch import megatron_num_tokens
 from rl_runtime.megatron.calls import ForwardBackward, GptForward
 from rl_runtime.training.micro_batch import MicroBatch
 from rl_runtime.training.scores import ResponseScores, ScoreName, score_responses
@@ -29,8 +30,11 @@ from rl_runtime.training.scores import ResponseScores, ScoreName, score_response
 __all__ = ["LossFunction", "run_scoring_pass", "run_training_pass"]
 
 LossFunction = Callable[[MicroBatch, ResponseScores], tuple[torch.Tensor, MicroBatchMetrics]]
-"""Takes a micro-batch and its scores; returns the scaled loss (a scalar with a graph) and what the
-micro-batch reports."""
+"""Loss of one micro-batch.
+
+Takes the micro-batch and its scores; returns the scaled loss (a scalar with a graph) and what the
+micro-batch reports.
+"""
 
 
 def run_scoring_pass(
@@ -70,6 +74,7 @@ def run_training_pass(
     micro_batches: Sequence[MicroBatch],
     loss_function: LossFunction,
     *,
+    aggregation: Aggregation,
     temperature: float,
     wanted: AbstractSet[ScoreName],
     tp_group: dist.ProcessGroup,
@@ -80,6 +85,7 @@ def run_training_pass(
         model: the model in its data-parallel wrapper, with cleared gradients.
         micro_batches: at least one; the same number on every rank.
         loss_function: the scaled loss of one micro-batch.
+        aggregation: how tokens become one number; the model was configured for it.
         temperature: divisor of the logits.
         wanted: the scores that the loss function reads, besides log-probs.
         tp_group: tensor-parallel ranks.
@@ -87,19 +93,17 @@ def run_training_pass(
     Returns:
         What each micro-batch reports, on the last pipeline stage; empty elsewhere.
     """
-    per_token: bool = model.config.calculate_per_token_loss  # type: ignore[union-attr,assignment]
 
     def finish(
         micro_batch: MicroBatch, scores: ResponseScores
     ) -> tuple[torch.Tensor, torch.Tensor, MicroBatchMetrics]:
         loss, metrics = loss_function(micro_batch, scores)
-        # Megatron-Core sums the second entry over all ranks, and divides by it where it normalises
-        # the loss itself.
-        num_tokens = micro_batch.num_trained_tokens if per_token else 1
         return (
             # Without local response tokens the loss has no graph; the anchor always has one.
             loss + scores.anchor,
-            torch.tensor(num_tokens, dtype=torch.int, device=loss.device),
+            # Megatron-Core sums it over all ranks, and divides by it where it normalises the loss
+            # itself.
+            megatron_num_tokens(aggregation, micro_batch.loss_masks).to(loss.device),
             metrics,
         )
 
@@ -144,6 +148,6 @@ def _run(
         seq_length=micro_batches[0].tokens_1T.shape[1],
         micro_batch_size=1,
         forward_only=forward_only,
-        # Scores are no losses: `keep` then returns no 3-tuple, and nothing is divided.
+        # Scores are not losses: `keep` then returns no 3-tuple, and nothing is divided.
         collect_non_loss_data=forward_only,
     )

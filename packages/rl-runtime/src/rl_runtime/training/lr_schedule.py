@@ -5,11 +5,11 @@ from __future__ import annotations
 from rl_runtime.config.recipe import Recipe
 from rl_runtime.config.training import WarmStartSection
 
-__all__ = ["reinforcement_lr", "warm_start_lr"]
+__all__ = ["reinforcement_lr", "sft_lr"]
 
 
-def warm_start_lr(section: WarmStartSection, step: int) -> float:
-    """Learning rate of warm-up step `step` (0-based).
+def sft_lr(section: WarmStartSection, step: int) -> float:
+    """Return the learning rate of step `step` (0-based) of the warm start.
 
     Linear up to `lr` over `warmup_steps`, then constant.
     """
@@ -17,7 +17,7 @@ def warm_start_lr(section: WarmStartSection, step: int) -> float:
 
 
 def reinforcement_lr(recipe: Recipe, batch_id: int) -> float:
-    """Learning rate of batch `batch_id` (0-based).
+    """Return the learning rate of batch `batch_id` (0-based).
 
     Linear up over `warmup_batches`, then linear down to `min_lr_fraction * lr` at the last batch.
 

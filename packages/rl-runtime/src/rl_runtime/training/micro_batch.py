@@ -67,11 +67,12 @@ class MicroBatch:
     loss_masks: tuple[npt.NDArray[np.int32], ...]
     """Per sample int32 [R]: the whole mask, on every rank."""
     denominators: npt.NDArray[np.float32] | None
-    """float32 [n]: what each sample's masked sum is divided by; None where the aggregation needs
-    none."""
+    """float32 [n]: what each sample's masked sum is divided by; None where nothing is needed."""
     fields: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Response-aligned values, float32 [K] each, by contract name: what was computed before and
-    what this rank computes."""
+    """Response-aligned values, float32 [K] each, by contract name.
+
+    What was computed before and what this rank computes.
+    """
 
     @property
     def num_trained_tokens(self) -> int:
@@ -147,7 +148,7 @@ class MicroBatchPacker:
             item[item.size - length :]
             for item, length in zip(tokens, response_lengths, strict=True)
         ]
-        denominators, engine_log_probs = (
+        denominators, rollout_log_probs = (
             columns.get(name) for name in ("loss_denominators", "rollout_log_probs")
         )
         return MicroBatch(
@@ -177,8 +178,8 @@ class MicroBatchPacker:
                 else np.asarray(denominators)[samples].astype(np.float32)
             ),
             fields=(
-                {"rollout_log_probs": pick(_items(engine_log_probs, samples), np.float32)}
-                if engine_log_probs is not None
+                {"rollout_log_probs": pick(_items(rollout_log_probs, samples), np.float32)}
+                if rollout_log_probs is not None
                 else {}
             ),
         )

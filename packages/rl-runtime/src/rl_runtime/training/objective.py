@@ -3,7 +3,9 @@
 `algorithm.old_log_probs` says what the ratio is taken against: log-probs of a scoring pass before
 the batch's first step (recompute), those of the training forward itself, where the ratio is 1
 (reuse), or the engine's (rollout). The KL term compares the scores that `algorithm.kl_log_probs`
-names; ratio and entropy bonus are always over the nucleus. Axes: K local response tokens.
+names; ratio and entropy bonus are always over the nucleus.
+
+Axes: K local response tokens.
 
 Invariants: a score in a micro-batch's `fields` is written once per batch, by the first pass that
 computes it, so it is under the weights of that pass; a scoring pass asks for the same scores as
@@ -31,8 +33,11 @@ __all__ = ["policy_objective", "policy_scores", "reference_score", "sft_objectiv
 TokenLosses = Callable[
     [MicroBatch, ResponseScores], tuple[torch.Tensor, Mapping[str, torch.Tensor]]
 ]
-"""Takes a micro-batch and its scores; returns the loss of each token, float32 [K], and what the
-report shows of each, by name, float32 [K]."""
+"""Loss of each token.
+
+Takes a micro-batch and its scores; returns the losses, float32 [K], and what the report shows of
+each token, by name, float32 [K].
+"""
 
 
 def policy_scores(algorithm: AlgorithmSection) -> frozenset[ScoreName]:
@@ -115,10 +120,10 @@ def policy_objective(
         fields = micro_batch.fields
         for name in policy_scores(algorithm):
             fields.setdefault(name, scores[name].detach())
-        first_log_probs, engine_log_probs = fields["log_probs"], fields["rollout_log_probs"]
+        first_log_probs, rollout_log_probs = fields["log_probs"], fields["rollout_log_probs"]
         loss = policy_loss(
             scores.log_probs,
-            engine_log_probs if algorithm.old_log_probs == "rollout" else first_log_probs,
+            rollout_log_probs if algorithm.old_log_probs == "rollout" else first_log_probs,
             fields["advantages"],
             clip_low=algorithm.clip_low,
             clip_high=algorithm.clip_high,
@@ -135,7 +140,7 @@ def policy_objective(
             "ratio": loss.ratio,
             "clip_fraction": loss.clipped,
             "entropy": scores["entropy"].detach(),
-            "log_prob_gap": (trainer_log_probs - engine_log_probs).abs(),
+            "log_prob_gap": (trainer_log_probs - rollout_log_probs).abs(),
         }
         if algorithm.full_scores:
             shown["full_entropy"] = scores["full_entropy"].detach()
@@ -155,7 +160,7 @@ def policy_objective(
 def sft_objective(
     aggregation: Aggregation, *, num_microbatches: int, trained_tokens: int, topology: Topology
 ) -> LossFunction:
-    """Make the loss function of one step of supervised fine-tuning: -log p(token).
+    """Make the loss function of one step of the warm start: -log p(token).
 
     Args:
         aggregation: from `sft.sft_aggregation`.

@@ -94,6 +94,7 @@ class Policy:
             self.wrapped,
             micro_batches,
             objective,
+            aggregation=aggregation,
             temperature=temperature,
             wanted=wanted,
             tp_group=self.topology.tp_group,

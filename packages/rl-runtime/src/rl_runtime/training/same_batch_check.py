@@ -69,7 +69,7 @@ def check_same_batch(rank_batch: RankBatch, topology: Topology) -> None:
     if rank_batch.plan.rank != topology.dp_rank:
         raise BatchMismatchError(
             f"batch {rank_batch.batch_id}: rank {topology.rank} is data-parallel rank"
-            f" {topology.dp_rank}, but was given the part of rank {rank_batch.plan.rank}"
+            f" {topology.dp_rank}, but was given the share of rank {rank_batch.plan.rank}"
         )
 
 
@@ -82,5 +82,5 @@ def _compare(what: str, values: Mapping[int, str], batch_id: int) -> None:
         held = "; ".join(f"{value} on ranks {ranks}" for value, ranks in holders.items())
         raise BatchMismatchError(
             f"batch {batch_id}: trainer ranks hold different data ({what}): {held}: send every rank"
-            " the part of one plan"
+            " its share of one plan"
         )

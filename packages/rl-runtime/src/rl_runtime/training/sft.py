@@ -1,4 +1,4 @@
-"""The examples of one step of supervised fine-tuning, and how their losses become one number.
+"""The examples of one step of the warm start, and how their losses become one number.
 
 The loss is the mean over trained tokens, of all ranks; see `objective.sft_objective`.
 
@@ -53,16 +53,16 @@ def pack_examples(
     """
     tokens, masks = columns["tokens"], columns["loss_masks"]
     assert isinstance(tokens, RaggedArray) and isinstance(masks, RaggedArray)
-    shares = _in_order(tokens.lengths, token_cap)
-    count = torch.tensor(len(shares), device=topology.device)
+    indices = _in_order(tokens.lengths, token_cap)
+    count = torch.tensor(len(indices), device=topology.device)
     dist.all_reduce(count, op=dist.ReduceOp.MAX, group=topology.dp_group)
     trained = torch.tensor(int(masks.values.sum()), device=topology.device)
     dist.all_reduce(trained, group=topology.dp_group)
     if not int(trained):
         raise TrainerError("no token of this step is trained: every loss mask is 0")
     # Fillers: a rank with fewer micro-batches would leave the others waiting in their collectives.
-    shares += [np.zeros(0, np.int64)] * (int(count) - len(shares))
-    return [packer.pack(columns, samples) for samples in shares], int(trained)
+    indices += [np.zeros(0, np.int64)] * (int(count) - len(indices))
+    return [packer.pack(columns, samples) for samples in indices], int(trained)
 
 
 def _in_order(lengths: npt.NDArray[np.int64], token_cap: int) -> list[npt.NDArray[np.int64]]:
@@ -70,12 +70,12 @@ def _in_order(lengths: npt.NDArray[np.int64], token_cap: int) -> list[npt.NDArra
 
     Lengths [3, 3, 5] and cap 6: [0, 1], [2].
     """
-    shares: list[list[int]] = []
+    runs: list[list[int]] = []
     room = 0
     for position, length in enumerate(lengths.tolist()):
-        if length > room or not shares:
-            shares.append([])
+        if length > room or not runs:
+            runs.append([])
             room = token_cap
-        shares[-1].append(position)
+        runs[-1].append(position)
         room -= length
-    return [np.array(share, np.int64) for share in shares]
+    return [np.array(run, np.int64) for run in runs]

@@ -86,7 +86,7 @@ def step_report(
                           ranks, per wall second
 
     From ratio to log_prob_gap: means over the trained tokens of the step, so that a fully masked
-    rollout moves none of them. The warm-up reports loss, grad_norm, lr and tokens_per_second.
+    rollout moves none of them. The warm start reports loss, grad_norm, lr and tokens_per_second.
 
     Args:
         metrics: one per micro-batch on the last pipeline stage, empty elsewhere.

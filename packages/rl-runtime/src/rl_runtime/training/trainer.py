@@ -96,7 +96,7 @@ class Trainer:
         )
 
     def train_sft_step(self, columns: Mapping[str, Column], lr: float) -> dict[str, float]:
-        """Take one optimizer step of supervised fine-tuning, token mean.
+        """Take one optimizer step of the warm start, token mean.
 
         Args:
             columns: `tokens` int64 [L] and `loss_masks` int32 [R] of this data-parallel rank's

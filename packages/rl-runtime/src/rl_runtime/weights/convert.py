@@ -48,7 +48,7 @@ class _Rule:
 
 
 def _rules(shape: ModelShape) -> dict[str, _Rule]:
-    """The parameters of dense Llama and Qwen models, those of a layer without its number."""
+    """List the parameters of dense Llama and Qwen models, those of a layer without its number."""
     one, columns = Replicated(), SplitColumns()
     qkv = FusedQkv(
         num_groups=shape.num_key_value_heads,
@@ -81,7 +81,7 @@ def _rules(shape: ModelShape) -> dict[str, _Rule]:
 def _named_rules(
     model: torch.nn.Module, shape: ModelShape
 ) -> Iterator[tuple[torch.nn.Parameter, _Rule]]:
-    """Parameters of this rank's share of a model, with layers numbered over all stages."""
+    """Yield the parameters of this rank's share, with layers numbered over all stages."""
     rules = _rules(shape)
     for name, parameter in model.named_parameters():
         match = _LAYER.fullmatch(name)

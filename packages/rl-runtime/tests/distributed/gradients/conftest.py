@@ -51,8 +51,10 @@ Array = npt.NDArray[np.float64]
 Key = tuple[torch.dtype, Aggregation, str]
 """dtype, aggregation, and the name of the scale."""
 Result = tuple[dict[str, Array] | None, float | None]
-"""Gradient under Hugging Face names (on the writer rank), and the reported loss (on the last
-stage)."""
+"""Gradient under Hugging Face names, and the reported loss.
+
+The first on the writer rank, the second on the last stage.
+"""
 Gradients = dict[Key, tuple[dict[str, Array], float]]
 """Gradient and loss of a whole mesh."""
 Sizes = Mapping[str, Any]
@@ -159,7 +161,8 @@ class Rank:
     ) -> tuple[torch.nn.Module, ModelConfig]:
         """This rank's part of the model with its weights, and its config."""
         config = megatron_config(self.shape, _recipe(self.size, self.mesh, aggregation))
-        config.params_dtype = config.pipeline_dtype = dtype
+        config.params_dtype = dtype
+        config.pipeline_dtype = dtype  # type: ignore[attr-defined]
         model = build_model(self.shape, config, self.topology)
         load_hf_weights(model, self.folder, self.shape, self.topology)
         return model, config
@@ -236,6 +239,7 @@ def _gradient(
         wrapped,
         micro_batches,
         loss,
+        aggregation=aggregation,
         temperature=1.0,
         wanted=frozenset(),
         tp_group=topology.tp_group,

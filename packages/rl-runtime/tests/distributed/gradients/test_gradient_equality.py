@@ -1,5 +1,6 @@
-"""Gradients of a real Megatron-Core GPTModel are the same in every (dp, cp, tp, pp) of up to four
-processes; the same comparison with one wrong factor fails.
+"""Gradients of a real Megatron-Core GPTModel are the same in every mesh of up to four processes.
+
+A mesh is (dp, cp, tp, pp). The same comparison with one wrong factor fails.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""A stand-in for Ray, as small as the calls of `rl_runtime.cluster`: actors are objects of this
-process, and a call is done when it returns.
+"""A stand-in for Ray, as small as the calls of `rl_runtime.cluster`.
+
+Actors are objects of this process, and a call is done when it returns.
 
 Topology only: what was asked for is recorded, nothing is computed. `test_stub_parity.py` holds the
 signatures to those of the real library.

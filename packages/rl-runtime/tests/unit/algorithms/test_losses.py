@@ -69,8 +69,8 @@ def test_at_ratio_one_the_gradient_is_that_of_the_policy_gradient() -> None:
 
 
 def test_k3_on_literal_numbers() -> None:
-    # reference - policy = -0.5: exp(-0.5) + 0.5 - 1 = 0.10653066; +0.5: exp(0.5) - 0.5 - 1 =
-    # 0.14872127
+    # reference - policy is -0.5: exp(-0.5) + 0.5 - 1 = 0.10653066;
+    # it is +0.5: exp(0.5) - 0.5 - 1 = 0.14872127.
     values = k3_divergence(torch.tensor([-1.0, -1.5, -3.0]), torch.tensor([-1.5, -1.0, -3.0]))
     assert values.tolist() == pytest.approx([0.10653066, 0.14872127, 0.0], abs=1e-7)
 

@@ -1,3 +1,5 @@
+"""Hugging Face configs: read into one shape, or refused with all problems."""
+
 import json
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ QWEN3_06B = {
 }
 
 
-def test_qwen3() -> None:
+def test_the_shape_of_qwen3_06b_is_that_of_its_model_card() -> None:
     shape = ModelShape.from_hf_config(QWEN3_06B)
     assert (shape.num_layers, shape.num_heads, shape.num_key_value_heads, shape.head_dim) == (
         28,

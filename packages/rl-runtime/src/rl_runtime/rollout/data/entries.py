@@ -31,7 +31,7 @@ reasoning-gym draws entry i from Random(seed + i): streams that start closer wou
 other.
 """
 _STREAMS = {"train": 0, "check": 1, "eval": 2, "sft": 3}
-"""Stream by name: the splits, and training entries for supervised fine-tuning."""
+"""Stream by name: the splits, and training entries for the warm start."""
 
 
 class Entries(Protocol):
@@ -45,8 +45,8 @@ def make_entries(section: DataSection, *, rng: int) -> Entries:
     """Open what `[data]` names.
 
     Raises:
-        ConfigError: no such task or file, a line that is none, or a file without entries for some
-            split.
+        ConfigError: no such task or file, a line without a prompt, or a file without entries for
+            some split.
     """
     return _FileEntries(section) if section.kind == "jsonl" else _GeneratedEntries(section, rng=rng)
 

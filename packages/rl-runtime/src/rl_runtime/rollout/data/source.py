@@ -22,6 +22,7 @@ class Tokenizer(Protocol):
     """The calls that we make of a Hugging Face tokenizer."""
 
     eos_token_id: int | None
+    """Id that ends a sequence; None: it has none."""
 
     def apply_chat_template(
         self, conversation: list[dict[str, str]], *, add_generation_prompt: bool, tokenize: bool
@@ -29,10 +30,10 @@ class Tokenizer(Protocol):
         """Render messages as text."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Text to ids."""
+        """Turn text into ids."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
-        """Ids to text."""
+        """Turn ids into text."""
 
 
 class DataSource:
@@ -52,7 +53,7 @@ class DataSource:
         return self._take(self._train, count)
 
     def next_sft_prompts(self, count: int) -> list[Prompt]:
-        """Take the next `count` prompts for supervised fine-tuning.
+        """Take the next `count` prompts for the warm start.
 
         Generators draw others for it than for `next_prompts`.
         """
@@ -91,7 +92,7 @@ def make_data_source(section: DataSection, tokenizer: Tokenizer, *, rng: int) ->
     Args:
         section: `[data]`.
         tokenizer: the policy's tokenizer.
-        rng: random start; sources of different starts share no entry draws.
+        rng: random start; generators of different starts draw different entries.
 
     Raises:
         ConfigError: no such task, file or field.

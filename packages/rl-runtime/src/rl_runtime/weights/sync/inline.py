@@ -98,12 +98,12 @@ def update_weights(
 def named_tensors_pickle(weights: NamedArrays) -> bytes:
     """Return what `pickle.dumps([(name, tensor), ...])` would mean, without torch.
 
-    Each tensor is `torch.reshape(functools.partial(torch.frombuffer,
-    dtype=torch.float32)(bytearray), shape)`; SGLang's restricted unpickler allows all of these
-    names.
+    Each tensor is the value of an expression of names that SGLang's restricted unpickler allows:
+
+        torch.reshape(functools.partial(torch.frombuffer, dtype=torch.float32)(bytearray), shape)
 
     Raises:
-        ValueError: an array is empty or has a dtype that is none of a weight's; names the array.
+        ValueError: an array is empty, or has a dtype that no weight has; names the array.
     """
     out = io.BytesIO()
     out.write(pickle.PROTO + bytes([5]) + pickle.EMPTY_LIST + pickle.MARK)

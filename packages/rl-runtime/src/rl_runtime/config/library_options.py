@@ -35,11 +35,11 @@ def unknown_names(*, megatron: Mapping[str, Any], sglang: Mapping[str, Any]) -> 
     ):
         known = _annotated_names(files, classes=("TransformerConfig", "ModelParallelConfig"))
         yield from _problems(
-            "megatron", megatron, known, what="field of Megatron-Core's TransformerConfig"
+            "megatron", megatron, known, what="a field of Megatron-Core's TransformerConfig"
         )
     if sglang and (files := _sources("sglang", "srt/server_args.py")):
         known = _annotated_names(files, classes=("ServerArgs",)) | _flags(files)
-        yield from _problems("sglang", sglang, known, what="argument of SGLang's server")
+        yield from _problems("sglang", sglang, known, what="an argument of SGLang's server")
 
 
 def _sources(package: str, *names: str) -> list[ast.Module]:
@@ -83,4 +83,6 @@ def _problems(section: str, given: Iterable[str], known: set[str], *, what: str)
     for name in given:
         if name not in known:
             near = difflib.get_close_matches(name, sorted(known), n=1)
-            yield f"{section}.{name}: is no {what}" + (f"; did you mean {near[0]}?" if near else "")
+            yield f"{section}.{name}: is not {what}" + (
+                f"; did you mean {near[0]}?" if near else ""
+            )

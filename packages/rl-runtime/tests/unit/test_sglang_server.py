@@ -85,10 +85,13 @@ def models_by_name(tmp_path_factory: pytest.TempPathFactory) -> Models:
 def engine(
     models_by_name: Models, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EngineProcess]:
-    recipe = Recipe.model_validate({"engine": {"start_timeout_seconds": 500}})
-    engine = EngineProcess(
-        recipe, index=0, model_folder=models_by_name["A"][0], run_dir=tmp_path_factory.mktemp("run")
+    recipe = Recipe.model_validate(
+        {
+            "engine": {"start_timeout_seconds": 500},
+            "run": {"dir": tmp_path_factory.mktemp("run")},
+        }
     )
+    engine = EngineProcess(recipe, index=0, model_folder=models_by_name["A"][0])
     engine.start()
     yield engine
     engine.stop()
@@ -264,8 +267,9 @@ def test_a_server_dies_with_the_process_that_started_it(
             print(process.pid, flush=True)
             return process
         engine._start_kept = told
-        folder, run_dir = Path({str(models_by_name["A"][0])!r}), Path({str(tmp_path)!r})
-        engine.EngineProcess(Recipe(), index=0, model_folder=folder, run_dir=run_dir).start()
+        folder = Path({str(models_by_name["A"][0])!r})
+        recipe = Recipe.model_validate({{"run": {{"dir": {str(tmp_path)!r}}}}})
+        engine.EngineProcess(recipe, index=0, model_folder=folder).start()
     """
     starter = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True
