@@ -158,7 +158,7 @@ def sort_and_draw(probs: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
 
 
 def spread_for(wanted: float) -> float:
-    """Find the standard deviation of normal logits at which top_p keeps `wanted` ids in the mean."""
+    """Find the deviation of normal logits at which top_p keeps `wanted` ids in the mean."""
     low, high = 0.5, 60.0
     noise = torch.randn(64, VOCAB_SIZE, device=DEVICE)
     for _ in range(20):

@@ -174,7 +174,7 @@ def test_a_file_of_another_major_is_exit_code_2_and_says_what_to_do(
     assert result.exit_code == 2
     assert len(result.output.strip().splitlines()) == 1
     assert "train-dump.v7" in result.output
-    assert "install the release of rl-dump that reads it" in result.output
+    assert "install a release of rl-dump that knows this one" in result.output
 
 
 def test_another_parquet_file_is_not_a_dump(tmp_path: Path) -> None:

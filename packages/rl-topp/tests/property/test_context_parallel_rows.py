@@ -36,7 +36,7 @@ def zigzag_positions(total: int, size: int, rank: int) -> np.ndarray:
 def contiguous_positions(
     start: int, total: int, stream: int, size: int, rank: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return one sequence's positions on `rank`, and their local rows, of a stream in equal parts."""
+    """Return one sequence's positions and local rows on `rank`, of a stream in equal parts."""
     part = -(-stream // size)
     position = np.arange(total)
     here = (start + position) // part == rank

@@ -49,7 +49,7 @@ def filters(top_k: list[int], top_p: list[float], min_p: list[float]) -> Any:
 
 
 def check_sets(batch: Batch, found: Sequence[tuple[int, Any, float]]) -> None:
-    """Compare each row's set with the float64 reference, but for near ties; its ids must descend."""
+    """Compare each row's set with the float64 reference, but for near ties; its ids descend."""
     for row, k, p, m, (_, ids, _) in zip(*batch, found, strict=True):
         check_nucleus(
             ids,

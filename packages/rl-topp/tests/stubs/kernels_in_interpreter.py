@@ -52,7 +52,7 @@ def run(way: str, rows: NucleusSet, operands: tuple[Any, ...], **options: Any) -
 def random_rows(
     rng: np.random.Generator, num_rows: int, vocab_size: int, largest: int
 ) -> NucleusSet:
-    """Return rows of every status; one id is in nearly every set, so its run spans several chunks."""
+    """Return rows of every status; one id is in nearly every set: its run spans several chunks."""
     status = rng.choice([0, 0, 0, 1, 2, 3], num_rows)
     ids = [
         (

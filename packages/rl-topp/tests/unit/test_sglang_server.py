@@ -1,8 +1,8 @@
 """The plugin in a real SGLang server on the CPU.
 
-Every returned set is compared with the model's own logits in float64.
-The server is stock: it finds the plugin through its installed entry point. The module runs once
-with the overlap scheduler and once without.
+Every returned set is compared with the model's own logits in float64. The server is
+stock: it finds the plugin through its installed entry point. The module runs once with the overlap
+scheduler and once without.
 """
 
 import importlib

@@ -187,7 +187,7 @@ def _nucleus_of_block(probs, bits, num_ties, ties_before, least):
 
 @triton.jit
 def _find_boundary(row_probs, top_k, top_p, V: tl.constexpr, BLOCK: tl.constexpr):
-    """Find the smallest kept probability's bits, how many such ids are kept, and the largest one."""
+    """Find the smallest kept probability's bits, the number of its kept ids, and the largest."""
     largest = 0.0
     for start in range(0, V, BLOCK):
         place = start + tl.arange(0, BLOCK)
