@@ -73,6 +73,7 @@ def plan_step(
             num_ranks=request.dp_size,
             alignment=request.alignment,
             rank_slack=request.rank_slack,
+            may_grow=request.extra_micro_batches == "auto",
         )
         # Balanced packing leaves no bin empty while there are samples enough.
         _check_fillers(

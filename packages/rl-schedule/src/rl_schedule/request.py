@@ -31,6 +31,7 @@ from rl_schedule.cost import (
     name_of,
     read_cost,
 )
+from rl_schedule.errors import ScheduleError
 from rl_schedule.legal_values import (
     COUNTS,
     OPTIONAL_COUNTS,
@@ -53,6 +54,7 @@ __all__ = [
     "DATA_NAMES",
     "SETTING_NAMES",
     "Balance",
+    "ExtraMicroBatches",
     "OnMisaligned",
     "OnOversized",
     "OnTrailing",
@@ -74,6 +76,9 @@ OnTrailing: TypeAlias = Literal["drop", "partial_step", "error"]
 
 RankSlack: TypeAlias = float | Literal["auto"]
 """How far ranks with an unsplittable long sample may end above the mean (0.0025 = 0.25 %)."""
+
+ExtraMicroBatches: TypeAlias = Literal["auto", 0]
+"""One more micro-batch per rank where that levels the ranks, or never."""
 
 
 DATA_NAMES: Final = frozenset(
@@ -143,6 +148,15 @@ class ScheduleRequest:
     0 suits one synchronisation per step; `"auto"` (what saves slot time, at most 5 %) suits one per
     micro-batch.
     """
+    extra_micro_batches: ExtraMicroBatches = "auto"
+    """Micro-batches that each rank may run beyond the fewest, per step.
+
+    0: none. `"auto"`: at most one, only where the costliest rank would end more than 0.15 % above
+    the mean without it, and only if it gets it that close or halves the distance: few micro-batches
+    full of long samples cannot always be levelled. None either with `rank_slack="auto"`, which
+    levels slots, with virtual pipeline groups, which ask for multiples, or with limits beyond a
+    token cap.
+    """
     cost: CostModel | None = None
     """What `flops` levels and `stats` measure; None = `QuadraticCost()`.
 
@@ -195,6 +209,7 @@ class ScheduleRequest:
             positive_int: COUNTS,
             optional_count: OPTIONAL_COUNTS,
             slack: ("rank_slack",),
+            _extra_micro_batches: ("extra_micro_batches",),
             cost_model: ("cost",),
             step_splitter: ("splitter",),
         }
@@ -326,3 +341,14 @@ SETTING_NAMES: Final = tuple(
     field.name for field in fields(ScheduleRequest) if field.name not in DATA_NAMES
 )
 """Every field of a request but its data, in the order of a document's settings."""
+
+
+def _extra_micro_batches(value: object, name: str) -> object:
+    """Return `"auto"` or 0."""
+    if isinstance(value, str) and value == "auto":
+        return value
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value == 0:
+        return 0
+    raise ScheduleError(
+        f'{name} must be "auto" (at most one per rank and step) or 0 (none), got {value!r:.80}'
+    )

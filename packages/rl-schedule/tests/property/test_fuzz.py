@@ -58,6 +58,7 @@ def random_request(rng: np.random.Generator, most_samples: int) -> rs.ScheduleRe
     slacks: tuple[float | Literal["auto"], ...] = (0.0, 0.0, 0.004, "auto")
     oversized: tuple[Literal["alone", "drop"], ...] = ("alone", "drop")
     balance = balances[rng.integers(4)]
+    extras: tuple[Literal["auto", 0], ...] = ("auto", 0)
     costs: tuple[Any, ...] = (
         None,
         rs.TokenCost(),
@@ -86,6 +87,7 @@ def random_request(rng: np.random.Generator, most_samples: int) -> rs.ScheduleRe
         on_oversized="alone" if static else oversized[rng.integers(2)],
         on_trailing="partial_step",
         pad_to_multiple=int(rng.choice([1, 1, 2, 8])),
+        extra_micro_batches=extras[rng.integers(2)],
     )
 
 
@@ -188,7 +190,10 @@ def run_fuzz(seeds: range, most_samples: int) -> None:
 
 
 def fewest_by_ffd(request: rs.ScheduleRequest, plan: rs.SchedulePlan) -> None:
-    """A balanced step has no more micro-batches than first-fit-decreasing, aligned."""
+    """A balanced step has no more micro-batches than first-fit-decreasing, aligned.
+
+    And one more per rank if that is allowed.
+    """
     assert request.token_cap is not None
     ends = np.cumsum([0, *plan.num_microbatches])
     for step, count in enumerate(plan.num_microbatches):
@@ -200,7 +205,8 @@ def fewest_by_ffd(request: rs.ScheduleRequest, plan: rs.SchedulePlan) -> None:
             ]
         )
         bins = len(rs.first_fit_decreasing(request.padded_lengths[members], request.token_cap))
-        assert count * request.dp_size <= max(
+        extra = request.dp_size if request.extra_micro_batches == "auto" else 0
+        assert count * request.dp_size <= extra + max(
             request.alignment, -(-bins // request.alignment) * request.alignment
         )
 

@@ -72,6 +72,16 @@ def test_bound_on_ranks_counts_what_other_ranks_have_no_room_for() -> None:
     assert rank_bound(np.array([5]), np.array([0]), 8, num_ranks=2, num_slots=1) == 1.0
 
 
+def test_bound_on_ranks_counts_what_several_of_them_cannot_hand_on() -> None:
+    """Two 4s and fifteen 1s in squares, under 4 on 3 ranks with 2 micro-batches each.
+
+    One rank with a 4 runs at least 23 - 16 - 4 = 3 tokens more, 19. The two ranks with a 4 run at
+    least 23 - 8 - 8 = 7 more, together 39, and one of them 19.5 or more, of a mean of 47 / 3.
+    """
+    lengths = np.array([4, 4] + [1] * 15)
+    assert rank_bound(lengths, lengths**2, 4, num_ranks=3, num_slots=2) == 19.5 * 3 / 47
+
+
 def test_bounds_of_one_long_sample_among_short_ones() -> None:
     """Cap 8, 2 ranks, 2 slots, squares: 8 (64) and eight 2s (4 each).
 
@@ -229,25 +239,42 @@ def test_levelling_swaps_the_two_that_close_the_gap() -> None:
     assert bin_sums(lengths, levelled, 2).tolist() == [7, 7]
 
 
-def test_ranks_exchange_whole_micro_batches() -> None:
+def test_ranks_exchange_the_two_samples_that_close_the_gap() -> None:
+    """{6}, {5} against {2}, {1}, tokens as cost: 6 for 2 gives 7 and 7."""
     lengths = np.array([6, 5, 2, 1])
     levelled = level_ranks(
         np.array([0, 1, 2, 3]), lengths, lengths, cap=6, num_ranks=2, num_slots=2
     )
-    assert bin_sums(lengths, levelled, 4).reshape(2, 2).sum(axis=1).tolist() == [7, 7]
+    assert bin_sums(lengths, levelled, 4).reshape(2, 2).tolist() == [[2, 5], [6, 1]]
 
 
-def test_ranks_exchange_one_long_sample_for_shorter_ones_of_equal_tokens() -> None:
-    """Full bins {8}, {4, 4} against {2, 2, 2, 2}, {1 x 8}: only equal tokens fit.
+def test_a_sample_moves_where_none_need_come_back() -> None:
+    """{4, 3} and {1} under 7: 3 moves; 4 for 1 would leave the same 4 and 4, later in the table."""
+    lengths = np.array([4, 3, 1])
+    levelled = level_ranks(np.array([0, 0, 1]), lengths, lengths, cap=7, num_ranks=2, num_slots=1)
+    assert sorted(bin_sums(lengths, levelled, 2).tolist()) == [4, 4]
 
-    Squares 96 against 24 get closer.
+
+def test_a_rank_that_can_take_nothing_makes_way_for_the_next_cheapest() -> None:
+    """Squares under 7: {4, 3} costs 25, {1 x 6} costs 6 and has room for one token, {3} costs 9.
+
+    The cheapest takes no 4 and no 3 for a 1; the next one takes the 4 for its 3: 18, 6 and 16.
     """
-    lengths = np.array([8, 4, 4, 2, 2, 2, 2] + [1] * 8)
-    bins = np.array([0, 1, 1, 2, 2, 2, 2] + [3] * 8)
-    levelled = level_ranks(bins, lengths, lengths**2, cap=8, num_ranks=2, num_slots=2)
-    assert bin_sums(lengths, levelled, 4).tolist() == [8, 8, 8, 8]
-    loads = bin_sums(lengths**2, levelled, 4).reshape(2, 2).sum(axis=1)
-    assert loads.max() < 96
+    lengths = np.array([4, 3, 3, 1, 1, 1, 1, 1, 1])
+    bins = np.array([0, 0, 2, 1, 1, 1, 1, 1, 1])
+    levelled = level_ranks(bins, lengths, lengths**2, cap=7, num_ranks=3, num_slots=1)
+    assert bin_sums(lengths**2, levelled, 3).tolist() == [18, 6, 16]
+
+
+def test_only_a_spread_of_the_samples_of_a_large_rank_is_compared() -> None:
+    """3,000 samples on one of two ranks, 1,000 on the other: 512 of each are looked at."""
+    lengths = np.sort(np.random.default_rng(0).integers(1, 50, 4_000))[::-1].copy()
+    bins = (np.arange(4_000) % 4 == 0).astype(np.int64)
+    costs = lengths**2
+    levelled = level_ranks(bins, lengths, costs, cap=10**6, num_ranks=2, num_slots=1)
+    before, after = (rank_imbalance(bin_sums(costs, x, 2).reshape(2, 1)) for x in (bins, levelled))
+    assert before > 1.4
+    assert after < before
 
 
 def test_squares_first_levels_nearly_full_micro_batches() -> None:

@@ -172,8 +172,11 @@ def rank_bound(
 ) -> float:
     """Return a lower bound on the rank imbalance: costliest rank over the mean.
 
-    Whichever rank runs sample i also runs what the other ranks have no room for: at least all
-    tokens less (D - 1) * M * cap, of which all but l_i cost at least the least cost per token.
+    Any q samples are on at most q ranks, and these also run what the other D - q have no room for:
+    at least all tokens less (D - q) * M * cap, of which those beside the q samples cost at least
+    what the cheapest tokens of the step do. The costliest of the q ranks has a q-th of that or
+    more; the best q counts, for the samples that cost most above the least cost per token.
+
     Example: one sample of cost 6 among a total of 8 on 2 ranks gives 1.5.
 
     Args:
@@ -187,10 +190,22 @@ def rank_bound(
     if total == 0:
         return 1.0
     fitted = np.minimum(lengths, cap)
-    inherited = int(fitted.sum()) - (num_ranks - 1) * num_slots * cap
-    rate = float((costs / fitted).min())
-    least = costs + np.floor(np.maximum(inherited - fitted, 0) * rate).astype(np.int64)
-    return max(1.0, int(least.max()) * num_ranks / total)
+    density = costs / fitted
+    most = min(num_ranks, lengths.size)
+    held = np.argsort(np.floor(fitted * density.min()) - costs, kind="stable")[:most]
+    cheapest = np.argsort(density, kind="stable")
+    # One more entry than samples: what no samples hold.
+    tokens = np.concatenate([[0], np.cumsum(fitted[cheapest])])
+    worth = np.concatenate([[0], np.cumsum(costs[cheapest])])
+    count_Q = np.arange(1, most + 1)
+    elsewhere_Q = (num_ranks - count_Q) * (num_slots * cap)
+    inherited_Q = np.maximum(int(tokens[-1]) - elsewhere_Q - np.cumsum(fitted[held]), 0)
+    # Samples that are taken whole, then as much of the next one as is needed.
+    whole_Q = np.minimum(np.searchsorted(tokens, inherited_Q, side="right"), lengths.size) - 1
+    part_Q = np.floor((inherited_Q - tokens[whole_Q]) * density[cheapest[whole_Q]])
+    least_Q = np.cumsum(costs[held]) + worth[whole_Q] + part_Q.astype(np.int64)
+    alone = int(costs.max()) * num_ranks / total
+    return max(1.0, alone, float((least_Q / count_Q).max()) * num_ranks / total)
 
 
 def slot_bound(bounds: CostBounds, *, rank_limit: float | None = None) -> float:

@@ -1,9 +1,9 @@
-"""Balanced dynamic packing of one step: fewest micro-batches, level ranks, level slots.
+"""Balanced dynamic packing of one step: few micro-batches, level ranks, level slots.
 
 The cheap method comes first, dearer ones only where it fails or leaves ranks apart.
 
 Invariants: the cap holds; no more micro-batches than first-fit-decreasing needs, rounded up to the
-alignment; no micro-batch is empty when there are enough samples; P10.
+alignment, and one per rank where that is allowed; none is empty when there are enough samples; P10.
 
 Axis letters: N samples, D ranks, M slots, K = D * M bins.
 """
@@ -34,11 +34,11 @@ __all__ = ["balance_step"]
 _LEVEL_RANKS = 1.001
 """Ranks this close to the mean need no repair; P10 cannot fail there either."""
 
-_TIGHT_FILL = 0.97
-"""Above this fill the cap decides who gets the last samples, whatever their cost."""
+_LEVEL_ENOUGH = 1.0015
+"""Ranks further apart may cost one more micro-batch each."""
 
-_SHORT_SHARES = (0.2, 0.1, 0.05, 0.0)
-"""Shares of the tokens that a squares-first pass places by cost: the fuller, the smaller."""
+_SHORT_SHARE = 0.1
+"""Share of the tokens, in the shortest samples, that a squares-first pass places by cost."""
 
 _LONG_SHARES = (6, 16)
 """Samples above cap / 6 (then cap / 16) are fitted to one another if the greedy pass fails."""
@@ -67,6 +67,7 @@ def balance_step(
     num_ranks: int,
     alignment: int,
     rank_slack: float | str,
+    may_grow: bool = False,
 ) -> Assignment:
     """Assign the samples of one step.
 
@@ -77,19 +78,26 @@ def balance_step(
         num_ranks: ranks.
         alignment: the micro-batch count is a multiple of this.
         rank_slack: how far a rank may end above the mean to save slot time, or `"auto"`.
+        may_grow: each rank may run one micro-batch more than needed where that levels the ranks.
     """
     order = decreasing_order(lengths)
-    best, num_slots = _pack(lengths[order], costs[order], cap, num_ranks, alignment, rank_slack)
+    problem, found = _fewest(lengths[order], costs[order], cap, num_ranks, alignment, rank_slack)
+    best = _best(found, rank_slack)
+    if rank_slack != "auto":
+        # One micro-batch more per rank is a multiple of the alignment only without pipeline groups.
+        may_grow = may_grow and alignment == num_ranks
+        problem, best = _level_or_grow(problem, best, float(rank_slack), may_grow=may_grow)
     bin_of = np.empty_like(best.bin_of)
     bin_of[order] = best.bin_of
-    bin_of = arrange_slots(bin_of, costs, num_ranks=num_ranks, num_slots=num_slots)
-    return Assignment(bin_of=bin_of, num_slots=num_slots, path=best.path, rank_slack=best.slack)
+    slots = problem.num_slots
+    bin_of = arrange_slots(bin_of, costs, num_ranks=num_ranks, num_slots=slots)
+    return Assignment(bin_of=bin_of, num_slots=slots, path=best.path, rank_slack=best.slack)
 
 
-def _pack(
+def _fewest(
     lengths: IntArray, costs: IntArray, cap: int, num_ranks: int, alignment: int, slack: float | str
-) -> tuple[Candidate, int]:
-    """Return the best candidate with the fewest micro-batches found, and their number per rank."""
+) -> tuple[StepProblem, list[Candidate]]:
+    """Return the step with the fewest micro-batches that a method packs, and what was found."""
     least = round_up(micro_batch_bound(lengths, cap), alignment)
     problem = StepProblem(
         lengths=lengths,
@@ -100,19 +108,53 @@ def _pack(
         packings=PlainPackings(lengths, cap),
     )
     found = list(_candidates(problem, slack))
+    if found:
+        return problem, found
+    # No method packs as few as the bound says. First-fit-decreasing always packs its own count.
+    bins = problem.packings.first_fit
+    count = round_up(int(bins.max()) + 1, alignment)
+    problem = replace(problem, num_slots=count // num_ranks)
+    if count > least:
+        found = list(_candidates(problem, slack))
     if not found:
-        # No method packs as few as the bound says. First-fit-decreasing always packs its own count.
-        bins = problem.packings.first_fit
-        count = round_up(int(bins.max()) + 1, alignment)
-        problem = replace(problem, num_slots=count // num_ranks)
-        if count > least:
-            found = list(_candidates(problem, slack))
-        if not found:
-            split = align_bins(bins, lengths, count)
-            dealt = deal_bins(split, costs, num_ranks=num_ranks, num_bins=count)
-            found = [problem.candidate(dealt, "first_fit_decreasing|kk")]
-    best = _best(found, slack)
-    return best if slack == "auto" else _level(problem, best, float(slack)), problem.num_slots
+        split = align_bins(bins, lengths, count)
+        dealt = deal_bins(split, costs, num_ranks=num_ranks, num_bins=count)
+        found = [problem.candidate(dealt, "first_fit_decreasing|kk")]
+    return problem, found
+
+
+def _level_or_grow(
+    problem: StepProblem, best: Candidate, slack: float, *, may_grow: bool
+) -> tuple[StepProblem, Candidate]:
+    """Level the ranks; where they stay apart, with one micro-batch more if that is allowed."""
+    enough = _LEVEL_ENOUGH + slack
+    roomier = replace(problem, num_slots=problem.num_slots + 1)
+    # More micro-batches than samples would leave some without work.
+    may_grow = may_grow and best.rank > enough and roomier.num_bins <= problem.lengths.size
+    bound = problem.rank_bound()
+    grown = None
+    if may_grow and bound > enough:
+        # Nothing levels these ranks with as few, so the repairs can wait.
+        grown = _packed_and_levelled(roomier, slack)
+        if grown is not None and grown.rank <= enough:
+            return roomier, grown
+    best = _level(problem, best, slack, bound)
+    if may_grow and best.rank > enough:
+        grown = grown or _packed_and_levelled(roomier, slack)
+        if grown is not None and _is_worth_a_micro_batch(grown.rank, best.rank, enough):
+            return roomier, grown
+    return problem, best
+
+
+def _packed_and_levelled(problem: StepProblem, slack: float) -> Candidate | None:
+    """Return the best candidate with its ranks levelled, or None if no method finds one."""
+    found = list(_candidates(problem, slack))
+    return _level(problem, _best(found, slack), slack, problem.rank_bound()) if found else None
+
+
+def _is_worth_a_micro_batch(grown: float, best: float, enough: float) -> bool:
+    """Tell whether it levels the ranks, or takes away half of what the costliest is above them."""
+    return grown <= enough or 2.0 * (grown - 1.0) <= best - 1.0
 
 
 def _best(candidates: list[Candidate], slack: float | str) -> Candidate:
@@ -175,29 +217,34 @@ def _slacks(problem: StepProblem, bounds: CostBounds) -> list[float]:
     return [0.0, useful / 2, useful, min(4 * useful, MOST_SLACK)]
 
 
-def _level(problem: StepProblem, best: Candidate, slack: float) -> Candidate:
+def _level(problem: StepProblem, start: Candidate, slack: float, bound: float) -> Candidate:
     """Level the ranks of a candidate that needs it, by dearer and dearer methods, and keep P10."""
+    best, level = start, max(_LEVEL_RANKS, bound) + slack
     for repair in (_by_squares, _by_exchange, _by_search, _by_strides):
-        if best.rank <= _LEVEL_RANKS + slack:
+        if best.rank <= level:
             break
-        best = _best([best, *repair(problem, best)], slack)
+        # Ranks that nothing levels gain no more from a second start.
+        if repair is _by_exchange and best is not start and bound > _LEVEL_ENOUGH:
+            continue
+        given = start if repair is _by_exchange else best
+        best = _best([best, *repair(problem, given)], slack)
     return best
 
 
 def _by_squares(problem: StepProblem, best: Candidate) -> Iterator[Candidate]:
-    if problem.fill <= _TIGHT_FILL:
+    """Yield a squares-first pass and, unless it is level, the same with samples exchanged."""
+    del best
+    bins = pack_squares_first(problem, short_share=_SHORT_SHARE)
+    if bins is None:
         return
-    for share in _SHORT_SHARES:
-        bins = pack_squares_first(problem, short_share=share)
-        if bins is None:
-            continue
-        best = problem.candidate(bins, f"lpt(squares, {share:g})")
-        yield best
-        if best.rank <= _LEVEL_RANKS:
-            return
+    found = problem.candidate(bins, "lpt(squares)")
+    yield found
+    if found.rank > _LEVEL_RANKS:
+        yield from _by_exchange(problem, found)
 
 
 def _by_exchange(problem: StepProblem, best: Candidate) -> Iterator[Candidate]:
+    """Yield the candidate with samples of its ranks exchanged."""
     bins = level_ranks(
         best.bin_of,
         problem.lengths,
@@ -210,6 +257,7 @@ def _by_exchange(problem: StepProblem, best: Candidate) -> Iterator[Candidate]:
 
 
 def _by_search(problem: StepProblem, best: Candidate) -> Iterator[Candidate]:
+    """Yield an optimal plan of a step so small that all can be tried, if it is better."""
     if problem.lengths.size <= MOST_SAMPLES:
         bins = search_exactly(problem, best.bin_of)
         if bins is not None:

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from rl_schedule.arrays import IntArray
-from rl_schedule.balancing.bounds import CostBounds, cost_bounds
+from rl_schedule.balancing.bounds import CostBounds, cost_bounds, rank_bound
 from rl_schedule.balancing.rank_assignment import fill_empty_bins
 from rl_schedule.packing import bin_sums, fill_best_fit, fill_first_fit
 from rl_schedule.statistics import rank_imbalance, slot_imbalance
@@ -102,6 +102,12 @@ class StepProblem:
     def bounds(self) -> CostBounds:
         """Return what no plan for this problem can beat."""
         return cost_bounds(
+            self.lengths, self.costs, self.cap, num_ranks=self.num_ranks, num_slots=self.num_slots
+        )
+
+    def rank_bound(self) -> float:
+        """Return how far apart the ranks are at least: the costliest over the mean."""
+        return rank_bound(
             self.lengths, self.costs, self.cap, num_ranks=self.num_ranks, num_slots=self.num_slots
         )
 
