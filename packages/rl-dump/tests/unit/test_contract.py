@@ -54,7 +54,8 @@ def test_another_major_is_refused_naming_both_ids_and_the_fix(header: dict[str, 
     with pytest.raises(
         UnsupportedContractError,
         match=(
-            r"x\.parquet: .* 'train-dump\.v3' .*'train-dump\.v2' or 'rollout-dump\.v1' here: .* install"
+            r"x\.parquet: .* 'train-dump\.v3' .*'train-dump\.v2' or 'rollout-dump\.v1' here: "
+            r".* install"
         ),
     ):
         header_of({**header, "contract": "train-dump.v3"}, where="x.parquet")

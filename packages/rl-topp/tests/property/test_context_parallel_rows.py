@@ -85,12 +85,12 @@ def test_scores_do_not_depend_on_the_context_parallel_cut(
     logits = rng.normal(size=(stream, VOCAB_SIZE))
     sets, targets = [], []
     for _, response in lengths:
-        kept = [
+        nuclei = [
             rng.choice(VOCAB_SIZE, rng.integers(1, VOCAB_SIZE), replace=False)
             for _ in range(response)
         ]
-        sets.append(NucleusSet.from_lists(kept, vocab_size=VOCAB_SIZE))
-        targets.append(np.array([rng.choice(ids) for ids in kept], np.int64))
+        sets.append(NucleusSet.from_lists(nuclei, vocab_size=VOCAB_SIZE))
+        targets.append(np.array([rng.choice(ids) for ids in nuclei], np.int64))
     found = [np.full(response, np.nan) for _, response in lengths]
     for rank in range(size):
         indices, rows, places, num_rows = _rank_indices(layout, lengths, size, rank)

@@ -57,12 +57,12 @@ def test_the_nucleus_of_every_distribution_within_rounding_passes(
 @given(cases())
 def test_a_set_without_one_of_its_ids_is_refused(case: tuple[Floats, Filters]) -> None:
     probs, filters = case
-    kept = nucleus(probs, **filters)
-    assume(kept.size > 1)
-    first_but_clear = probs[kept[0]] > 1.001 * probs[kept[-1]]
+    ids = nucleus(probs, **filters)
+    assume(ids.size > 1)
+    first_but_clear = probs[ids[0]] > 1.001 * probs[ids[-1]]
     assume(first_but_clear)
     with pytest.raises(AssertionError):
-        check(kept[1:], probs, filters)
+        check(ids[1:], probs, filters)
 
 
 @given(cases(), st.data())
@@ -70,16 +70,16 @@ def test_a_set_with_one_id_more_is_refused(
     case: tuple[Floats, Filters], data: st.DataObject
 ) -> None:
     probs, filters = case
-    kept = nucleus(probs, **filters)
+    ids = nucleus(probs, **filters)
     # Well behind the boundary: neither like the last kept id, nor the next one.
-    outside = np.setdiff1d(np.flatnonzero(probs < 0.99 * probs[kept].min()), kept)
+    outside = np.setdiff1d(np.flatnonzero(probs < 0.99 * probs[ids].min()), ids)
     assume(outside.size > 1)
     outside = outside[np.argsort(probs[outside])]
     assume(probs[outside[0]] < 0.99 * probs[outside[-1]])
     with pytest.raises(AssertionError):
-        check([*kept, outside[0]], probs, filters)
+        check([*ids, outside[0]], probs, filters)
     with pytest.raises(AssertionError):
-        check([*kept[:-1], outside[data.draw(st.integers(0, outside.size - 1))]], probs, filters)
+        check([*ids[:-1], outside[data.draw(st.integers(0, outside.size - 1))]], probs, filters)
 
 
 def test_a_really_wrong_set_is_refused_by_name() -> None:

@@ -206,15 +206,15 @@ def test_narrow_gradients_of_both_scores_together_keep_the_promise(method: Metho
     """Set and vocabulary nearly cancel; 3e-3 of the norm is what `blocked` promises."""
     generator = torch.Generator().manual_seed(0)
     hidden, weight = (torch.randn(count, 8, generator=generator).bfloat16() for count in (64, 50))
-    kept = (hidden.float() @ weight.float().t()).topk(40, dim=1).indices
-    rows = NucleusSet.from_lists(list(kept.numpy()), vocab_size=50)
+    top_ids = (hidden.float() @ weight.float().t()).topk(40, dim=1).indices
+    rows = NucleusSet.from_lists(list(top_ids.numpy()), vocab_size=50)
 
     def gradients(dtype: Any) -> tuple[Any, Any]:
         left, right = (
             operand.to(dtype, copy=True).requires_grad_() for operand in (hidden, weight)
         )
         scores = nucleus_lm_head_log_probs(
-            left, right, kept[:, 0], rows, method=method, full_log_probs=True
+            left, right, top_ids[:, 0], rows, method=method, full_log_probs=True
         )
         assert scores.full_log_probs is not None
         torch.autograd.backward((scores.log_probs - scores.full_log_probs).sum())

@@ -15,7 +15,7 @@ def _nucleus(*, ids: Any, offsets: Any, status: Any, vocab_size: int) -> Nucleus
 
 
 @pytest.mark.parametrize(
-    ("parameters", "kept"),
+    ("parameters", "nucleus"),
     [
         ({}, [1, 0, 2, 3]),
         ({"top_p": 1.0}, [1, 0, 2, 3]),
@@ -28,8 +28,10 @@ def _nucleus(*, ids: Any, offsets: Any, status: Any, vocab_size: int) -> Nucleus
         ({"top_p": 1e-9}, [1]),
     ],
 )
-def test_top_k_top_p_and_min_p_cut_together(parameters: dict[str, float], kept: list[int]) -> None:
-    assert reference.nucleus([0.25, 0.5, 0.125, 0.125], **parameters).tolist() == kept  # type: ignore[arg-type]
+def test_top_k_top_p_and_min_p_cut_together(
+    parameters: dict[str, float], nucleus: list[int]
+) -> None:
+    assert reference.nucleus([0.25, 0.5, 0.125, 0.125], **parameters).tolist() == nucleus  # type: ignore[arg-type]
 
 
 def test_ties_go_to_the_lowest_id() -> None:

@@ -168,13 +168,13 @@ def test_a_diverged_model_never_looks_like_a_row_without_a_score(
     assert not np.isfinite(scores.log_probs.item())
 
 
-@pytest.mark.parametrize("kept", [[0, 1], [0], None])
-def test_a_support_of_nothing_but_minus_infinity_scores_nan(kept: list[int] | None) -> None:
+@pytest.mark.parametrize("nucleus", [[0, 1], [0], None])
+def test_a_support_of_nothing_but_minus_infinity_scores_nan(nucleus: list[int] | None) -> None:
     """As in a softmax: such a row has no probability, while 0 would say probability 1."""
-    rows = NucleusSet.from_lists([kept, [1, 2]], vocab_size=3).append(
+    rows = NucleusSet.from_lists([nucleus, [1, 2]], vocab_size=3).append(
         NucleusSet.not_sampled(1, vocab_size=3)
     )
-    support = [0, 1, 2] if kept is None else kept
+    support = [0, 1, 2] if nucleus is None else nucleus
     values = torch.zeros(3, 3)
     values[0, support] = -torch.inf
     logits = values.requires_grad_()
@@ -209,13 +209,13 @@ def test_what_two_scores_add_to_one_element_is_rounded_once(with_entropy: bool) 
     rng = np.random.default_rng(0)
     num_rows, vocab_size = 64, 50
     narrow = torch.from_numpy(3.0 * rng.normal(size=(num_rows, vocab_size))).bfloat16()
-    kept = narrow.float().topk(40, dim=1).indices
-    rows = NucleusSet.from_lists(list(kept.numpy()), vocab_size=vocab_size)
+    top_ids = narrow.float().topk(40, dim=1).indices
+    rows = NucleusSet.from_lists(list(top_ids.numpy()), vocab_size=vocab_size)
 
     def gradient(logits: Any) -> Any:
         scores = nucleus_log_probs(
             logits,
-            kept[:, 0],
+            top_ids[:, 0],
             rows,
             full_log_probs=True,
             entropy=with_entropy,

@@ -255,8 +255,8 @@ def test_a_mixed_batch_keeps_each_row_to_itself() -> None:
     assert ids.dtype == torch.int32
     assert torch.equal(probs, before), "SGLang takes log-probs from them afterwards"
     step = steps.StepRows(info.rl_topp_step, info.rl_topp_flags.record)
-    kept, log_prob = step.row(0)
-    assert kept == [0, 1]
+    nucleus, log_prob = step.row(0)
+    assert nucleus == [0, 1]
     assert log_prob == pytest.approx(np.log((0.5, 0.3)[ids[0]] / 0.8), abs=1e-6)
     assert step.row(1) == (None, pytest.approx(np.log((0.1, 0.2, 0.7)[ids[1]]), abs=1e-6))
     assert int(ids[2]) in (0, 2)

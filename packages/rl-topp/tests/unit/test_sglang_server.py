@@ -112,7 +112,7 @@ def check_answer(
     cuts = {**params, "top_k": 1} if greedy else params
     logits = change_logits(logits_of(model, prompt, tokens), tokens)
     probs = softmax(logits, temperature=1.0 if greedy else params.get("temperature", 1.0))
-    kept = from_sglang_meta(meta, expected_num_tokens=len(tokens), vocab_size=VOCAB_SIZE)
+    nucleus = from_sglang_meta(meta, expected_num_tokens=len(tokens), vocab_size=VOCAB_SIZE)
     kept_log_probs = kept_log_probs_from_sglang_meta(meta, expected_num_tokens=len(tokens))
     assert kept_log_probs is not None
     has_filter = (
@@ -120,10 +120,10 @@ def check_answer(
     )
     for t, token in enumerate(tokens):
         if has_filter:
-            ids = kept[t]
+            ids = nucleus[t]
             check_set(ids.tolist(), probs[t], cuts)
         else:
-            assert kept.status[t] == 1
+            assert nucleus.status[t] == 1
             ids = np.arange(VOCAB_SIZE, dtype=np.int32)
         assert token in ids
         assert kept_log_probs[t] == pytest.approx(
