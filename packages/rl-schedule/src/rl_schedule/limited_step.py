@@ -82,11 +82,7 @@ def plan_limited_step(
     unit_costs = _unit_costs(units, levelled, limits)
     deal = _deal_equally if request.equal_samples else _pack
     found = deal(request, number, units, unit_costs, limits)
-    bin_of = found.bin_of[units.of]
-    if request.balance != "none":
-        shown = padded_costs(bin_of, levelled) if limits.padded else levelled
-        bin_of = arrange_slots(bin_of, shown, num_ranks=request.dp_size, num_slots=found.num_slots)
-    assignment = replace(found, bin_of=bin_of)
+    assignment = replace(found, bin_of=found.bin_of[units.of])
     mean = math.fsum(weights.tolist()) / request.dp_size
     stats = _measure(
         request, assignment, units, costs, num_rollouts=num_rollouts, mean_rank_cost=mean
@@ -167,7 +163,8 @@ def _pack(
         cost_DM = bin_sums(spent, found.bin_of, ranks * slots).reshape(ranks, slots)
         return int(cost_DM.sum(axis=1).max()), int(np.sort(cost_DM, axis=1).max(axis=0).sum())
 
-    return min(candidates, key=figures)
+    best = min(candidates, key=figures)
+    return best if best is balanced else _arranged(best, units, costs, limits, ranks)
 
 
 def _balanced(
@@ -183,6 +180,7 @@ def _balanced(
         num_ranks=request.dp_size,
         alignment=request.alignment,
         rank_slack=request.rank_slack,
+        may_grow=False,
     )
     counts_K = bin_sums(units.counts, found.bin_of, request.dp_size * found.num_slots)
     if int(counts_K.max()) > (limits.most_samples or units.of.size):
@@ -199,6 +197,15 @@ def _is_level(found: Assignment, costs: IntArray, num_ranks: int) -> bool:
 def _longest_first(units: Units, limits: Limits) -> IntArray:
     """Return units in packing order: most tokens first, or the longest sample first if padded."""
     return decreasing_order(units.longest if limits.padded else units.tokens)
+
+
+def _arranged(
+    found: Assignment, units: Units, costs: IntArray, limits: Limits, num_ranks: int
+) -> Assignment:
+    """Order each rank's micro-batches by cost, alike on all ranks."""
+    spent = _shown(found.bin_of, costs, units, limits)
+    bin_of = arrange_slots(found.bin_of, spent, num_ranks=num_ranks, num_slots=found.num_slots)
+    return replace(found, bin_of=bin_of)
 
 
 def _shown(bin_of: IntArray, costs: IntArray, units: Units, limits: Limits) -> IntArray:
@@ -260,8 +267,10 @@ def _deal_equally(
         split = bins if limits.in_order else split_limited(bins, units, limits, slots)
         own = split >= 0
         bin_of[own] = rank * slots + split[own]
-    path = "equal|strided" if request.balance == "none" else "equal|kk"
-    return Assignment(bin_of=bin_of, num_slots=slots, path=path)
+    if request.balance == "none":
+        return Assignment(bin_of=bin_of, num_slots=slots, path="equal|strided")
+    found = Assignment(bin_of=bin_of, num_slots=slots, path="equal|kk")
+    return _arranged(found, units, costs, limits, ranks)
 
 
 def _equal_ranks(request: ScheduleRequest, number: int, units: Units, costs: IntArray) -> IntArray:

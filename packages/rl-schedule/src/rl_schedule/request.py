@@ -327,7 +327,9 @@ class ScheduleRequest:
             total_lengths: as in the request.
             **data: `rollout_ids`, and the other columns of the request where it has them.
         """
-        known = {name: settings[name] for name in SETTING_NAMES if name in settings}
+        # Documents that do not say so are of planners that never grew a step.
+        known: dict[str, Any] = {"extra_micro_batches": 0}
+        known |= {name: settings[name] for name in SETTING_NAMES if name in settings}
         known |= {"cost": read_cost(settings["cost"]), "splitter": "all", "global_batch_size": None}
         # Older versions let these pass where they have no effect.
         if known["max_tokens_per_gpu"] is None:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import rl_schedule as rs
@@ -31,6 +32,15 @@ def write(folder: Path, name: str, text: str) -> Path:
         ("a.json", '[{"total_length": 5, "rollout_id": 0}]', [5], [0]),
         ("a.json", '{"total_lengths": [5, 7], "rollout_ids": [1, 1]}', [5, 7], [1, 1]),
         ("a.json", '{"total_lengths": [5, 7]}', [5, 7], [0, 1]),
+        ("a.json", '{"total_lengths": [5, 7], "rollout_ids": ["b", "a"]}', [5, 7], [0, 1]),
+        ("a.jsonl", "\ufeff5\n7\n", [5, 7], [0, 1]),
+        ("a.json", "\ufeff[5, 7]", [5, 7], [0, 1]),
+        ("a.csv", "\ufefftotal_length,rollout_id\n5,3\n7,3\n", [5, 7], [3, 3]),
+        ("a.csv", "5\n7\n", [5, 7], [0, 1]),
+        ("a.csv", "5,3\r\n\r\n7,3\r\n", [5, 7], [3, 3]),
+        ("a.CSV", 'label,length\n"a, b",5\n"x ""y""\nz",7\n', [5, 7], [0, 1]),
+        ("a.tsv", "rollout_id\tlength\nu1\t5\nu1\t 7\n", [5, 7], [0, 0]),
+        ("a.csv", "length,rollout_ids\n5,7\n6,a\n7,7\n", [5, 6, 7], [0, 1, 0]),
     ],
 )
 def test_files_that_are_understood(
@@ -61,6 +71,20 @@ def test_files_that_are_understood(
             "2 total_lengths but 1 rollout_ids",
         ),
         ("a.json", '{"total_lengths": [5, "x"]}', "total_lengths[1]"),
+        ("a.json", "[" * 100_000, "cannot be read as JSON"),
+        ("a.jsonl", "5\n" + "9" * 5_000 + "\n", "line 2"),
+        ("a.csv", "", "no samples"),
+        ("a.csv", "length\n", "no samples"),
+        ("a.csv", "tokens\n5\n", "no column total_length; columns are tokens"),
+        ("a.csv", "5,1,2\n", "line 1 has 3 columns and no header"),
+        ("a.csv", "length,rollout_id\n5,1\n6\n", "line 3 has 1 columns, the header has 2"),
+        ("a.csv", "length,rollout_id\n5,1\n6,\n", "line 3 has no rollout_id"),
+        ("a.csv", "length\n5\n6.5\n", "line 3 must be an integer"),
+        ("a.csv", "length\n1_000\n", "line 2 must be an integer"),
+        ("a.csv", "length\nfive\n", "line 2 must be an integer"),
+        ("a.csv", "length\n" + "9" * 5_000 + "\n", "line 2 must be an integer"),
+        ("a.csv", 'length\n"' + "5" * 200_000 + '"\n', "line 2 is not CSV"),
+        ("a.jsonl", '{"total_length": 5, "sample_cost": -1}\n', "sample 0 has -1"),
         ("a.parquet", "not parquet", "Parquet"),
     ],
 )
@@ -72,6 +96,17 @@ def test_files_that_are_refused_name_the_place(
         read_batch(path)
     assert words in str(caught.value)
     assert str(path) in str(caught.value)
+
+
+def test_costs_and_pairs_stand_beside_lengths(tmp_path: Path) -> None:
+    text = "length,rollout_id,sample_cost,keep_together\n5,a,1.5,p\n6,a,2,p\n7,b,0,q\n"
+    batch = read_batch(write(tmp_path, "a.csv", text))
+    request = rs.ScheduleRequest(
+        **batch.columns(), global_batch_size=2, dp_size=1, max_tokens_per_gpu=20
+    )
+    assert request.rollout_names == ("a", "b")
+    assert np.asarray(request.sample_costs).tolist() == [1.5, 2.0, 0.0]
+    assert np.asarray(request.keep_together).tolist() == [0, 0, 1]
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 import copy
 import dataclasses
+import hashlib
 import json
 import logging
 from typing import Any, get_type_hints
 
+import numpy as np
 import pytest
 
 import rl_schedule as rs
@@ -183,6 +185,113 @@ def test_a_faulty_document_says_what_is_wrong(path: list[Any], value: Any, words
     with pytest.raises(rs.PlanDocumentError) as caught:
         rs.SchedulePlan.from_document(broken(path, value))
     assert words in str(caught.value)
+
+
+ALTERED: list[tuple[list[Any], Any, str]] = [
+    (["settings", "max_tokens_per_gpu"], 99999, "settings_digest"),
+    (["settings", "max_tokens_per_gpu"], 99999, "altered"),
+    (["settings", "dp_size"], 99, "settings.dp_size is 99, the plan is for 3 ranks"),
+    (["settings", "dp_size"], "3", "dp_size"),
+    (["settings", "cp_size"], 0, "cp_size must be >= 1"),
+    (["settings", "balance"], "speed", "balance"),
+    (["settings", "rank_slack"], 2.5, "rank_slack"),
+    (["settings", "rank_slack"], "much", "rank_slack"),
+    (["settings", "cost"], {"kind": "alien", "parameters": {}}, "settings.cost"),
+    (["settings", "cost"], {"kind": "quadratic", "parameters": 3}, "settings.cost"),
+    (["settings", "splitter"], 7, "settings.splitter"),
+    (["settings", "global_batch_size"], "4", "settings.global_batch_size"),
+    (["settings", "global_batch_size"], [4, 0], "settings.global_batch_size"),
+    (["settings", "on_oversized"], None, "on_oversized"),
+    (["settings", "micro_batch_size"], 4, "both"),
+    (["settings", "pad_to_multiple"], 2.5, "pad_to_multiple"),
+    (["settings", "equal_samples"], "yes", "equal_samples"),
+    (["settings", "extra_micro_batches"], 2, "extra_micro_batches"),
+    (["settings", "pad_to_longest"], 1, "pad_to_longest"),
+    (["settings", "max_samples_per_micro_batch"], 0, "max_samples_per_micro_batch"),
+    (["settings_digest"], "0" * 64, "settings_digest"),
+    (["settings_digest"], ..., "settings_digest"),
+    (["rollout_names"], "ab", "rollout_names"),
+    (["rollout_names"], [1], "rollout_names"),
+    (["stats", "fill"], "lots", "stats.fill must be a number >= 0 or null"),
+    (["stats", "rank_imbalance"], None, "stats.rank_imbalance"),
+    (["stats", "micro_batches"], 1.5, "stats.micro_batches"),
+    (["stats", "wall_seconds"], True, "stats.wall_seconds"),
+    (["stats", "steps", 0, "path"], 3, "stats.steps[0].path must be a string"),
+    (["stats", "steps", 0, "num_tokens"], -1, "stats.steps[0].num_tokens"),
+    (["stats", "steps", 0, "rank_slack"], [], "stats.steps[0].rank_slack"),
+]
+"""Places of a document, a value that may not stand there, and a word of the refusal."""
+
+CONSISTENT_BY_SCHEMA = {"settings_digest", "dp_size is 99", "altered", "both"}
+"""Refusals that a schema cannot state: they compare values."""
+
+
+@pytest.mark.parametrize(("path", "value", "words"), ALTERED)
+def test_altered_settings_and_figures_are_refused(path: list[Any], value: Any, words: str) -> None:
+    with pytest.raises(rs.PlanDocumentError) as caught:
+        rs.SchedulePlan.from_document(broken(path, value))
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("path", "value", "words"), ALTERED)
+def test_schema_and_records_refuse_the_same_values(path: list[Any], value: Any, words: str) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    if any(word in words for word in CONSISTENT_BY_SCHEMA) or words == "settings.cost":
+        return
+    validator = jsonschema.Draft202012Validator(load_schema(contract.CONTRACT_ID))
+    assert list(validator.iter_errors(broken(path, value))) != []
+
+
+def as_minor_0(found: dict[str, Any]) -> dict[str, Any]:
+    """A document as the first version wrote it."""
+    old = copy.deepcopy(found)
+    old["minor"] = 0
+    del old["settings_digest"], old["rollout_names"]
+    for name in set(old["settings"]) - set(contract.SETTINGS_OF_MINOR_0):
+        del old["settings"][name]
+    return old
+
+
+def test_a_document_of_the_first_minor_is_read() -> None:
+    assert rs.SchedulePlan.from_document(as_minor_0(document())) == PLAN
+
+
+def test_another_cap_in_a_document_of_the_first_minor_does_not_fit_its_figures() -> None:
+    """15 tokens in 2 micro-batches of 3 ranks under 6 tokens are 0.42 of the room."""
+    for name, value in (("max_tokens_per_gpu", 99999), ("cp_size", 2)):
+        old = as_minor_0(document())
+        old["settings"][name] = value
+        with pytest.raises(rs.PlanDocumentError, match=r"stats\.steps\[0\]\.fill"):
+            rs.SchedulePlan.from_document(old)
+
+
+def test_figures_of_other_micro_batches_are_refused() -> None:
+    other = document()
+    other["stats"]["steps"][0]["micro_batches"] += 1
+    with pytest.raises(rs.PlanDocumentError, match="num_microbatches"):
+        rs.SchedulePlan.from_document(other)
+
+
+def test_the_digest_leaves_settings_out_and_the_settings_have_one_of_their_own() -> None:
+    """sha256 of the text that `json.dumps` with sorted keys and no spaces gives."""
+    text = json.dumps(PLAN.settings, sort_keys=True, separators=(",", ":"))
+    assert document()["settings_digest"] == hashlib.sha256(text.encode()).hexdigest()
+    again = dataclasses.replace(PLAN, settings={**PLAN.settings, "on_trailing": "error"})
+    assert again.digest == PLAN.digest
+    assert again.to_document()["settings_digest"] != document()["settings_digest"]
+
+
+def test_numbers_of_numpy_in_a_cost_model_are_plain_in_the_document() -> None:
+    plan = rs.build_dp_schedule(
+        total_lengths=[4],
+        rollout_ids=[0],
+        global_batch_size=1,
+        dp_size=1,
+        max_tokens_per_gpu=6,
+        cost=rs.QuadraticCost(linear=np.int64(3)),  # type: ignore[arg-type]
+    )
+    again = rs.SchedulePlan.from_document(json.loads(json.dumps(plan.to_document())))
+    assert again.settings["cost"]["parameters"] == {"linear": 3, "quadratic": 1}
 
 
 def test_all_faults_are_reported_at_once() -> None:

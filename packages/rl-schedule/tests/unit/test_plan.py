@@ -157,3 +157,34 @@ def test_the_digest_is_the_same_in_every_process(seed: str) -> None:
         cost=rs.TransformerCost(token_flops=12345, pair_flops=7),
     )
     assert result.stdout.strip() == here.digest
+
+
+@pytest.mark.parametrize("rank", [-1, 2, True, 1.0, "0", None])
+def test_a_rank_that_does_not_exist_is_refused_everywhere(rank: Any) -> None:
+    two = rs.build_dp_schedule(
+        total_lengths=[5, 5, 5, 5],
+        rollout_ids=range(4),
+        global_batch_size=4,
+        dp_size=2,
+        max_tokens_per_gpu=5,
+    )
+    for read in (two.rank_view, lambda rank: two.micro_batch_samples(rank, 0)):
+        with pytest.raises(rs.ScheduleError, match="does not exist"):
+            read(rank)
+
+
+@pytest.mark.parametrize("number", [-1, 2, 3, True, 0.0, "0", None])
+def test_a_micro_batch_that_does_not_exist_is_refused(number: Any) -> None:
+    """Rank 0 has two; its third would be the first of rank 1."""
+    two = rs.build_dp_schedule(
+        total_lengths=[5, 5, 5, 5],
+        rollout_ids=range(4),
+        global_batch_size=4,
+        dp_size=2,
+        max_tokens_per_gpu=5,
+    )
+    assert two.micro_batches_per_rank == 2
+    first: Any = np.int64(1)
+    assert two.micro_batch_samples(first, first).size == 1
+    with pytest.raises(rs.ScheduleError, match="does not exist"):
+        two.micro_batch_samples(0, number)

@@ -66,6 +66,20 @@ def test_dropping_every_rollout_is_an_error_unless_partial_steps_are_allowed() -
     assert plan([9, 9], on_oversized="drop", on_trailing="partial_step").num_microbatches == ()
 
 
+@pytest.mark.parametrize(("lengths", "dropped"), [([9, 9], 2), ([9, 3], 1)])
+def test_a_step_that_drops_left_too_small_names_the_cap_and_the_samples(
+    lengths: list[int], dropped: int
+) -> None:
+    """Gathering more rollouts as long as these would not help."""
+    with pytest.raises(rs.InfeasibleScheduleError) as caught:
+        plan(lengths, on_oversized="drop")
+    message = str(caught.value)
+    assert f"{dropped} rollouts were dropped before" in message
+    assert "the cap of 8 tokens per micro-batch: 0 (9 tokens)" in message
+    assert 'raise max_tokens_per_gpu or cp_size, or set on_oversized="alone"' in message
+    assert "gather more rollouts" not in message
+
+
 def test_the_cap_is_compared_with_padded_lengths() -> None:
     """5 and 3 share 8 tokens; padded to 4 they are 8 and 4."""
     assert plan([5, 3]).num_microbatches == (1,)

@@ -1,5 +1,6 @@
 """What a request refuses, and how it says so."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,20 @@ GOOD: dict[str, Any] = {
         ({"rank_slack": float("nan")}, ["rank_slack", "nan"]),
         ({"rank_slack": "much"}, ["rank_slack", "much"]),
         ({"cost": 3}, ["cost", "3"]),
+        ({"micro_batch_size": 2**70, "max_tokens_per_gpu": None}, ["micro_batch_size", "71 bits"]),
+        ({"global_batch_size": 2**63}, ["global_batch_size", "64 bits"]),
+        ({"global_batch_size": [2**70], "splitter": "sizes"}, ["global_batch_size[0]", "int64"]),
+        ({"splitter": "all"}, ["splitter", "all", "global_batch_size", "2"]),
+        ({"balance": "none", "rank_slack": 0.01}, ["rank_slack", "0.01", 'balance="none"']),
+        ({"balance": "none", "rank_slack": "auto"}, ["rank_slack", "auto"]),
+        (
+            {"micro_batch_size": 1, "max_tokens_per_gpu": None, "rank_slack": "auto"},
+            ["rank_slack", "static"],
+        ),
+        (
+            {"micro_batch_size": 1, "max_tokens_per_gpu": None, "on_oversized": "drop"},
+            ["on_oversized", "drop", "static"],
+        ),
     ],
 )
 def test_a_bad_request_names_what_is_wrong(change: dict[str, Any], words: list[str]) -> None:
@@ -66,6 +81,53 @@ def test_a_bad_request_names_what_is_wrong(change: dict[str, Any], words: list[s
         rs.ScheduleRequest(**{**GOOD, **change})
     for word in words:
         assert word in str(caught.value)
+
+
+ODD = [
+    *(None, "", "auto", "all", 0, -1, 1.5, True, 2**70, 1j, b"x", float("nan"), float("inf")),
+    *([], [1], [None], {}, {"a": 1}, set(), object(), lambda: None, len, np.float32(0.5)),
+    *(np.int64(1), np.bool_(True), np.array(1), np.array([1, 2]), np.array([[1]]), np.zeros(0)),
+    *(np.array([None, 1], dtype=object), np.array(["a"]), iter([1]), range(2), "math:pi", "x:y"),
+]
+"""What a caller may pass by mistake."""
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(rs.ScheduleRequest)])
+def test_whatever_is_passed_only_errors_of_this_package_leave_it(name: str) -> None:
+    for value in ODD:
+        try:
+            rs.build_dp_schedule(**{**GOOD, name: value})
+        except rs.ScheduleError as error:
+            assert str(error)
+
+
+def test_all_problems_of_a_request_are_told_at_once() -> None:
+    with pytest.raises(rs.ScheduleError) as caught:
+        rs.ScheduleRequest(
+            total_lengths=[5, 0],
+            rollout_ids=[0.5],
+            global_batch_size=0,
+            dp_size=0,
+            balance="speed",  # type: ignore[arg-type]
+            on_trailing="keep",  # type: ignore[arg-type]
+            rank_slack=7,
+            splitter="nonsense",
+        )
+    message = str(caught.value)
+    for words in ("sample 1 has 0", "rollout_ids[0]", "dp_size", "balance", "on_trailing"):
+        assert words in message
+    for words in ("rank_slack", "nonsense", "neither"):
+        assert words in message
+
+
+def test_settings_without_effect_in_older_documents_are_left_out() -> None:
+    settings = {**rs.ScheduleRequest(**GOOD).settings(), "balance": "none", "rank_slack": 0.01}
+    data: dict[str, Any] = {"total_lengths": [5], "rollout_ids": [0]}
+    assert rs.ScheduleRequest.from_settings(settings, **data).rank_slack == 0.0
+    settings |= {"max_tokens_per_gpu": None, "micro_batch_size": 2, "on_oversized": "drop"}
+    assert rs.ScheduleRequest.from_settings(settings, **data).on_oversized == "alone"
+    del settings["equal_samples"]
+    assert rs.ScheduleRequest.from_settings(settings, **data).equal_samples is False
 
 
 def test_columns_are_copied_and_frozen() -> None:

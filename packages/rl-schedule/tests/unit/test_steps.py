@@ -107,6 +107,52 @@ def test_a_wrong_answer_of_a_user_splitter_is_refused(answer: list[int], words: 
         plan(splitter=lambda **_: answer)
 
 
+@pytest.mark.parametrize(
+    ("splitter", "words"),
+    [
+        (lambda **_: None, "TypeError"),
+        (lambda **_: 4, "TypeError"),
+        (lambda: [4], "TypeError"),
+        (lambda **_: {}["size"], "KeyError: 'size'"),
+        (lambda **_: (1 // 0 for _ in range(2)), "ZeroDivisionError"),
+        (lambda **_: [2**70], "71 bits"),
+        (lambda **_: [None], "None"),
+        (lambda **_: "22", "'2'"),
+    ],
+)
+def test_what_a_user_splitter_raises_is_an_error_of_this_package(splitter: Any, words: str) -> None:
+    with pytest.raises(rs.ScheduleError, match="splitter") as caught:
+        plan(splitter=splitter)
+    assert words in str(caught.value)
+
+
+def test_a_splitter_that_spoils_its_arrays_changes_nothing_of_the_plan() -> None:
+    def spoil(**arrays: Any) -> list[int]:
+        arrays["rollout_samples"][:] = 0
+        arrays["rollout_tokens"][:] = 0
+        return [4]
+
+    assert plan(splitter=spoil) == plan(splitter=lambda **_: [4])
+
+
+def test_a_splitter_whose_module_fails_is_named(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing_splitter.py").write_text("raise RuntimeError('no licence')\n")
+    (tmp_path / "unfinished_splitter.py").write_text("def cut(:\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, words in (("failing", "no licence"), ("unfinished", "SyntaxError")):
+        with pytest.raises(rs.ScheduleError, match=words):
+            plan(splitter=f"{name}_splitter:cut")
+
+
+def test_step_sizes_beyond_int64_in_sum_are_no_smaller() -> None:
+    """Three times 2**62 is 2**63 + 2**62, which int64 would read as negative."""
+    assert plan(
+        splitter="sizes", global_batch_size=[2**62] * 3, on_trailing="partial_step"
+    ).global_batch_sizes == (4,)
+
+
 def test_fewer_rollouts_than_one_step_names_both_numbers() -> None:
     with pytest.raises(
         rs.InfeasibleScheduleError, match=r"4 rollouts are fewer than the 5 of one step"
