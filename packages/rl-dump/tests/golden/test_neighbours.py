@@ -75,7 +75,7 @@ def test_another_major_is_refused_naming_both_and_a_newer_minor_is_read(
 ) -> None:
     with caplog.at_level(logging.WARNING, "rl_dump"):
         assert list(reasons({**plan, "minor": 7, "key_of_the_future": 1})) == [10]
-    assert "schedule-plan.v1: minor 7 is newer than 0" in caplog.text
+    assert "schedule-plan.v1: minor 7 is newer than 1" in caplog.text
     with pytest.raises(
         UnsupportedContractError,
         match=r"x\.parquet: schedule: .*'other\.v9'.*'schedule-plan\.v1'",

@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 DIGESTS: list[dict[str, Any]] = json.loads((HERE / "digests.json").read_text())
 
 
-@pytest.mark.parametrize("name", ["plain", "empty"])
+@pytest.mark.parametrize("name", ["plain", "empty", "limits"])
 def test_a_frozen_document_is_read_and_written_unchanged(name: str) -> None:
     document = json.loads((HERE / "schedule-plan.v1" / f"{name}.json").read_text())
     plan = rs.SchedulePlan.from_document(document)
@@ -43,6 +43,26 @@ def test_the_plain_document_says_what_its_plan_was() -> None:
         (3, 2, 3),
     )
     assert plan.filler_micro_batches == ((3, 1), (3, 2))
+
+
+def test_the_document_of_limits_says_what_its_plan_was() -> None:
+    document = json.loads((HERE / "schedule-plan.v1" / "limits.json").read_text())
+    request = rs.ScheduleRequest(
+        total_lengths=[7, 3, 5, 12, 2, 2, 6, 1, 4, 8, 3, 3],
+        rollout_ids=["p1"] * 4 + ["q2"] * 4 + ["r3"] * 2 + ["s4"] * 2,
+        keep_together=[0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5],
+        global_batch_size=3,
+        dp_size=2,
+        max_tokens_per_gpu=16,
+        max_samples_per_micro_batch=4,
+        cost=rs.TokenCost(),
+    )
+    plan = rs.SchedulePlan.from_document(document)
+    assert rs.check_plan(plan, request) == []
+    assert plan == rs.plan_schedule(request)
+    assert plan.rollout_names == ("p1", "q2", "r3", "s4")
+    assert (plan.oversized_samples, plan.dropped_rollouts) == ((2, 3), (3,))
+    assert document["minor"] == 1
 
 
 @pytest.mark.parametrize("case", DIGESTS, ids=range(len(DIGESTS)))

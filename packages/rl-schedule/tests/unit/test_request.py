@@ -105,7 +105,7 @@ def test_all_problems_of_a_request_are_told_at_once() -> None:
     with pytest.raises(rs.ScheduleError) as caught:
         rs.ScheduleRequest(
             total_lengths=[5, 0],
-            rollout_ids=[0.5],
+            rollout_ids=[0.5],  # type: ignore[arg-type]
             global_batch_size=0,
             dp_size=0,
             balance="speed",  # type: ignore[arg-type]

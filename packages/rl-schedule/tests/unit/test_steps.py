@@ -113,7 +113,7 @@ def test_a_wrong_answer_of_a_user_splitter_is_refused(answer: list[int], words: 
         (lambda **_: None, "TypeError"),
         (lambda **_: 4, "TypeError"),
         (lambda: [4], "TypeError"),
-        (lambda **_: {}["size"], "KeyError: 'size'"),
+        (lambda **_: dict[str, Any]()["size"], "KeyError: 'size'"),
         (lambda **_: (1 // 0 for _ in range(2)), "ZeroDivisionError"),
         (lambda **_: [2**70], "71 bits"),
         (lambda **_: [None], "None"),

@@ -42,7 +42,7 @@ def plan_drops(
         UnsupportedContractError: another contract.
         DumpError: a key is missing or not numeric.
     """
-    check_header(document, {SCHEDULE_PLAN: 0}, where=where)
+    check_header(document, {SCHEDULE_PLAN: 1}, where=where)
     try:
         arrays, settings = document["arrays"], document.get("settings") or {}
         dropped = [int(position) for position in arrays["dropped_samples"]["data"]]
