@@ -144,7 +144,7 @@ def test_figures_are_those_of_the_cost_model(batch: Batch) -> None:
     assert stats.micro_batch_bound <= stats.micro_batches
 
 
-@given(batches(balance="flops", cost=rs.QuadraticCost(linear=50)))
+@given(batches(balance="flops", cost=rs.QuadraticCost(linear=50), extra_micro_batches=0))
 def test_never_more_tokens_micro_batches_or_work_of_the_slowest_rank_than_without_sharing(
     batch: Batch,
 ) -> None:

@@ -50,7 +50,7 @@ def best_slowest_rank(request: rs.PrefixRequest, num_slots: int) -> float:
 
 
 def test_the_slowest_rank_is_near_the_optimum() -> None:
-    """150 steps of up to 7 samples in up to 3 groups; 148 are optimal, the worst is 1.062."""
+    """150 steps of up to 7 samples in up to 3 groups; 147 are optimal, the worst is 1.062."""
     ratios = []
     for seed in range(150):
         rng = np.random.default_rng(seed)

@@ -11,6 +11,7 @@ Axis letters: D ranks, M slots, K = D * M bins, numbered rank by rank.
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from rl_schedule.arrays import IntArray
@@ -21,8 +22,11 @@ __all__ = ["Forest"]
 _ROUNDS = 20
 """Rounds of pairing at most."""
 
-_MOST_PAIRS = 2_000
-"""Pairs of ranks tried at most over all rounds."""
+_MOST_PAIRS = 600
+"""Pairs of ranks tried at most for one forest: some 50 ms."""
+
+_MOST_OTHERS = 32
+"""Cheapest ranks that are tried for the costliest one where no pair of a round could trade."""
 
 _CLOSE = 4000
 """Stop when the costliest rank is within 1 / _CLOSE of the mean."""
@@ -31,11 +35,14 @@ _MOST_HOMES = 3
 """Bins of the cheap rank that are tried for a response whose prefix they have, roomiest first."""
 
 _COARSE = 4
-"""Swaps of two responses are tried where no move closes a quarter of the gap."""
+"""Swaps are tried where no move closes a quarter of the gap."""
+
+_NEIGHBOURS = 2
+"""Trees tried on either side of the cost that would close the gap; the cap may forbid the next."""
 
 
 class _Move(NamedTuple):
-    """Responses of one prefix that change places between two bins."""
+    """Responses that change places between two bins, of one prefix each way."""
 
     gained: int
     """By how much the costlier of the two ranks gets cheaper; <= 0: nothing."""
@@ -44,11 +51,23 @@ class _Move(NamedTuple):
     target: int = 0
     """Bin of the cheap rank."""
     prefix: int = 0
-    """Prefix of all of them."""
+    """Prefix of the samples that leave `source`."""
     give: tuple[int, ...] = ()
-    """Samples that leave `source`."""
+    """Those samples."""
+    other: int = 0
+    """Prefix of the samples that come back."""
     take: tuple[int, ...] = ()
-    """Samples that come back."""
+    """Those samples; may be none."""
+
+
+class _Tree(NamedTuple):
+    """One tree and where it stands."""
+
+    cost: int
+    tokens: int
+    number: int
+    prefix: int
+    members: tuple[int, ...]
 
 
 class Forest:
@@ -67,6 +86,7 @@ class Forest:
         self.trees: list[dict[int, list[int]]] = [{} for _ in range(self.num_ranks * num_slots)]
         self.tokens = [0] * len(self.trees)
         self.loads = [0] * self.num_ranks
+        self.pairs_left = _MOST_PAIRS
         placed = zip(fragments.prefixes, fragments.members, bin_of.tolist(), strict=True)
         for prefix, members, number in placed:
             for sample in members:
@@ -121,7 +141,6 @@ class Forest:
 
     def level(self) -> None:
         """Move responses from costly to cheap ranks until they are level or nothing helps."""
-        pairs_left = _MOST_PAIRS
         for _ in range(_ROUNDS):
             total = sum(self.loads)
             # max / mean <= 1 + 1 / _CLOSE, in integers.
@@ -131,15 +150,15 @@ class Forest:
                 for rank in by_load[: self.num_ranks // 2]
                 if (self.loads[rank] * self.num_ranks - total) * _CLOSE > total
             ]
-            pairs = list(zip(costly, by_load[::-1], strict=False))[:pairs_left]
-            pairs_left -= len(pairs)
+            pairs = list(zip(costly, by_load[::-1], strict=False))[: self.pairs_left]
+            self.pairs_left -= len(pairs)
             # A list first, so that every pair gets its turn in every round.
             exchanged = [self._exchange(heavy, light) for heavy, light in pairs]
             if any(exchanged):
                 continue
-            # The costliest rank decides how long the step takes: every other one may help it.
-            others = by_load[:0:-1][: pairs_left if costly else 0]
-            pairs_left -= len(others)
+            # The costliest rank decides how long the step takes, so others may help it too.
+            others = by_load[:0:-1][: min(self.pairs_left, _MOST_OTHERS) if costly else 0]
+            self.pairs_left -= len(others)
             if not any(self._exchange(by_load[0], other) for other in others):
                 return
 
@@ -183,14 +202,13 @@ class Forest:
         homes = {prefix: bins[:_MOST_HOMES] for prefix, bins in homes.items()}
         best = self._best_move(heavy, light, gap, homes)
         if best.gained * _COARSE < gap:
-            for swap in self._swaps(heavy, gap, homes):
-                if swap.gained > best.gained:
-                    best = swap
+            swaps = chain(self._swaps(heavy, gap, homes), self._tree_swaps(heavy, light, gap))
+            best = max(chain([best], swaps), key=lambda move: move.gained)
         if best.gained <= 0:
             return False
         self._move(best.prefix, best.give, best.source, best.target)
         if best.take:
-            self._move(best.prefix, best.take, best.target, best.source)
+            self._move(best.other, best.take, best.target, best.source)
         return True
 
     def _best_move(self, heavy: int, light: int, gap: int, homes: dict[int, list[int]]) -> _Move:
@@ -254,4 +272,41 @@ class Forest:
                             longer = self.responses[give] - self.responses[take]
                             if -source_room <= longer <= target_room:
                                 gained = min(dearer, gap - dearer)
-                                yield _Move(gained, source, target, prefix, (give,), (take,))
+                                yield _Move(
+                                    gained, source, target, prefix, (give,), prefix, (take,)
+                                )
+
+    def _tree_swaps(self, heavy: int, light: int, gap: int) -> Iterator[_Move]:
+        """Yield exchanges of two whole trees: no copy is paid either."""
+        takes = sorted(self._trees_of(light), key=lambda tree: tree.cost)
+        for give in self._trees_of(heavy):
+            at = bisect_left(takes, give.cost - gap // 2, key=lambda tree: tree.cost)
+            for take in takes[max(at - _NEIGHBOURS, 0) : at + _NEIGHBOURS]:
+                longer = give.tokens - take.tokens
+                if (
+                    self.tokens[take.number] + longer <= self.cap
+                    and self.tokens[give.number] - longer <= self.cap
+                ):
+                    dearer = give.cost - take.cost
+                    yield _Move(
+                        min(dearer, gap - dearer),
+                        give.number,
+                        take.number,
+                        give.prefix,
+                        give.members,
+                        take.prefix,
+                        take.members,
+                    )
+
+    def _trees_of(self, rank: int) -> list[_Tree]:
+        return [
+            _Tree(
+                self.prefix_costs[prefix] + sum(self.costs[sample] for sample in members),
+                self.prefix_tokens[prefix] + sum(self.responses[sample] for sample in members),
+                number,
+                prefix,
+                tuple(members),
+            )
+            for number in self.bins(rank)
+            for prefix, members in self.trees[number].items()
+        ]

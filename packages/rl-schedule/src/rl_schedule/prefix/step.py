@@ -27,6 +27,9 @@ __all__ = ["PlannedTrees", "plan_trees"]
 _GOOD_ENOUGH = 1.01
 """Costliest rank over what no plan can beat, from which on no finer cut is tried."""
 
+_LEVEL = 1.003
+"""Costliest rank over the mean, from which on ranks count as level."""
+
 _CUTS = (1.0, 0.5, 2.0, 0.25)
 """A fragment costs at most this times the mean rank; tried in this order."""
 
@@ -60,6 +63,11 @@ class _Candidate:
         return max(self.forest.loads)
 
     @property
+    def rank_imbalance(self) -> float:
+        loads = self.forest.loads
+        return max(loads) * len(loads) / (sum(loads) or 1)
+
+    @property
     def order(self) -> tuple[int, int, int, int]:
         """What counts: the costliest rank, then fillers, micro-batches and tokens."""
         forest = self.forest
@@ -71,9 +79,14 @@ def plan_trees(step: SharedStep) -> PlannedTrees:
 
     Sharing is left out only where it costs the slowest rank something or needs more micro-batches.
     """
+    if step.prefix_tokens.size == step.costs.size:
+        return _finished(step, _with_single_samples(step, []))
     limit = step.least_rank_cost() * _GOOD_ENOUGH
     candidates: list[_Candidate] = []
     for share in _CUTS[: 2 if step.costs.size > _MANY_SAMPLES else None]:
+        # A finer cut adds copies; where ranks are level already it can gain nothing.
+        if share < 1.0 and candidates[0].rank_imbalance <= _LEVEL:
+            continue
         fragments = cut_groups(step, most_cost=int(step.least_rank_cost() * share))
         placed = _balance(step, fragments.tokens(step), fragments.costs(step))
         candidates.append(_grow(step, fragments, placed, f"shared({share:g})"))
