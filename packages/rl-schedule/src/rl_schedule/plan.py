@@ -54,6 +54,11 @@ class RankView:
     digest: str
     """Digest of the whole plan, to be compared over ranks before a batch starts."""
 
+    def steps(self) -> list[list[IntArray]]:
+        """Return the rollout positions of each micro-batch, step by step; none for a filler."""
+        batches = iter([self.partition[indices] for indices in self.micro_batch_indices])
+        return [[next(batches) for _ in range(count)] for count in self.num_microbatches]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SamplePlacement:

@@ -3,7 +3,7 @@
 It drops what policies drop, cuts steps, lets each step be packed by the mode asked for, and lays
 the plan out.
 
-Invariants: P1-P10 of `check_plan`; a request and its cost model alone determine the digest.
+Invariants: P1-P13 of `check_plan`; a request and its cost model alone determine the digest.
 """
 
 import inspect

@@ -159,6 +159,14 @@ def test_the_digest_is_the_same_in_every_process(seed: str) -> None:
     assert result.stdout.strip() == here.digest
 
 
+def test_a_rank_runs_its_micro_batches_step_by_step() -> None:
+    """The plan above: rank 0 has {0} and {2, 4}, rank 1 {1} and {3}."""
+    assert [
+        [[batch.tolist() for batch in step] for step in PLAN.rank_view(rank).steps()]
+        for rank in range(2)
+    ] == [[[PLAN.micro_batch_samples(rank, k).tolist()] for k in range(2)] for rank in range(2)]
+
+
 @pytest.mark.parametrize("rank", [-1, 2, True, 1.0, "0", None])
 def test_a_rank_that_does_not_exist_is_refused_everywhere(rank: Any) -> None:
     two = rs.build_dp_schedule(
