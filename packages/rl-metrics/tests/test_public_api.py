@@ -45,9 +45,14 @@ TOP = [
     "response_owner",
     "response_slice",
     "rollout_denominators",
+    "rollout_log_diagnostic",
     "rollout_log_metric_contribution",
+    "rollout_metric",
+    "rollout_shares",
 ]
 TORCH = [
+    "StepDivisors",
+    "TensorMetric",
     "all_reduce_metrics",
     "gather_and_reduce_log_dict",
     "gather_responses",
@@ -59,6 +64,7 @@ TORCH = [
     "reduce_train_step_metrics",
     "slice_response",
     "slice_tokens",
+    "step_divisors",
 ]
 
 

@@ -40,7 +40,11 @@ from rl_metrics.geometry.responses import (
 from rl_metrics.metric.metric import Metric
 from rl_metrics.metric.moments import Moments, merge_moments
 from rl_metrics.metric.reporting import merge_metrics, report
-from rl_metrics.metric.rollout_report import rollout_log_metric_contribution
+from rl_metrics.metric.rollout_report import (
+    rollout_log_diagnostic,
+    rollout_log_metric_contribution,
+)
+from rl_metrics.metric.rollout_scalars import rollout_metric, rollout_shares
 from rl_metrics.metric.sketch import QuantileSketch
 from rl_metrics.metric.step_report import MicroBatchMetrics
 
@@ -78,5 +82,8 @@ __all__ = [
     "response_owner",
     "response_slice",
     "rollout_denominators",
+    "rollout_log_diagnostic",
     "rollout_log_metric_contribution",
+    "rollout_metric",
+    "rollout_shares",
 ]

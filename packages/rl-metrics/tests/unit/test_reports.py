@@ -112,7 +112,7 @@ def test_a_micro_batch_without_tokens_has_no_sums() -> None:
 
 
 def test_a_reducer_output_is_no_metric_of_the_same_name() -> None:
-    (loss, _) = step_contributions([{"loss": 1.0}], [1], [()])
+    loss, *_ = step_contributions([{"loss": 1.0}], [1], [()])
     assert loss.describe() != Metric.of_sum("loss", 1.0).describe()
 
 

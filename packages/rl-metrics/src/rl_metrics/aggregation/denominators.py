@@ -25,10 +25,12 @@ from rl_metrics.errors import MetricsError
 __all__ = [
     "checked_denominators",
     "count_step_units",
+    "divisors_of",
     "loss_denominators",
     "mask_sums",
     "prompt_denominators",
     "rollout_denominators",
+    "units_of",
 ]
 
 _IDS: dict[Aggregation, str] = {"rollout_mean": "rollout_ids", "prompt_mean": "group_ids"}
@@ -96,7 +98,7 @@ def rollout_denominators(loss_masks: Sequence[Any], rollout_ids: Ids) -> npt.NDA
     Example:
         Masks of 3, 1 and 2 ones with `rollout_ids = [0, 0, 1]` give `[4, 4, 2]`.
     """
-    return _grouped(loss_masks, rollout_ids, "rollout_ids")
+    return _grouped(mask_sums(loss_masks), rollout_ids, "rollout_ids")
 
 
 def prompt_denominators(loss_masks: Sequence[Any], group_ids: Ids) -> npt.NDArray[np.float64]:
@@ -117,7 +119,7 @@ def prompt_denominators(loss_masks: Sequence[Any], group_ids: Ids) -> npt.NDArra
     Example:
         Masks of 3, 1 and 2 ones with `group_ids = [0, 0, 0]` give `[6, 6, 6]`.
     """
-    return _grouped(loss_masks, group_ids, "group_ids")
+    return _grouped(mask_sums(loss_masks), group_ids, "group_ids")
 
 
 def loss_denominators(
@@ -144,9 +146,20 @@ def loss_denominators(
             `rollout_denominators`.
     """
     check_aggregation(aggregation)
+    ids = {"rollout_ids": rollout_ids, "group_ids": group_ids}
+    return divisors_of(aggregation, mask_sums(loss_masks), **ids)
+
+
+def divisors_of(
+    aggregation: Aggregation,
+    sums: npt.NDArray[np.float64],
+    *,
+    rollout_ids: Ids | None,
+    group_ids: Ids | None,
+) -> npt.NDArray[np.float64]:
+    """As `loss_denominators`, from the trained tokens of each sample, float64 [N]."""
     if aggregation in _IDS:
-        return _grouped(loss_masks, *_step_ids(aggregation, rollout_ids, group_ids))
-    sums = mask_sums(loss_masks)
+        return _grouped(sums, *_step_ids(aggregation, rollout_ids, group_ids))
     return np.maximum(sums, 1.0) if aggregation == "sample_mean" else np.ones_like(sums)
 
 
@@ -176,7 +189,19 @@ def count_step_units(
             constant that is not positive, or as in `mask_sums`.
     """
     check_aggregation(aggregation)
-    sums = mask_sums(loss_masks)
+    ids = {"rollout_ids": rollout_ids, "group_ids": group_ids}
+    return units_of(aggregation, mask_sums(loss_masks), **ids, constant=constant)
+
+
+def units_of(
+    aggregation: Aggregation,
+    sums: npt.NDArray[np.float64],
+    *,
+    rollout_ids: Ids | None,
+    group_ids: Ids | None,
+    constant: float | None,
+) -> float:
+    """As `count_step_units`, from the trained tokens of each sample, float64 [N]."""
     if aggregation in _IDS:
         ids, name = _step_ids(aggregation, rollout_ids, group_ids)
         return float(np.unique(id_column(ids, sums.size, name)).size)
@@ -198,8 +223,7 @@ def _step_ids(
     return ids, name
 
 
-def _grouped(loss_masks: Sequence[Any], ids: Ids, name: str) -> npt.NDArray[np.float64]:
+def _grouped(sums: npt.NDArray[np.float64], ids: Ids, name: str) -> npt.NDArray[np.float64]:
     """Sum the trained tokens over equal ids and give every sample its group's sum, 0 as 1."""
-    sums = mask_sums(loss_masks)
     groups = id_column(ids, sums.size, name)
     return np.maximum(np.bincount(groups, weights=sums), 1.0)[groups]

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from rl_metrics.arguments import IntArray, as_array, listed
 from rl_metrics.errors import MetricsError
 
-__all__ = ["Ids", "id_column"]
+__all__ = ["Ids", "id_column", "id_entries"]
 
 Ids = (
     Sequence[int]
@@ -30,12 +30,12 @@ Ids = (
 """One integer or string per sample, equal for samples that belong together; a tensor will do."""
 
 
-def id_column(ids: Ids, num_samples: int, name: str) -> IntArray:
+def id_column(ids: Ids, num_samples: int | None, name: str) -> IntArray:
     """Return a column of ids as numbers that are equal where the ids are.
 
     Args:
         ids: [N], all integers of any size or all strings.
-        num_samples: `N`.
+        num_samples: `N`; None where the ids say how many samples there are.
         name: how the column is called in errors.
 
     Returns:
@@ -48,17 +48,27 @@ def id_column(ids: Ids, num_samples: int, name: str) -> IntArray:
     Example:
         `["b", "a", "b"]` gives `[0, 1, 0]`, as `[7, -3, 7]` does.
     """
+    numbers: dict[Any, int] = {}
+    entries = id_entries(ids, num_samples, name)
+    return np.array([numbers.setdefault(entry, len(numbers)) for entry in entries], np.int64)
+
+
+def id_entries(ids: Ids, num_samples: int | None, name: str) -> list[Any]:
+    """Return a column of ids as a list of Python integers or strings.
+
+    Arguments and errors are those of `id_column`.
+    """
     given = ids if hasattr(ids, "detach") else _entries(ids, name)
     if isinstance(given, list) and given and all(_is_id(entry) for entry in given):
-        strange = next(
-            (i for i, entry in enumerate(given) if isinstance(entry, str) != _is_text(given[0])),
-            None,
-        )
+        is_text = isinstance(given[0], str)
+        strange = next((i for i, x in enumerate(given) if isinstance(x, str) != is_text), None)
         if strange is not None:
             raise MetricsError(
                 f"{name} must be all strings or all integers, but {name}[0] is {given[0]!r} and"
                 f" {name}[{strange}] is {given[strange]!r}"
             )
+        entries = [str(entry) if is_text else int(entry) for entry in given]
+        shape: tuple[int, ...] = (len(entries),)
     else:
         # A tensor, or entries that are none: their dtype decides.
         array = as_array(given, name)
@@ -67,11 +77,11 @@ def id_column(ids: Ids, num_samples: int, name: str) -> IntArray:
                 f"{name}: entries are of type {array.dtype}; give integers or strings, equal for"
                 " samples that belong together"
             )
-        _check_shape(array.shape, num_samples, name)
-        given = array.tolist()
-    _check_shape((len(given),), num_samples, name)
-    numbers: dict[Any, int] = {}
-    return np.array([numbers.setdefault(entry, len(numbers)) for entry in given], np.int64)
+        entries, shape = array.reshape(-1).tolist(), array.shape
+    if shape != (shape[0] if shape and num_samples is None else num_samples,):
+        told = "" if num_samples is None else f"{num_samples} loss masks but "
+        raise MetricsError(f"{told}{name} of shape {shape}; give one id per sample")
+    return entries
 
 
 def _entries(ids: Any, name: str) -> Any:
@@ -82,17 +92,5 @@ def _entries(ids: Any, name: str) -> Any:
 
 
 def _is_id(entry: object) -> bool:
-    return _is_text(entry) or (
-        isinstance(entry, int | np.integer) and not isinstance(entry, bool | np.bool_)
-    )
-
-
-def _is_text(entry: object) -> bool:
-    return isinstance(entry, str)
-
-
-def _check_shape(shape: tuple[int, ...], num_samples: int, name: str) -> None:
-    if shape != (num_samples,):
-        raise MetricsError(
-            f"{num_samples} loss masks but {name} of shape {shape}; give one id per sample"
-        )
+    is_integer = isinstance(entry, int | np.integer) and not isinstance(entry, bool | np.bool_)
+    return is_integer or isinstance(entry, str)

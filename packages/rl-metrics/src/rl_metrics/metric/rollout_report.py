@@ -2,8 +2,8 @@
 
 Every value is masked, reduced like the loss, and counted once whatever the CP width: each CP rank
 contributes its disjoint part to the numerator and an equal share of the weight, so no factor `cp`
-appears anywhere. Invariant, tested: with one step per batch the rollout report equals the train
-step's.
+appears anywhere. A diagnostic carries its own weight, that of the units with trained tokens.
+Invariant, tested: with one step per batch the rollout report equals the train step's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rl_metrics.arguments import count, finite_number, number
 from rl_metrics.errors import MetricsError
 from rl_metrics.metric.metric import Metric
 
-__all__ = ["rollout_log_metric_contribution"]
+__all__ = ["rollout_log_diagnostic", "rollout_log_metric_contribution"]
 
 _UNITS: dict[Aggregation, str] = {
     "token_mean": "token",
@@ -74,3 +74,35 @@ def rollout_log_metric_contribution(
             " every reducer output is 0"
         )
     return Metric.empty(name, "mean", unit=_UNITS[aggregation])
+
+
+def rollout_log_diagnostic(
+    name: str, numerator: SupportsFloat, weight: SupportsFloat, *, aggregation: Aggregation
+) -> Metric:
+    """Return this rank's contribution to a rollout metric that is watched and not minimised.
+
+    Its mean is over the units that have a trained token, as in `MicroBatchMetrics.diagnostics`:
+    `rollout_log_metric_contribution` divides by all units, like the loss.
+
+    Args:
+        name: name in the log.
+        numerator: output of the loss reducer over all of this rank's samples of the batch (its CP
+            part of them), detached: a number or a 0-dim tensor.
+        weight: what they weigh; `LossReducer.diagnostic` gives both.
+        aggregation: one of the five, the same on all ranks.
+
+    Returns:
+        A record of kind `mean`; "no data" where the weight is 0.
+
+    Raises:
+        MetricsError: for an unknown aggregation, a weight that is negative or not finite, or a
+            numerator under weight 0.
+
+    Example:
+        Entropy 2.0 on every trained token, half of the rollouts fully masked: 2.0, where
+        `rollout_log_metric_contribution` gives 1.0.
+    """
+    check_aggregation(aggregation)
+    # A constant divides a loss; what is watched is then a mean over tokens.
+    unit = _UNITS[aggregation] or _UNITS["token_mean"]
+    return Metric.of_mean(name, numerator, weight, unit=unit)

@@ -172,6 +172,7 @@ class QuantileSketch:
         values: npt.ArrayLike,
         mask: npt.ArrayLike | None = None,
         *,
+        weights: npt.ArrayLike | None = None,
         relative_error: float = DEFAULT_RELATIVE_ERROR,
     ) -> QuantileSketch:
         """Sketch an array.
@@ -180,24 +181,37 @@ class QuantileSketch:
             values: any shape.
             mask: same shape, of booleans or 0 and 1; entries where it is 0 do not enter. None takes
                 all.
+            weights: same shape, how often each value counts, above 0; None counts each once.
             relative_error: bound on the relative error of a quantile, at least 1e-12 and below 1.
 
         Raises:
             MetricsError: when the shapes differ, values are no numbers, the mask holds something
-                else than 0 and 1, or the bound lies outside its range.
+                else than 0 and 1, a weight is not positive, or the bound lies outside its range.
         """
         array = trained_values(number_array(values, "the values"), mask)
-        finite = array[np.isfinite(array)]
+        counts = np.ones(array.size)
+        if weights is not None:
+            given = number_array(weights, "the weights")
+            counts = trained_values(given, np.ones(given.shape) if mask is None else mask)
+            if counts.shape != array.shape or not ((counts > 0) & (counts < np.inf)).all():
+                raise MetricsError(
+                    f"{array.size} values have weights of shape {given.shape}; give a positive"
+                    " number for each"
+                )
+        is_finite = np.isfinite(array)
+        finite, finite_counts = array[is_finite], counts[is_finite]
         empty = cls(relative_error=relative_error)
         buckets: dict[str, Any] = {}
         for sign, signed in zip(_SIGNS, (finite, -finite), strict=True):
-            logarithms = np.log(signed[signed >= _TINY]) / empty._log_base()
-            indices, counts = np.unique(np.ceil(logarithms).astype(np.int64), return_counts=True)
-            buckets |= {f"{sign}_indices": indices, f"{sign}_counts": counts.astype(np.float64)}
+            chosen = signed >= _TINY
+            logarithms = np.log(signed[chosen]) / empty._log_base()
+            indices, inverse = np.unique(np.ceil(logarithms).astype(np.int64), return_inverse=True)
+            held = np.bincount(inverse, finite_counts[chosen], minlength=indices.size)
+            buckets |= {f"{sign}_indices": indices, f"{sign}_counts": held}
         return cls(
             relative_error=empty.relative_error,
-            zero=float(np.count_nonzero(np.abs(finite) < _TINY)),
-            nonfinite=float(array.size - finite.size),
+            zero=float(finite_counts[np.abs(finite) < _TINY].sum()),
+            nonfinite=float(counts[~is_finite].sum()),
             minimum=float(np.min(finite, initial=math.inf)),
             maximum=float(np.max(finite, initial=-math.inf)),
             **buckets,

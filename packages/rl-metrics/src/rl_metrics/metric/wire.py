@@ -27,7 +27,7 @@ from rl_metrics.errors import MetricsError
 from rl_metrics.metric.kinds import Kind
 from rl_metrics.metric.metric import Metric
 
-__all__ = ["HEAD_SIZE", "MOST_BUCKETS", "digest", "extrema", "sums", "unpack"]
+__all__ = ["HEAD_SIZE", "MOST_BUCKETS", "digest", "extrema", "places", "sums", "unpack"]
 
 HEAD_SIZE = 256
 """Numbers in the first all-reduce, 2 KiB; extrema beyond it need a second.
@@ -100,14 +100,31 @@ def unpack(metrics: Sequence[Metric], agreed: FloatArray, summed: FloatArray) ->
         agreed: the reduced extrema.
         summed: the reduced sums.
     """
-    totals, merged, start = summed.tolist(), [], 0
+    totals, bounds = summed.tolist(), _bounds(metrics, agreed)
+    return [
+        _TRAVEL[metric.kind].merged(metric, top, totals[start:stop])
+        for metric, top, (start, stop) in zip(metrics, _tops(metrics, agreed), bounds, strict=True)
+    ]
+
+
+def places(metrics: Sequence[Metric], agreed: FloatArray) -> dict[str, int]:
+    """Return where the numbers of each metric start in the vector of `sums`, by name.
+
+    A sum or a mean has its numerator there and its weight behind it.
+    """
+    bounds = _bounds(metrics, agreed)
+    return {metric.name: start for metric, (start, _) in zip(metrics, bounds, strict=True)}
+
+
+def _bounds(metrics: Sequence[Metric], agreed: FloatArray) -> list[tuple[int, int]]:
+    """Return where the numbers of each metric start and stop in the vector of `sums`."""
+    bounds, start = [], 0
     for metric, top in zip(metrics, _tops(metrics, agreed), strict=True):
-        travel = _TRAVEL[metric.kind]
         window = 0 if metric.sketch is None else sum(_widths(top))
-        stop = start + travel.num_sums + window
-        merged.append(travel.merged(metric, top, totals[start:stop]))
+        stop = start + _TRAVEL[metric.kind].num_sums + window
+        bounds.append((start, stop))
         start = stop
-    return merged
+    return bounds
 
 
 def _tops(metrics: Sequence[Metric], agreed: FloatArray) -> list[list[float]]:

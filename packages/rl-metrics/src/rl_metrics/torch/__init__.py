@@ -25,9 +25,13 @@ from rl_metrics.torch.reducers import (
 )
 from rl_metrics.torch.reports import gather_and_reduce_log_dict, reduce_train_step_metrics
 from rl_metrics.torch.slicing import slice_response, slice_tokens
+from rl_metrics.torch.step_divisors import StepDivisors, step_divisors
+from rl_metrics.torch.tensor_metrics import TensorMetric
 from rl_metrics.torch.whitening import masked_whiten
 
 __all__ = [
+    "StepDivisors",
+    "TensorMetric",
     "all_reduce_metrics",
     "gather_and_reduce_log_dict",
     "gather_responses",
@@ -39,4 +43,5 @@ __all__ = [
     "reduce_train_step_metrics",
     "slice_response",
     "slice_tokens",
+    "step_divisors",
 ]

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, SupportsFloat
 
-import torch
 import torch.distributed as dist
 
 from rl_metrics.aggregation.aggregation import Aggregation
-from rl_metrics.arguments import listed, number
+from rl_metrics.arguments import listed
 from rl_metrics.errors import MetricsError
 from rl_metrics.metric.metric import Metric
 from rl_metrics.metric.reporting import report
 from rl_metrics.metric.step_report import (
+    CONTRADICTIONS,
     MicroBatchMetrics,
     finish_step_report,
-    step_contributions,
     step_settings,
 )
-from rl_metrics.torch.collectives import all_reduce_metrics, reduce_prepared_metrics
+from rl_metrics.torch.collectives import (
+    all_reduce_metrics,
+    raise_together,
+    reduce_prepared_metrics,
+)
 from rl_metrics.torch.groups import group_size, has_no_group
+from rl_metrics.torch.step_records import found_contradiction, step_records
+from rl_metrics.torch.tensor_metrics import TensorMetric
 
 __all__ = ["gather_and_reduce_log_dict", "reduce_train_step_metrics"]
 
@@ -35,8 +39,9 @@ def reduce_train_step_metrics(
 ) -> dict[str, float | None]:
     """Return the report of one optimizer step, equal on all ranks, for every layout and split.
 
-    Call it where the loss is computed (the last pipeline stage), on every rank of `group`. One
-    transfer from the device, two all-reduces.
+    Call it where the loss is computed (the last pipeline stage), on every rank of `group`. Two
+    all-reduces; numbers on a device are not read before they are added up, so that the device is
+    waited for once, at the end, where `group` reduces on the device (NCCL).
 
     Args:
         micro_batch_metrics: one per micro-batch of this rank, in any order: what Megatron's
@@ -47,19 +52,19 @@ def reduce_train_step_metrics(
         group: the `dp_cp` group.
 
     Returns:
-        name -> value, None where there is no data. Reducer outputs are divided by the step's units;
-        further metrics report by kind.
+        name -> value, None where there is no data. Reducer outputs are divided by the step's units,
+        diagnostics by their own weight; further metrics report by kind.
 
     Raises:
         KeyAgreementError: on every rank the same, when ranks report different names or pass another
             aggregation, `step_units` or `cp_size`.
         MetricsError: when this rank's settings or numbers make no report: units that are not
-            positive, a sum that is no single number, a token count that is none. The other ranks
-            raise `KeyAgreementError` naming this one.
+            positive, a sum that is no single number, a token count that is none, sums without
+            tokens. The other ranks raise `KeyAgreementError` naming this one.
     """
     batches: list[MicroBatchMetrics] = []
 
-    def prepare() -> tuple[list[Metric], dict[str, str]]:
+    def prepare() -> tuple[list[Metric | TensorMetric], dict[str, str]]:
         settings = step_settings(aggregation, step_units, cp_size)
         if group_size(group) % cp_size:
             raise MetricsError(
@@ -73,12 +78,11 @@ def reduce_train_step_metrics(
                     f"micro-batch {k}: got {type(batch).__name__}; give MicroBatchMetrics(sums="
                     "{name: reducer output}, num_tokens=...)"
                 )
-        sums, tokens = _to_host(
-            [batch.sums for batch in batches], [batch.num_tokens for batch in batches]
-        )
-        return step_contributions(sums, tokens, [batch.metrics for batch in batches]), settings
+        return step_records(batches), settings
 
     reduced = reduce_prepared_metrics(prepare, group)
+    if reduced[CONTRADICTIONS].numerator:
+        raise_together(found_contradiction(batches), group)
     names = set(batches[0].sums) if batches else set()
     return finish_step_report(
         reduced, names, aggregation=aggregation, step_units=step_units, cp_size=cp_size
@@ -86,7 +90,10 @@ def reduce_train_step_metrics(
 
 
 def gather_and_reduce_log_dict(
-    log_dict: Mapping[str, Metric] | Iterable[Metric], *, group: dist.ProcessGroup | None, dst: int
+    log_dict: Mapping[str, Metric | TensorMetric] | Iterable[Metric | TensorMetric],
+    *,
+    group: dist.ProcessGroup | None,
+    dst: int,
 ) -> dict[str, float | None] | None:
     """Return the log lines of the whole group on rank `dst`, None on the others.
 
@@ -107,30 +114,3 @@ def gather_and_reduce_log_dict(
     """
     reduced = all_reduce_metrics(log_dict, group, dst=dst)
     return report(reduced.values()) if has_no_group(None) or dist.get_rank() == dst else None
-
-
-def _to_host(
-    sums: Sequence[Mapping[str, SupportsFloat]], tokens: Sequence[SupportsFloat]
-) -> tuple[list[dict[str, float]], list[float]]:
-    """Return all numbers as floats, with a single transfer for all that lie on one device."""
-    named: list[tuple[str, Any]] = [
-        (f"micro-batch {k}: {name!r}", value)
-        for k, values in enumerate(sums)
-        for name, value in values.items()
-    ]
-    named += [(f"micro-batch {k}: num_tokens", value) for k, value in enumerate(tokens)]
-    numbers = [0.0] * len(named)
-    # Values of one device travel together; micro-batches may leave numbers on several.
-    waiting: dict[torch.device, list[int]] = {}
-    for i, (what, value) in enumerate(named):
-        if isinstance(value, torch.Tensor) and value.dim() == 0 and not value.is_complex():
-            waiting.setdefault(value.device, []).append(i)
-        else:
-            numbers[i] = number(value, what)
-    for places in waiting.values():
-        stacked = torch.stack([named[i][1].detach().to(torch.float64) for i in places])
-        for i, value in zip(places, stacked.tolist(), strict=True):
-            numbers[i] = value
-    # In the order in which they were named: all sums, then the token counts.
-    stream = iter(numbers)
-    return [{name: next(stream) for name in values} for values in sums], list(stream)
