@@ -141,19 +141,19 @@ class Trial:
             torch.cuda.synchronize()
 
     def measure(
-        self, run: Callable[[], None], steps: int, warm_up: int
+        self, run: Callable[[], None], steps: int, untimed: int
     ) -> tuple[list[float], float]:
         """Return milliseconds of each step, and the peak of allocated memory in GiB."""
         times = []
-        for index in range(warm_up + steps):
-            if index == warm_up and self.device.type == "cuda":
+        for index in range(untimed + steps):
+            if index == untimed and self.device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats()
             self.synchronize()
             begin = time.perf_counter()
             self.step(run)
             self.synchronize()
             times.append(1e3 * (time.perf_counter() - begin))
-        return times[warm_up:], (
+        return times[untimed:], (
             torch.cuda.max_memory_allocated() / 2**30 if self.device.type == "cuda" else 0.0
         )
 
@@ -179,7 +179,7 @@ def check_agreement(trial: Trial) -> str:
 
 
 def compare(
-    trial: Trial, steps: int, warm_up: int, *, how: str
+    trial: Trial, steps: int, untimed: int, *, how: str
 ) -> tuple[list[str], dict[str, Any]]:
     """Time the variants in turn, three times; `how` is "eager" or "captured".
 
@@ -200,7 +200,7 @@ def compare(
     for _ in range(3):
         for name, loss in variants.items():
             run = trial.eager(loss) if how == "eager" else trial.captured(loss)
-            found, peak = trial.measure(run, steps, warm_up)
+            found, peak = trial.measure(run, steps, untimed)
             times[name] += found
             peaks[name] = max(peaks[name], peak)
             del run  # a graph holds all memory that its run needs

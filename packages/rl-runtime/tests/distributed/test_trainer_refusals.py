@@ -122,7 +122,7 @@ def test_the_share_of_another_rank_is_refused(
             recipe, rank=rank, world_size=2, rendezvous=rendezvous, model_folder=model_folder
         )
         trainer.start_reinforcement()
-        with pytest.raises(BatchMismatchError, match=f"was given the part of rank {1 - rank}"):
+        with pytest.raises(BatchMismatchError, match=f"was given the share of rank {1 - rank}"):
             trainer.train_batch(batch.rank_batch(recipe, 1 - rank), 1e-3)
         trainer.close()
 

@@ -1,7 +1,7 @@
 """An actor of a run: what all of their classes share, and what Ray makes of one.
 
-Ray makes the methods of a handle at run time, so the type checker cannot know their names and
-arguments. It does keep handles apart from actors, and references apart from results.
+Ray makes the methods of a handle at run time, so a type checker knows neither their names nor their
+arguments; it does tell handles from actors, and references from results.
 """
 
 from __future__ import annotations

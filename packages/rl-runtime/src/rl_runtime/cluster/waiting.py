@@ -29,7 +29,7 @@ _LOOKS = 4
 
 
 class Waiter:
-    """The one way to wait for tasks: `watch`, called at every poll, may end it by raising."""
+    """The wait for tasks; `watch`, called at every poll, raises when the run cannot go on."""
 
     def __init__(self, *, run_deadline: float) -> None:
         """Bind all waits to the run's own deadline.

@@ -36,7 +36,7 @@ _CHARTS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
     ),
     (
         "Log-prob gap",
-        "mean |trainer - engine| over trained tokens; 'recompute': under the weights that sampled",
+        "mean |trainer - engine| over trained tokens; where recomputed, before the first step",
         (("train/log_prob_gap", "nats"),),
     ),
     ("Loss", "policy loss of each step", (("train/loss", "loss"),)),
