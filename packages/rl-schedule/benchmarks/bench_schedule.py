@@ -6,7 +6,9 @@ distribution, size and method, then whether every target is met (exit 1 if not).
 
 Times are CPU seconds of the process, so that a shared machine does not change them much; the first
 plans of the process, which load numpy's routines, are not counted. Costs are 24576 s + s^2, one
-rollout per sample, one step.
+rollout per sample, one step. Pareto lengths are 300 * (1 + pareto(shape)): one in a hundred is cut
+off at the cap; there the plan with the fewest micro-batches is shown as well, which no plan levels
+where `rank_bound` says so.
 """
 
 import argparse
@@ -45,11 +47,20 @@ SIZES = (
     Size(samples=1_000_000, ranks=4096, cap=32768, seeds=1, most_seconds=15.0),
 )
 TINY = Size(samples=64, ranks=2, cap=16384, seeds=1, most_seconds=60.0)
-DISTRIBUTIONS = ("lognormal 7.6", "lognormal 8.0", "bimodal", "uniform")
+DISTRIBUTIONS = (
+    "lognormal 7.6",
+    "lognormal 8.0",
+    "bimodal",
+    "uniform",
+    "Pareto 1.05",
+    "Pareto 1.1",
+)
 UNIFORM_CAP = 9216
 MOST_RANK_IMBALANCE = 1.0015
+MOST_RANK_IMBALANCE_OF_FEWEST, MOST_ABOVE_RANK_BOUND = 1.01, 0.005
 MOST_SLOT_IMBALANCE, MOST_ABOVE_SLOT_BOUND = 1.03, 0.025
 MOST_MEGABYTES = 2000
+HEAVY_TAILS_MAY_TAKE = 1.5
 
 
 def lengths_of(distribution: str, samples: int, seed: int, cap: int) -> np.ndarray:
@@ -64,8 +75,10 @@ def lengths_of(distribution: str, samples: int, seed: int, cap: int) -> np.ndarr
             rng.normal(12_000, 1_500, samples),
             rng.normal(300, 60, samples),
         )
-    else:
+    elif distribution == "uniform":
         values = rng.uniform(2_000, 6_000, samples)
+    else:
+        values = 300 * (1 + rng.pareto(float(distribution.split()[1]), samples))
     return np.clip(np.rint(values), 64, cap).astype(np.int64)
 
 
@@ -77,6 +90,7 @@ class Run:
     cpu_seconds: float
     bound: int
     slot_bound: float
+    rank_bound: float = 1.0
 
 
 def requests_of(distribution: str, size: Size) -> Iterator[ScheduleRequest]:
@@ -99,7 +113,8 @@ def run(method: int | str, request: ScheduleRequest) -> Run:
         return Run(
             figures=figures, cpu_seconds=time.process_time() - started, bound=0, slot_bound=1.0
         )
-    slack: float | Literal["auto"] = "auto" if method == "auto" else 0.0
+    slack: float | Literal["auto"] = "auto" if method == "slack auto" else 0.0
+    extra: Literal["auto", 0] = 0 if method == "fewest" else "auto"
     started = time.process_time()
     plan = build_dp_schedule(
         total_lengths=request.total_lengths,
@@ -109,14 +124,17 @@ def run(method: int | str, request: ScheduleRequest) -> Run:
         dp_size=request.dp_size,
         max_tokens_per_gpu=request.max_tokens_per_gpu,
         rank_slack=slack,
+        extra_micro_batches=extra,
     )
     cpu_seconds = time.process_time() - started
-    figures = measure_plan("rl-schedule" + (", slack auto" if slack else ""), request, plan)
+    name = f"rl-schedule, {method}" if method in {"fewest", "slack auto"} else "rl-schedule"
+    figures = measure_plan(name, request, plan)
     return Run(
         figures=figures,
         cpu_seconds=cpu_seconds,
         bound=plan.stats.micro_batch_bound,
         slot_bound=plan.stats.slot_bound,
+        rank_bound=plan.stats.rank_bound,
     )
 
 
@@ -124,16 +142,24 @@ def missed(name: str, size: Size, runs: list[Run], ffd: list[Run]) -> list[str]:
     """Say which targets a method of ours misses on one row."""
     found = []
     slack = runs[0].figures.method.endswith("auto")
+    fewest = runs[0].figures.method.endswith("fewest")
+    extra = 0 if slack or fewest else 1
     where = f"{runs[0].figures.method}, {name}, n={size.samples}"
     if any(r.figures.over_cap for r in runs):
         found.append(f"{where}: micro-batches over the cap")
     if any(
-        r.figures.micro_batches > f.figures.micro_batches for r, f in zip(runs, ffd, strict=True)
+        r.figures.micro_batches > f.figures.micro_batches + extra
+        for r, f in zip(runs, ffd, strict=True)
     ):
         found.append(f"{where}: more micro-batches than first-fit-decreasing")
-    worst = max(r.figures.rank_imbalance for r in runs)
-    if not slack and worst > MOST_RANK_IMBALANCE:
-        found.append(f"{where}: rank imbalance {worst:.4f}")
+    for r in [] if slack else runs:
+        allowed = MOST_RANK_IMBALANCE
+        if fewest:
+            allowed = max(MOST_RANK_IMBALANCE_OF_FEWEST, r.rank_bound + MOST_ABOVE_RANK_BOUND)
+        if r.figures.rank_imbalance > allowed:
+            found.append(
+                f"{where}: rank imbalance {r.figures.rank_imbalance:.4f}, allowed {allowed:.4f}"
+            )
     for r in runs if slack else []:
         allowed = max(MOST_SLOT_IMBALANCE, r.slot_bound + MOST_ABOVE_SLOT_BOUND)
         if r.figures.slot_imbalance > allowed:
@@ -141,8 +167,9 @@ def missed(name: str, size: Size, runs: list[Run], ffd: list[Run]) -> list[str]:
                 f"{where}: slot imbalance {r.figures.slot_imbalance:.4f}, allowed {allowed:.4f}"
             )
     slowest = max(r.cpu_seconds for r in runs)
-    if slowest > size.most_seconds:
-        found.append(f"{where}: {slowest:.3f} s, allowed {size.most_seconds}")
+    most_seconds = size.most_seconds * (HEAVY_TAILS_MAY_TAKE if name.startswith("Pareto") else 1)
+    if slowest > most_seconds:
+        found.append(f"{where}: {slowest:.3f} s, allowed {most_seconds:.3f}")
     return found
 
 
@@ -154,6 +181,7 @@ def row(name: str, size: Size, runs: list[Run]) -> list[str]:
     counts = sorted({f.micro_batches for f in figures})
     bounds = sorted({r.bound for r in runs})
     slots = sorted(r.slot_bound for r in runs)
+    rank_bounds = sorted(r.rank_bound for r in runs)
     ours = bounds != [0]
     return [
         name,
@@ -161,7 +189,8 @@ def row(name: str, size: Size, runs: list[Run]) -> list[str]:
         figures[0].method,
         str(sum(f.over_cap for f in figures)),
         f"{counts[0]}-{counts[-1]}" + (f" (>= {bounds[0]}-{bounds[-1]})" if ours else ""),
-        spread([f.rank_imbalance for f in figures], 4),
+        spread([f.rank_imbalance for f in figures], 4)
+        + (f" (>= {rank_bounds[0]:.4f}-{rank_bounds[-1]:.4f})" if rank_bounds[-1] > 1.0 else ""),
         spread([f.slot_imbalance for f in figures], 4),
         f"{slots[0]:.4f}-{slots[-1]:.4f}" if ours else "",
         spread([r.cpu_seconds * 1e3 for r in runs], 1),
@@ -182,7 +211,7 @@ HEADER = [
 
 
 def write(cells: list[str], *, markdown: bool) -> None:
-    widths = (14, 9, 28, 8, 22, 17, 17, 15, 17)
+    widths = (14, 9, 28, 8, 22, 36, 17, 15, 17)
     sys.stdout.write(
         ("| " + " | ".join(cells) + " |\n")
         if markdown
@@ -209,14 +238,15 @@ def main() -> int:
         for name in DISTRIBUTIONS:
             ffd = [run(len(REFERENCES) - 1, request) for request in requests_of(name, size)]
             plain: list[int | str] = [*range(len(REFERENCES) - 1), "ffd"]
-            for method in [*([] if options.only_ours else plain), "level", "auto"]:
+            ours = ["level", "fewest" if name.startswith("Pareto") else "slack auto"]
+            for method in [*([] if options.only_ours else plain), *ours]:
                 runs = (
                     ffd
                     if method == "ffd"
                     else [run(method, request) for request in requests_of(name, size)]
                 )
                 write(row(name, size, runs), markdown=options.markdown)
-                if method in {"level", "auto"} and not options.tiny:
+                if method in ours and not options.tiny:
                     problems += missed(name, size, runs, ffd)
     megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     if megabytes > MOST_MEGABYTES:
