@@ -69,66 +69,79 @@ Padding = Annotated[
 ]
 
 
+TensorRanks = Annotated[
+    int, typer.Option("--tp", min=1, help="Tensor-parallel ranks, for the simulated time.")
+]
+Stages = Annotated[
+    int, typer.Option("--pp", min=1, help="Pipeline stages, for the simulated time.")
+]
+Chunks = Annotated[int, typer.Option("--vpp", min=1, help="Virtual pipeline chunks per stage.")]
+PipelineGroup = Annotated[
+    int | None, typer.Option(min=1, help="Micro-batches per chunk turn; pp by default.")
+]
+StaticSize = Annotated[
+    int | None, typer.Option(min=1, help="Static packing: samples per micro-batch.")
+]
+BatchSizes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N[,N...]", help="Rollouts per step, or a list of them; all in one step by default."
+    ),
+]
+Splitter = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="fixed, sizes, all or package.module:name; by the size if left out."
+    ),
+]
+MostSamples = Annotated[
+    int | None, typer.Option(min=1, help="Dynamic packing: samples per micro-batch at most.")
+]
+EqualSamples = Annotated[
+    bool, typer.Option("--equal-samples", help="As many samples on every rank.")
+]
+PadToLongest = Annotated[
+    bool,
+    typer.Option("--pad-to-longest", help="Each micro-batch is padded to its longest sample."),
+]
+Levelled = Annotated[Balance, typer.Option(help="What to level over ranks and slots.")]
+Slack = Annotated[str, typer.Option(help="0, a fraction, or auto.")]
+Speed = Annotated[
+    float, typer.Option(min=0.001, help="TFLOP/s one GPU achieves, for the simulated time.")
+]
+SyncSeconds = Annotated[
+    float, typer.Option(min=0.0, help="Gradient reduction and optimizer per step.")
+]
+Page = Annotated[Path | None, typer.Option(help="Write a self-contained picture.")]
+
+
 @app.command()
 def plan(
     lengths: LengthsFile,
     dp: Ranks,
     cp: ContextRanks = 1,
-    tp: Annotated[
-        int, typer.Option("--tp", min=1, help="Tensor-parallel ranks, for the simulated time.")
-    ] = 1,
-    pp: Annotated[
-        int, typer.Option("--pp", min=1, help="Pipeline stages, for the simulated time.")
-    ] = 1,
-    vpp: Annotated[
-        int, typer.Option("--vpp", min=1, help="Virtual pipeline chunks per stage.")
-    ] = 1,
-    pipeline_group: Annotated[
-        int | None, typer.Option(min=1, help="Micro-batches per chunk turn; pp by default.")
-    ] = None,
+    tp: TensorRanks = 1,
+    pp: Stages = 1,
+    vpp: Chunks = 1,
+    pipeline_group: PipelineGroup = None,
     max_tokens_per_gpu: TokenLimit = None,
-    micro_batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Static packing: samples per micro-batch.")
-    ] = None,
-    global_batch_size: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N[,N...]",
-            help="Rollouts per step, or a list of them; all in one step by default.",
-        ),
-    ] = None,
-    splitter: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="fixed, sizes, all or package.module:name; by the size if left out.",
-        ),
-    ] = None,
-    max_samples_per_micro_batch: Annotated[
-        int | None, typer.Option(min=1, help="Dynamic packing: samples per micro-batch at most.")
-    ] = None,
-    equal_samples: Annotated[
-        bool, typer.Option("--equal-samples", help="As many samples on every rank.")
-    ] = False,
-    pad_to_longest: Annotated[
-        bool,
-        typer.Option("--pad-to-longest", help="Each micro-batch is padded to its longest sample."),
-    ] = False,
-    balance: Annotated[Balance, typer.Option(help="What to level over ranks and slots.")] = "flops",
-    rank_slack: Annotated[str, typer.Option(help="0, a fraction, or auto.")] = "0",
+    micro_batch_size: StaticSize = None,
+    global_batch_size: BatchSizes = None,
+    splitter: Splitter = None,
+    max_samples_per_micro_batch: MostSamples = None,
+    equal_samples: EqualSamples = False,
+    pad_to_longest: PadToLongest = False,
+    balance: Levelled = "flops",
+    rank_slack: Slack = "0",
     model: ModelFile = None,
-    tflops: Annotated[
-        float, typer.Option(min=0.001, help="TFLOP/s one GPU achieves, for the simulated time.")
-    ] = 400.0,
-    sync_seconds: Annotated[
-        float, typer.Option(min=0.0, help="Gradient reduction and optimizer per step.")
-    ] = 0.0,
+    tflops: Speed = 400.0,
+    sync_seconds: SyncSeconds = 0.0,
     on_oversized: Annotated[OnOversized, typer.Option()] = "alone",
     on_misaligned: Annotated[OnMisaligned, typer.Option()] = "split_then_filler",
     on_trailing: Annotated[OnTrailing, typer.Option()] = "drop",
     pad_to_multiple: Padding = None,
     as_json: AsJson = False,
-    html: Annotated[Path | None, typer.Option(help="Write a self-contained picture.")] = None,
+    html: Page = None,
 ) -> None:
     """Dry-run a schedule: tables per step and rank with the simulated time, JSON, or a picture."""
     batch = read_batch(lengths)

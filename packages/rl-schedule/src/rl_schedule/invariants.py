@@ -189,10 +189,12 @@ def _check_cap(plan: SchedulePlan, request: ScheduleRequest) -> Iterator[Problem
         amount_K = longest_K * size_K
     most = cap or request.micro_batch_size or 0
     limit = f"samples, micro_batch_size is {most}" if cap is None else f"tokens, the cap is {most}"
-    # Distinct pairs of a micro-batch and a unit: how many units each micro-batch holds.
-    unit_of = request.units().of[plan.sample_positions]
-    pairs = np.unique(np.stack([rows, unit_of]), axis=1)
-    units_K = np.bincount(pairs[0], minlength=size_K.size)
+    units_K = size_K
+    if request.keep_together is not None:
+        # Distinct pairs of a micro-batch and a unit: how many units each micro-batch holds.
+        unit_of = request.units().of[plan.sample_positions]
+        pairs = np.unique(np.stack([rows, unit_of]), axis=1)
+        units_K = np.bincount(pairs[0], minlength=size_K.size)
     promise = "P9" if cap is not None and request.pad_to_multiple > 1 else "P6"
     for row in np.flatnonzero((amount_K > most) & (units_K > 1)).tolist():
         yield _in_row(promise, f"holds {int(amount_K[row])} {limit}", plan, row)

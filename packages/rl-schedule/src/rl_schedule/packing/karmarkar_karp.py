@@ -8,12 +8,12 @@ Invariants: every position is in exactly one set; with `equal_size` every set ha
 """
 
 import heapq
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from rl_schedule.arrays import IntArray, positive_int
+from rl_schedule.arrays import IntArray, cost_column, positive_int
 from rl_schedule.cost import integer_costs
 from rl_schedule.errors import ScheduleError
 
@@ -42,21 +42,9 @@ def karmarkar_karp(weights: npt.ArrayLike, k: int, equal_size: bool = False) -> 
         ScheduleError: a bad weight, or `equal_size` with a count that is no multiple of `k`.
     """
     sets = positive_int(k, "k")
-    try:
-        given: npt.NDArray[Any] = np.asarray(weights)
-    except (TypeError, ValueError) as error:
-        raise ScheduleError(f"weights must be a list of finite numbers >= 0: {error}") from error
+    given = cost_column(weights, "weights")
     if given.size == 0:
         return [[] for _ in range(sets)]
-    if (
-        given.ndim != 1
-        or given.dtype.kind not in "iuf"
-        or not bool(np.all(np.isfinite(given) & (given >= 0)))
-    ):
-        raise ScheduleError(
-            f"weights must be a list of finite numbers >= 0, got dtype {given.dtype}, shape"
-            f" {given.shape}"
-        )
     costs = integer_costs(given, terms=given.size)
     if equal_size and costs.size % sets:
         raise ScheduleError(f"equal_size needs a multiple of k={sets} weights, got {costs.size}")
