@@ -46,19 +46,16 @@ HEADER = (
     "prompt : response",
     "rollouts",
     "ranks",
-    "tokens, millions: without",
-    "shared",
-    "FLOPs: shared / without",
-    "micro-batches: without",
-    "shared",
+    "tokens, millions",
+    "FLOPs, shared / without",
+    "micro-batches",
     "max/mean of ranks: without",
     "shared",
-    "slowest rank, PFLOP: without",
-    "shared",
+    "slowest rank, PFLOP",
     "step: without / shared",
-    "the same, 4 stages",
+    "4 stages",
     "by chance / shared",
-    "copies of a prompt",
+    "copies",
     "fillers",
     "CPU ms: without",
     "shared",
@@ -183,27 +180,36 @@ def row(ratio: int, rollouts: int, ranks: int, outcomes: list[Outcome]) -> list[
         return "-".join(str(value) for value in sorted({min(values), max(values)}))
 
     stats = [one.plan.stats[0] for one in outcomes]
+    tokens = [
+        middle([s.num_tokens_unshared / 1e6 for s in stats], ".2f"),
+        middle([s.num_tokens / 1e6 for s in stats], ".2f"),
+    ]
+    counts = [
+        span([one.without.shape[1] for one in outcomes]),
+        span([one.shared.shape[1] for one in outcomes]),
+    ]
+    slowest = [
+        middle([step_of(one.without, 1) / 1e15 for one in outcomes], ".1f"),
+        middle([step_of(one.shared, 1) / 1e15 for one in outcomes], ".1f"),
+    ]
+    shared_ms = [one.shared_seconds * 1e3 for one in outcomes]
     return [
         f"{ratio}:1",
         str(rollouts),
         str(ranks),
-        middle([s.num_tokens_unshared / 1e6 for s in stats], ".2f"),
-        middle([s.num_tokens / 1e6 for s in stats], ".2f"),
+        " -> ".join(tokens),
         middle([float(one.shared.sum() / one.without.sum()) for one in outcomes], ".3f"),
-        span([one.without.shape[1] for one in outcomes]),
-        span([one.shared.shape[1] for one in outcomes]),
+        " -> ".join(counts),
         worst([level(one.without) for one in outcomes]),
         worst([level(one.shared) for one in outcomes]),
-        middle([step_of(one.without, 1) / 1e15 for one in outcomes], ".1f"),
-        middle([step_of(one.shared, 1) / 1e15 for one in outcomes], ".1f"),
+        " -> ".join(slowest),
         middle([step_of(one.without, 1) / step_of(one.shared, 1) for one in outcomes], ".2f"),
         middle([step_of(one.without, 4) / step_of(one.shared, 4) for one in outcomes], ".2f"),
         middle([step_of(one.by_chance, 1) / step_of(one.shared, 1) for one in outcomes], ".2f"),
         middle([s.prefix_copies / s.prefixes for s in stats], ".2f"),
         span([s.fillers for s in stats]),
         middle([one.without_seconds * 1e3 for one in outcomes], ".0f"),
-        middle([one.shared_seconds * 1e3 for one in outcomes], ".0f")
-        + f" / {max(one.shared_seconds * 1e3 for one in outcomes):.0f}",
+        f"{middle(shared_ms, '.0f')} / {max(shared_ms):.0f}",
     ]
 
 

@@ -7,9 +7,11 @@ import sys
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 import rl_schedule as rs
+from rl_schedule.arrays import IntArray
 from rl_schedule.prefix.plan import ARRAY_NAMES
 
 
@@ -281,3 +283,46 @@ def test_ids_are_names_only() -> None:
     assert np.array_equal(one.sample_positions, two.sample_positions)
     assert np.array_equal(one.micro_batch_offsets, two.micro_batch_offsets)
     assert set(two.tree_prefix_ids.tolist()) == {70, -4}
+
+
+def transformer(
+    tokens: IntArray, positions: IntArray, mask: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.float64]:
+    """Two layers of rotary attention and a gated MLP with fixed random weights, [L, 8]; float64."""
+    rng = np.random.default_rng(5)
+    hidden = rng.normal(size=(50, 8))[tokens]
+    angles = positions[:, None] * np.array([1.0, 0.3, 0.1, 0.03])
+    turn = np.cos(angles) + 1j * np.sin(angles)
+    for _ in range(2):
+        query, key, value, gate, up = (hidden @ rng.normal(size=(8, 8)) for _ in range(5))
+        rotated = [(x[:, :4] + 1j * x[:, 4:]) * turn for x in (query, key)]
+        scores = np.where(mask, (rotated[0] @ rotated[1].conj().T).real, -np.inf)
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        hidden = hidden + weights @ value / weights.sum(axis=1, keepdims=True)
+        hidden = np.tanh(hidden + np.tanh(gate) * up)
+    return np.asarray(hidden)
+
+
+def test_a_transformer_gives_each_token_what_it_gives_it_in_its_own_sample() -> None:
+    made, request = plan({0: (5, [3, 1, 4]), 1: (0, [2]), 2: (3, [6, 2])}, dp_size=1)
+    rng = np.random.default_rng(1)
+    prompts = {0: rng.integers(0, 50, 5), 1: rng.integers(0, 50, 0), 2: rng.integers(0, 50, 3)}
+    responses = [rng.integers(0, 50, length) for length in request.response_lengths]
+    stream = made.micro_batch(0, 0)
+    tokens = np.full(stream.num_tokens, -1)
+    for key, start, length in zip(
+        stream.prefix_ids.tolist(), stream.prefix_offsets, stream.prefix_lengths, strict=True
+    ):
+        tokens[start : start + length] = prompts[key]
+    for sample, start in zip(stream.samples, stream.response_offsets, strict=True):
+        tokens[start : start + responses[sample].size] = responses[sample]
+    shared = transformer(tokens, stream.position_ids(), stream.attention_mask())
+    for sample, index, start in zip(
+        stream.samples, stream.prefix_index, stream.response_offsets, strict=True
+    ):
+        prompt = prompts[int(stream.prefix_ids[index])]
+        whole = np.concatenate([prompt, responses[sample]])
+        alone = transformer(whole, np.arange(whole.size), np.tri(whole.size, dtype=np.bool_))
+        first = stream.prefix_offsets[index]
+        assert np.allclose(shared[first : first + prompt.size], alone[: prompt.size])
+        assert np.allclose(shared[start : start + responses[sample].size], alone[prompt.size :])
