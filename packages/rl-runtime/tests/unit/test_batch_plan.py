@@ -278,6 +278,17 @@ def test_work_is_levelled_by_the_cost_of_the_run_s_own_model() -> None:
     assert of_rank_with_the_long_one(TransformerCost(token_flops=0, pair_flops=2)) == [10]
 
 
+@pytest.mark.parametrize("extra", ["auto", 0])
+def test_the_planner_gets_the_recipe_s_extra_micro_batches(extra: str | int) -> None:
+    given = recipe()
+    train = given.train.model_copy(update={"extra_micro_batches": extra})
+    columns = batch_columns([make_sample(r, r, 2, 3) for r in range(2)], divide_by_std=True)
+    planned = plan_batch(
+        columns, given.model_copy(update={"train": train}), batch_id=0, cost=TokenCost()
+    )
+    assert planned.plan.settings["extra_micro_batches"] == extra
+
+
 def test_the_first_rank_alone_carries_what_the_dump_says_of_the_whole_batch() -> None:
     """Rollout 9 is left over after two steps of two rollouts."""
     samples = [*FOUR_ROLLOUTS, replace(make_sample(9, 2, 1, 1, reward=0.25), sample_index=None)]

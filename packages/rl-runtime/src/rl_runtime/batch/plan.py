@@ -106,6 +106,7 @@ def _request(columns: Mapping[str, Column], recipe: Recipe, cost: CostModel) -> 
         cp_size=context,
         max_tokens_per_gpu=recipe.train.max_tokens_per_gpu,
         balance=recipe.train.balance,
+        extra_micro_batches=recipe.train.extra_micro_batches,
         cost=cost,
         on_oversized=recipe.train.on_oversized,
         on_trailing=recipe.train.on_trailing,

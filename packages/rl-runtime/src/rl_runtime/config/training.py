@@ -78,6 +78,13 @@ class TrainSection(Section):
     balance: Literal["none", "tokens", "flops"] = "flops"
     """What the planner balances over ranks and slots."""
 
+    extra_micro_batches: Literal["auto", 0] = "auto"
+    """Micro-batches that each rank may run beyond the fewest that hold a step's tokens.
+
+    auto: at most one per rank and step, only where the costliest rank would end more than 0.15 %
+    above the mean without it, as with heavy-tailed lengths. 0: none.
+    """
+
     on_oversized: Literal["alone", "error", "drop"] = "alone"
     """What happens to a sample longer than the token cap."""
 
