@@ -7,8 +7,9 @@ of the model. Plans take turns within every round, and every round begins with a
 what else the machine does meets them all alike; the first round is not counted. A step is forward
 and backward passes of all micro-batches, the gradient reduction and the optimizer.
 
-Prints Markdown: median seconds of a step, and the median over the rounds of its ratio to
-rl-schedule's step in the same round, beside the ratio that the FLOPs of the costliest rank predict.
+Prints Markdown: the median wall time of a step, and the median of the CPU time of its busier rank,
+which other load of the machine does not lengthen; for both the median over the rounds of the ratio
+to rl-schedule's step in the same round, beside the ratio that the FLOPs of the costliest rank give.
 """
 
 from __future__ import annotations
@@ -70,7 +71,15 @@ class Setting:
     seeds: int
 
 
-FULL = Setting(layers=2, hidden=128, samples=48, cap=2048, rounds=9, seeds=3)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Took:
+    """Seconds of one step."""
+
+    wall: float
+    cpu: float
+
+
+FULL = Setting(layers=2, hidden=128, samples=32, cap=2048, rounds=7, seeds=3)
 TINY = Setting(layers=1, hidden=32, samples=12, cap=128, rounds=2, seeds=1)
 
 
@@ -156,7 +165,7 @@ def rank_main(
     rounds: int,
     rank: int,
     rendezvous: str,
-) -> list[dict[str, float]]:
+) -> list[dict[str, Took]]:
     trainer = Trainer(
         recipe, rank=rank, world_size=RANKS, rendezvous=rendezvous, model_folder=model_folder
     )
@@ -168,10 +177,11 @@ def rank_main(
         found = {}
         for name in names[first:] + names[:first]:
             torch.distributed.barrier()
-            started = time.perf_counter()
+            wall, cpu = time.perf_counter(), time.process_time()
             trainer.train_batch(batches[name], 1e-5)
+            cpu = time.process_time() - cpu
             torch.distributed.barrier()
-            found[name] = time.perf_counter() - started
+            found[name] = Took(wall=time.perf_counter() - wall, cpu=cpu)
         seconds.append(found)
     trainer.close()
     return seconds[1:]
@@ -185,8 +195,8 @@ def child(sender: Connection, arguments: tuple[Any, ...]) -> None:
         sender.send((False, traceback.format_exc()))
 
 
-def run_ranks(*arguments: Any) -> list[dict[str, float]]:
-    """Run `rank_main` in forked processes; the seconds that rank 0 saw."""
+def run_ranks(*arguments: Any) -> list[dict[str, Took]]:
+    """Run `rank_main` in forked processes; per round and plan what the slower rank took."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         rendezvous = f"127.0.0.1:{listener.getsockname()[1]}"
@@ -207,8 +217,16 @@ def run_ranks(*arguments: Any) -> list[dict[str, float]]:
             if not done:
                 raise RuntimeError(f"rank {rank}:\n{result}")
             results.append(result)
-        seconds: list[dict[str, float]] = results[0]
-        return seconds
+        return [
+            {
+                name: Took(
+                    wall=max(found[name].wall for found in ranks_found),
+                    cpu=max(found[name].cpu for found in ranks_found),
+                )
+                for name in ranks_found[0]
+            }
+            for ranks_found in zip(*results, strict=True)
+        ]
     finally:
         for process in ranks:
             process.join(5)
@@ -237,7 +255,8 @@ def measure(setting: Setting, seed: int, folder: Path) -> None:
     base = next(iter(layouts))
     for name, layout in layouts.items():
         tokens = [int(lengths[one].sum()) for rank in layout for one in rank]
-        ratios = [found[name] / found[base] for found in seconds]
+        wall = [(found[name].wall, found[base].wall) for found in seconds]
+        cpu = [(found[name].cpu, found[base].cpu) for found in seconds]
         predicted = costliest(layout, costs) / costliest(layouts[base], costs)
         write(
             [
@@ -246,8 +265,14 @@ def measure(setting: Setting, seed: int, folder: Path) -> None:
                 str(len(layout[0])),
                 f"{max(tokens) / setting.cap:.2f}",
                 f"{costliest(layout, costs):.4f}",
-                f"{statistics.median(found[name] for found in seconds):.3f}",
-                f"{statistics.median(ratios):.3f}",
+                *(
+                    f"{value:.3f}"
+                    for pairs in (wall, cpu)
+                    for value in (
+                        statistics.median(one for one, _ in pairs),
+                        statistics.median(one / other for one, other in pairs),
+                    )
+                ),
                 f"{predicted:.3f}",
             ]
         )
@@ -258,8 +283,9 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="a tiny model, two rounds")
     setting = TINY if parser.parse_args().tiny else FULL
     header = ["seed", "order", "micro-batches", "fullest / cap", "rank max / mean"]
-    write([*header, "step, s", "ratio", "ratio of FLOPs"])
-    write(["---"] * (len(header) + 3))
+    header += ["wall s", "ratio", "CPU s", "ratio", "ratio of FLOPs"]
+    write(header)
+    write(["---"] * len(header))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_tiny_model(folder / "model", recipe_of(setting, folder).model, rng=0)
