@@ -27,6 +27,7 @@ from rl_schedule.balancing.rank_assignment import (
     deal_bins,
     deal_in_turn,
     fill_empty_bins,
+    renumber_bins,
 )
 from rl_schedule.cost import integer_costs
 from rl_schedule.errors import InfeasibleScheduleError
@@ -37,6 +38,7 @@ from rl_schedule.packing import (
     deal_by_differencing,
     decreasing_order,
     fill_limited,
+    level_hands,
     round_up,
     split_limited,
 )
@@ -151,8 +153,15 @@ def _pack(
         return balanced
     if balanced is not None and balanced.num_slots == slots:
         candidates.append(balanced)
+    least = round_up(max(_least_bins(limits, units)), request.alignment) // ranks
+    fewer = _deal_by_cost(units, costs, limits, ranks, least) if least < slots else None
+    if fewer is not None:
+        found = Assignment(bin_of=fewer, num_slots=least, path="limited|lpt")
+        return _arranged(found, units, costs, limits, ranks)
     shown = _shown(split, costs, units, limits)
-    dealt = deal_bins(split, shown, num_ranks=ranks, num_bins=slots * ranks)
+    dealt = _level_bins(
+        deal_bins(split, shown, num_ranks=ranks, num_bins=slots * ranks), shown, ranks, slots
+    )
     candidates.append(Assignment(bin_of=dealt, num_slots=slots, path="limited|kk"))
     by_cost = _deal_by_cost(units, costs, limits, ranks, slots)
     if by_cost is not None:
@@ -197,6 +206,14 @@ def _is_level(found: Assignment, costs: IntArray, num_ranks: int) -> bool:
 def _longest_first(units: Units, limits: Limits) -> IntArray:
     """Return units in packing order: most tokens first, or the longest sample first if padded."""
     return decreasing_order(units.longest if limits.padded else units.tokens)
+
+
+def _level_bins(bin_of: IntArray, costs: IntArray, num_ranks: int, num_slots: int) -> IntArray:
+    """Swap whole micro-batches between ranks until these are level: int64 [U]."""
+    bins = np.arange(num_ranks * num_slots)
+    spent = bin_sums(costs, bin_of, bins.size)
+    rank_of = level_hands(spent, bins // num_slots, num_ranks, np.ones_like(bins))
+    return renumber_bins(bin_of, np.argsort(rank_of, kind="stable"))
 
 
 def _arranged(
@@ -298,7 +315,9 @@ def _equal_ranks(request: ScheduleRequest, number: int, units: Units, costs: Int
         ):
             rank_of[alike[hand]] = rank
             load_D[rank] += int(costs[alike[hand]].sum())
-    return rank_of
+    if request.balance == "none":
+        return rank_of
+    return level_hands(costs, rank_of, ranks, units.counts)
 
 
 def _check_fillers(request: ScheduleRequest, number: int, stats: StepStats) -> None:

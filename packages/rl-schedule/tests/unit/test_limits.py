@@ -129,6 +129,18 @@ def test_equal_ranks_are_level() -> None:
     assert rs.plan_schedule(asked).stats.rank_imbalance < 1.002
 
 
+def test_one_very_long_sample_leaves_equal_ranks_level() -> None:
+    """One of 32,768 tokens among 4,096 on 64 ranks; one item of each group of 64 gave 1.14."""
+    lengths = np.random.default_rng(0).lognormal(7.6, 0.9, 4096)
+    asked = request(
+        np.clip(np.rint(lengths), 64, 32768).astype(int).tolist(),
+        dp_size=64,
+        max_tokens_per_gpu=32768,
+        equal_samples=True,
+    )
+    assert rs.plan_schedule(asked).stats.rank_imbalance < 1.001
+
+
 def test_ranks_that_cannot_be_equal_are_an_error_with_both_numbers() -> None:
     with pytest.raises(rs.InfeasibleScheduleError, match=r"step 0 has 5 samples, which 2 ranks"):
         rs.plan_schedule(request([1] * 5, dp_size=2, equal_samples=True))

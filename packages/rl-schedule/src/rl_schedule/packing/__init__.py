@@ -9,6 +9,7 @@ from rl_schedule.packing.bins import (
     split_bins,
 )
 from rl_schedule.packing.karmarkar_karp import deal_by_differencing, karmarkar_karp
+from rl_schedule.packing.level_hands import level_hands
 from rl_schedule.packing.limited import Limits, fill_limited, split_limited
 from rl_schedule.packing.packers import (
     best_fit_decreasing,
@@ -35,6 +36,7 @@ __all__ = [
     "first_fit_decreasing",
     "group_bins",
     "karmarkar_karp",
+    "level_hands",
     "number_bins",
     "round_up",
     "split_bins",
