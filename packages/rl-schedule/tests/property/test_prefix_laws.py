@@ -199,6 +199,7 @@ def random_request(rng: np.random.Generator, most_samples: int) -> rs.PrefixRequ
         "balance": str(rng.choice(["flops", "tokens"])),
         "cost": COSTS[rng.integers(len(COSTS))],
         "on_oversized": str(rng.choice(["alone", "drop"])),
+        "on_misaligned": str(rng.choice(["split_then_filler", "error"])),
         "on_trailing": "partial_step",
     }
     return rs.PrefixRequest(
@@ -212,11 +213,13 @@ def run_fuzz(seeds: range, most_samples: int) -> None:
     logging.getLogger("rl_schedule").setLevel(logging.ERROR)
     for seed in seeds:
         request = random_request(np.random.default_rng([12, seed]), most_samples)
+        settings = {request.schedule.on_oversized, request.schedule.on_misaligned}
         try:
             plan = rs.plan_with_prefixes(request)
         except rs.InfeasibleScheduleError:
-            assert request.schedule.on_oversized == "drop"
+            assert "drop" in settings or "error" in settings
             continue
+        assert not plan.filler_micro_batches or "error" not in settings
         problems = rs.check_prefix_plan(plan, request)
         assert problems == [], f"seed {seed}: {problems[0]}"
 

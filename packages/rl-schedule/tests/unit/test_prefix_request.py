@@ -57,10 +57,37 @@ def test_the_cost_is_that_of_the_schedule_and_tokens_are_levelled_when_asked_for
         ({"rank_slack": 0.01}, "rank_slack=0.01"),
         ({"rank_slack": "auto"}, "rank_slack='auto'"),
         ({"pad_to_multiple": 4}, "pad_to_multiple=4"),
+        ({"max_samples_per_micro_batch": 2}, "max_samples_per_micro_batch=2"),
+        ({"equal_samples": True}, "equal_samples=True"),
+        ({"pad_to_longest": True}, "pad_to_longest=True"),
+        ({"sample_costs": [1.0, 2.0, 3.0]}, "sample_costs"),
+        ({"keep_together": [0, 1, 2]}, "keep_together"),
     ],
 )
 def test_settings_that_cannot_be_honoured_are_refused(settings: Any, named: str) -> None:
     assert f"{named} is not possible with shared prefixes" in refused(schedule(**settings))
+
+
+@pytest.mark.parametrize("extra", ["auto", 0])
+def test_leave_to_run_one_more_micro_batch_is_no_obstacle(extra: Any) -> None:
+    request = rs.PrefixRequest(
+        schedule=schedule(extra_micro_batches=extra),
+        prefix_ids=[0, 0, 1],
+        prefix_lengths=[4, 4, 2],
+    )
+    assert rs.plan_with_prefixes(request).num_microbatches == (1,)
+
+
+def test_ids_may_be_strings() -> None:
+    names = schedule(rollout_ids=["a", "b", "c"])
+    request = rs.PrefixRequest(
+        schedule=names, prefix_ids=["why", "why", "how"], prefix_lengths=[4, 4, 2]
+    )
+    assert np.asarray(request.prefix_ids).tolist() == [0, 0, 1]
+    assert request.prefix_names == ("why", "how")
+    plan = rs.plan_with_prefixes(request)
+    assert plan.tree_prefix_ids.tolist() == [0, 1]
+    assert rs.check_prefix_plan(plan, request) == []
 
 
 def test_columns_of_another_length_are_refused() -> None:

@@ -5,12 +5,12 @@ cannot honour; whatever is wrong is told at once.
 """
 
 from collections.abc import Iterator
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
-from rl_schedule.arrays import IntArray, Integers, integer_column
+from rl_schedule.arrays import Identifiers, IntArray, Integers, identifier_column, integer_column
 from rl_schedule.cost import TokenCost
 from rl_schedule.errors import ScheduleError
 from rl_schedule.prefix.cost import PrefixCost
@@ -73,19 +73,31 @@ class PrefixRequest:
     `balance="none"`, a `rank_slack`, a `pad_to_multiple` and settings that are not known here are
     refused.
     """
-    prefix_ids: Integers
-    """Which prefix each sample starts with, usually its prompt group; [n]. Kept as int64."""
+    prefix_ids: Identifiers
+    """Which prefix each sample starts with, usually its prompt group; [n].
+
+    Kept as int64; strings are numbered by first appearance, see `prefix_names`.
+    """
     prefix_lengths: Integers
     """Tokens of that prefix; [n], 0 to total - 1, equal for equal ids. Kept as int64."""
+    prefix_names: tuple[str, ...] = field(init=False, default=())
+    """What stands behind prefix ids 0, 1, ... where `prefix_ids` are strings, else nothing."""
 
     def __post_init__(self) -> None:
         """Freeze the columns as int64 and check them against the schedule."""
         problems: list[str] = []
-        for name in ("prefix_ids", "prefix_lengths"):
-            try:
-                object.__setattr__(self, name, integer_column(getattr(self, name), name))
-            except ScheduleError as error:
-                problems.append(str(error))
+        freeze = object.__setattr__
+        try:
+            ids, names = identifier_column(self.prefix_ids, "prefix_ids")
+            freeze(self, "prefix_ids", ids)
+            freeze(self, "prefix_names", names)
+        except ScheduleError as error:
+            problems.append(str(error))
+        try:
+            lengths = integer_column(self.prefix_lengths, "prefix_lengths")
+            freeze(self, "prefix_lengths", lengths)
+        except ScheduleError as error:
+            problems.append(str(error))
         problems += _unknown_settings(self.schedule)
         if not problems:
             problems += _column_problems(
@@ -130,7 +142,8 @@ def _unknown_settings(schedule: ScheduleRequest) -> Iterator[str]:
             continue
         if not _is_default(entry, value):
             reason = _REASONS.get(entry.name, "leave it at its default")
-            yield f"{entry.name}={value!r} is not possible with shared prefixes; {reason}"
+            shown = "" if isinstance(value, np.ndarray) else f"={value!r}"
+            yield f"{entry.name}{shown} is not possible with shared prefixes; {reason}"
 
 
 def _is_default(entry: Field[Any], value: object) -> bool:
