@@ -79,7 +79,7 @@ class Took:
     cpu: float
 
 
-FULL = Setting(layers=2, hidden=128, samples=32, cap=2048, rounds=7, seeds=3)
+FULL = Setting(layers=2, hidden=128, samples=64, cap=2048, rounds=7, seeds=3)
 TINY = Setting(layers=1, hidden=32, samples=12, cap=128, rounds=2, seeds=1)
 
 

@@ -220,16 +220,44 @@ def write(cells: list[str], *, markdown: bool) -> None:
     sys.stdout.flush()
 
 
+EACH_HEADER = ["lengths", "seed", "fewest", "no plan below", "ranks", "CPU ms"]
+EACH_HEADER += ["auto", "ranks", "CPU ms"]
+
+
+def write_each_seed(size: Size) -> None:
+    """Print what is reached on each seed with the fewest micro-batches, and with one more."""
+    write(EACH_HEADER, markdown=True)
+    write(["---"] * len(EACH_HEADER), markdown=True)
+    for name in DISTRIBUTIONS:
+        for seed, request in enumerate(requests_of(name, size)):
+            fewest, auto = run("fewest", request), run("level", request)
+            cells = [name, str(seed), str(fewest.figures.micro_batches)]
+            cells += [f"{fewest.rank_bound:.4f}", *ranks_and_time(fewest)]
+            cells += [str(auto.figures.micro_batches), *ranks_and_time(auto)]
+            write(cells, markdown=True)
+
+
+def ranks_and_time(found: Run) -> list[str]:
+    return [f"{found.figures.rank_imbalance:.4f}", f"{found.cpu_seconds * 1e3:.1f}"]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="*", default=[size.samples for size in SIZES])
     parser.add_argument("--only-ours", action="store_true", help="leave the plain methods out")
     parser.add_argument("--markdown", action="store_true")
+    parser.add_argument(
+        "--each-seed", action="store_true", help="ranks with and without one more, seed by seed"
+    )
     parser.add_argument("--tiny", action="store_true", help="one small size; no target is checked")
     options = parser.parse_args()
     sizes = [TINY] if options.tiny else [size for size in SIZES if size.samples in options.sizes]
     for name in DISTRIBUTIONS:
         run("level", next(requests_of(name, SIZES[0])))
+    if options.each_seed:
+        for size in sizes:
+            write_each_seed(size)
+        return 0
     write(HEADER, markdown=options.markdown)
     if options.markdown:
         write(["---"] * len(HEADER), markdown=True)
