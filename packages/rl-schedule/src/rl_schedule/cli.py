@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 from rich.console import Console
@@ -106,6 +106,10 @@ PadToLongest = Annotated[
 ]
 Levelled = Annotated[Balance, typer.Option(help="What to level over ranks and slots.")]
 Slack = Annotated[str, typer.Option(help="0, a fraction, or auto.")]
+Extra = Annotated[
+    Literal["auto", "0"],
+    typer.Option(help="One more micro-batch per rank where that levels the ranks, or none."),
+]
 Speed = Annotated[
     float, typer.Option(min=0.001, help="TFLOP/s one GPU achieves, for the simulated time.")
 ]
@@ -133,6 +137,7 @@ def plan(
     pad_to_longest: PadToLongest = False,
     balance: Levelled = "flops",
     rank_slack: Slack = "0",
+    extra_micro_batches: Extra = "auto",
     model: ModelFile = None,
     tflops: Speed = 400.0,
     sync_seconds: SyncSeconds = 0.0,
@@ -163,6 +168,7 @@ def plan(
         micro_batch_size=micro_batch_size,
         balance=balance,
         rank_slack="auto" if rank_slack == "auto" else _fraction(rank_slack),
+        extra_micro_batches="auto" if extra_micro_batches == "auto" else 0,
         cost=cost if batch.sample_costs is None or model else None,
         on_oversized=on_oversized,
         on_misaligned=on_misaligned,
@@ -206,13 +212,14 @@ def compare(
     """Run all packers on the whole file as one step, side by side."""
     batch = read_batch(lengths)
     request = ScheduleRequest(
-        **batch.columns(),
+        # The plain methods know no pairs, and all methods get the same samples.
+        **{**batch.columns(), "keep_together": None},
         global_batch_size=None,
         splitter="all",
         dp_size=dp,
         cp_size=cp,
         max_tokens_per_gpu=max_tokens_per_gpu,
-        cost=_cost_model(model),
+        cost=_cost_model(model) if batch.sample_costs is None or model else None,
         pad_to_multiple=_padding(pad_to_multiple, cp),
     )
     rows = compare_methods(request)

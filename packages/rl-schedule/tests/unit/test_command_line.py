@@ -97,6 +97,15 @@ def test_limits_of_micro_batches_have_options(
     assert run("compare", path, "--dp", "2", "--max-tokens-per-gpu", "99") == 0
 
 
+def test_extra_micro_batches_can_be_forbidden(
+    lengths: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--dp", "2", "--max-tokens-per-gpu", "2000", "--json")
+    for value, found in (("0", 0), ("auto", "auto")):
+        assert run("plan", lengths, *options, "--extra-micro-batches", value) == 0
+        assert json.loads(capsys.readouterr().out)["settings"]["extra_micro_batches"] == found
+
+
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--version") == 0
     assert re.fullmatch(r"rl-schedule \S+\n", capsys.readouterr().out)

@@ -279,6 +279,9 @@ def test_a_model_that_works_in_place_changes_nothing_of_the_plan() -> None:
     )
     assert [part.size for part in plan.partitions] == [2, 2]
     assert plan.num_microbatches == (2,)
+    lengths = np.array([9, 8])
+    assert evaluate_cost(quarter, lengths).tolist() == [2, 2]
+    assert lengths.tolist() == [9, 8]
 
 
 def test_what_a_cost_model_raises_is_an_error_of_this_package() -> None:

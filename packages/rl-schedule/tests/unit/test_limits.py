@@ -235,6 +235,14 @@ def test_a_broken_limit_is_found(
     assert [p for p in found if p.samples == samples], found
 
 
+def test_a_micro_batch_above_the_cap_when_padded_is_found() -> None:
+    """50 + 10 + 10 + 10 are 80 of 100 tokens; padded they are 4 * 50."""
+    packed = rs.plan_schedule(request([50, 10, 10, 10]))
+    (problem,) = rs.check_plan(packed, request([50, 10, 10, 10], pad_to_longest=True))
+    assert (problem.promise, problem.samples) == ("P6", (0, 1, 2, 3))
+    assert "holds 200 tokens, the cap is 100" in problem.message
+
+
 def test_a_padded_plan_worse_than_strided_bins_is_found() -> None:
     """One sample per micro-batch: 9 + 8 + 7 on one rank, 3 + 2 + 1 on the other."""
     asked = request(
