@@ -121,3 +121,18 @@ def test_tensors_are_ids_when_they_hold_integers(column: list[float]) -> None:
             rollout_denominators(masks, ids)
     else:
         assert rollout_denominators(masks, ids).tolist() == [3, 1, 3]
+
+
+def test_what_a_micro_batch_reports_shares_nothing_with_its_loss() -> None:
+    reduce = padded_loss_reducer("sample_mean", [[1, 1], [0, 0]])
+    x = torch.tensor([[1.0, 3.0], [9.0, 9.0]], requires_grad=True)
+    loss = reduce(x)
+    reported = reduce.metrics(sums={"loss": loss}, diagnostics={"e": 2 * x})
+    with torch.no_grad():
+        loss /= 4
+    (total,) = reported.sums.values()
+    assert isinstance(total, torch.Tensor)
+    assert (total.item(), total.requires_grad, reported.num_tokens) == (2.0, False, 2)
+    ((numerator, weight),) = reported.diagnostics.values()
+    assert (float(numerator), weight) == (4.0, 1.0)
+    assert reported.metrics == ()

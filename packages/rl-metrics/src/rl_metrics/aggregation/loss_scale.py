@@ -12,10 +12,11 @@ micro-batches, and ranks whose samples or micro-batches differ in number.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+import math
+from typing import Literal, SupportsFloat, get_args
 
 from rl_metrics.aggregation.aggregation import Aggregation, check_aggregation, check_step_units
-from rl_metrics.arguments import count, finite_number
+from rl_metrics.arguments import count, finite_number, number
 from rl_metrics.errors import MetricsError
 
 __all__ = [
@@ -101,7 +102,7 @@ def megatron_loss_scale(
 def ddp_loss_scale(
     aggregation: Aggregation,
     *,
-    step_units: float,
+    step_units: SupportsFloat,
     dp_size: int,
     cp_size: int = 1,
     accumulation_steps: int = 1,
@@ -147,7 +148,7 @@ def ddp_loss_scale(
 def fsdp_loss_scale(
     aggregation: Aggregation,
     *,
-    step_units: float,
+    step_units: SupportsFloat,
     dp_size: int,
     cp_size: int = 1,
     accumulation_steps: int = 1,
@@ -195,7 +196,7 @@ def fsdp_loss_scale(
 def hf_trainer_loss_scale(
     aggregation: Aggregation,
     *,
-    step_units: float,
+    step_units: SupportsFloat,
     dp_size: int,
     cp_size: int = 1,
     accumulation_steps: int,
@@ -246,10 +247,12 @@ def hf_trainer_loss_scale(
     return scale if hook == "compute_loss" else 1.0 / _positive_units(aggregation, step_units)
 
 
-def _positive_units(aggregation: Aggregation, step_units: float) -> float:
+def _positive_units(aggregation: Aggregation, step_units: SupportsFloat) -> float:
     """Return the units of a step, 0 trained tokens as 1."""
     check_aggregation(aggregation)
     given: object = step_units
-    if aggregation == "token_mean" and isinstance(given, int | float) and given == 0:
-        return 1.0
-    return check_step_units(aggregation, step_units)
+    units = math.nan if given is None else number(step_units, "step_units")
+    # A step whose tokens are all masked has loss 0, whatever it is divided by.
+    return (
+        1.0 if aggregation == "token_mean" and not units else check_step_units(aggregation, units)
+    )

@@ -12,7 +12,7 @@ backward; making a reducer launches no kernel, calling it takes four operations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -29,6 +29,8 @@ from rl_metrics.errors import MetricsError
 from rl_metrics.geometry.context_parallel import ContextParallel, check_place, int_array
 from rl_metrics.geometry.packing import packed_responses
 from rl_metrics.geometry.responses import check_lengths
+from rl_metrics.metric.metric import Metric
+from rl_metrics.metric.step_report import MicroBatchMetrics
 from rl_metrics.torch.masks import Masks, as_masks, device_of, host_masks
 
 __all__ = [
@@ -148,6 +150,31 @@ class LossReducer:
         """
         with torch.no_grad():
             return self(x), self.weight
+
+    def metrics(
+        self,
+        *,
+        sums: Mapping[str, torch.Tensor],
+        diagnostics: Mapping[str, torch.Tensor] | None = None,
+        metrics: Sequence[Metric] = (),
+    ) -> MicroBatchMetrics:
+        """Return what this micro-batch reports, for `rl_metrics.torch.reduce_train_step_metrics`.
+
+        Args:
+            sums: name -> output of this reducer, unscaled, such as `{"loss": reduce(losses)}`; kept
+                as a copy without its graph, since Megatron divides the loss in place.
+            diagnostics: name -> values as in a call, reduced by `diagnostic`.
+            metrics: further records with a kind of their own.
+
+        Raises:
+            MetricsError: as in a call.
+        """
+        return MicroBatchMetrics(
+            sums={name: total.detach().clone() for name, total in sums.items()},
+            num_tokens=self.num_tokens,
+            metrics=metrics,
+            diagnostics={name: self.diagnostic(x) for name, x in (diagnostics or {}).items()},
+        )
 
 
 def get_sum_of_sample_mean(
