@@ -11,6 +11,7 @@ leaves them out; unknown keys and newer minors are read past, a newer minor is l
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from math import prod
@@ -124,12 +125,14 @@ def _setting_problems(content: Mapping[str, Any]) -> Iterator[str]:
     except ScheduleError as error:
         yield f"settings: {error}"
     stated = content.get("settings_digest")
+    try:
+        found = settings_digest(settings)
+    except (TypeError, ValueError) as error:
+        yield f"settings are not JSON: {error}"
+        return
     # Documents of minor 0 have none.
-    if (stated is not None or content.get("minor") != 0) and stated != settings_digest(settings):
-        yield (
-            f"settings_digest is {stated!r} but the settings give {settings_digest(settings)}; they"
-            " were altered"
-        )
+    if (stated is not None or content.get("minor") != 0) and stated != found:
+        yield f"settings_digest is {stated!r} but the settings give {found}; they were altered"
 
 
 def settings_digest(settings: Mapping[str, Any]) -> str:
@@ -154,11 +157,11 @@ def _wrong_types(where: str, values: Mapping[str, Any], record: Any) -> Iterator
         if hint is str:
             what, good = "a string", isinstance(value, str)
         elif hint is int:
-            what, good = "an integer >= 0", type(value) is int and value >= 0
+            what, good = "an integer >= 0", type(value) is int and 0 <= value < 2**63
         else:
             optional = hint is not float
             what = "a number >= 0" + (" or null" if optional else "")
-            good = type(value) in {int, float} and 0 <= value < math.inf
+            good = type(value) in {int, float} and 0 <= value <= sys.float_info.max
             good = good or (value is None and optional)
         if not good:
             yield f"{where}.{name} must be {what}, got {value!r:.80}"

@@ -100,7 +100,9 @@ def slack(value: object, name: str) -> object:
     """Return a slack as a float in [0, 1], or `"auto"`."""
     if isinstance(value, str) and value == "auto":
         return value
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0.0 <= float(value) <= 1.0:
+    number: Any = value
+    # Compared as it is: an integer may be too large for a float.
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= number <= 1:
         raise ScheduleError(
             f'{name} must be a fraction from 0 to 1 (0.0025 = 0.25 %) or "auto", got'
             f" {_short(value)}"

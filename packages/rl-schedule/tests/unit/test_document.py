@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+from collections.abc import Iterator
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -301,6 +302,28 @@ def test_all_faults_are_reported_at_once() -> None:
     with pytest.raises(rs.PlanDocumentError) as caught:
         rs.SchedulePlan.from_document(faulty)
     assert len(caught.value.problems) == 3
+
+
+def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place of a document, objects and lists among them."""
+    if path:
+        yield path
+    items: Any = enumerate(value) if isinstance(value, list) else ()
+    for key, entry in value.items() if isinstance(value, dict) else items:
+        yield from _leaves(entry, (*path, key))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, True, -1, 0, 1, 2**70, 10**400, 1.5, float("nan"), "", "x", [], [1], {}, {1: 2}, b"x"],
+    ids=lambda value: repr(value)[:30],
+)
+def test_whatever_stands_in_a_document_only_errors_of_this_package_leave_it(value: Any) -> None:
+    for path in _leaves(document()):
+        try:
+            rs.SchedulePlan.from_document(broken(list(path), value))
+        except (rs.PlanDocumentError, rs.UnsupportedContractError) as error:
+            assert str(error)
 
 
 def test_what_is_no_object_is_no_document() -> None:

@@ -84,7 +84,22 @@ def test_a_bad_request_names_what_is_wrong(change: dict[str, Any], words: list[s
 
 
 ODD = [
-    *(None, "", "auto", "all", 0, -1, 1.5, True, 2**70, 1j, b"x", float("nan"), float("inf")),
+    *(
+        None,
+        "",
+        "auto",
+        "all",
+        0,
+        -1,
+        1.5,
+        True,
+        2**70,
+        10**400,
+        1j,
+        b"x",
+        float("nan"),
+        float("inf"),
+    ),
     *([], [1], [None], {}, {"a": 1}, set(), object(), lambda: None, len, np.float32(0.5)),
     *(np.int64(1), np.bool_(True), np.array(1), np.array([1, 2]), np.array([[1]]), np.zeros(0)),
     *(np.array([None, 1], dtype=object), np.array(["a"]), iter([1]), range(2), "math:pi", "x:y"),

@@ -9,6 +9,7 @@ summation order or platform.
 import math
 from dataclasses import dataclass
 from numbers import Real
+from operator import ge
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -67,10 +68,9 @@ class QuadraticCost:
 
     def __post_init__(self) -> None:
         """Refuse a model under which work could be negative."""
-        given: tuple[object, ...] = (self.linear, self.quadratic)
+        given: tuple[Any, ...] = (self.linear, self.quadratic)
         for value in given:
-            # float() refuses what is no real number; numpy's numbers are no int.
-            if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0:
+            if isinstance(value, bool) or not isinstance(value, Real) or not ge(value, 0):
                 raise ScheduleError(
                     "QuadraticCost needs coefficients that are numbers >= 0, got"
                     f" {self.linear!r} and {self.quadratic!r}"
