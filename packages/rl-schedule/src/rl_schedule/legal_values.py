@@ -272,12 +272,16 @@ def limit_problems(found: Checked) -> list[str]:
                 f"{name} = {values[name]!r} has no effect under static packing, which has no token"
                 f" cap; leave it out or pass max_tokens_per_gpu instead of micro_batch_size"
             )
-    if (static or values["balance"] == "none") and values["rank_slack"] not in (0.0, None):
-        problems.append(
-            f"rank_slack = {values['rank_slack']!r} has no effect"
-            + (" under static packing" if static else ' with balance="none"')
-            + "; leave it out"
-        )
+    for idle, where in (
+        (static, "under static packing"),
+        (values["balance"] == "none", 'with balance="none"'),
+        (values["equal_samples"], "with equal_samples"),
+        (values["pad_to_longest"], "with pad_to_longest"),
+    ):
+        if idle and values["rank_slack"] not in (0.0, None):
+            problems.append(
+                f"rank_slack = {values['rank_slack']!r} has no effect {where}; leave it out"
+            )
     ranks, group = values["dp_size"], values["microbatch_group_size_per_vp_stage"]
     if ranks is not None and group is not None and values["vpp_size"] is not None:
         alignment = ranks * (group if values["vpp_size"] > 1 else 1)

@@ -12,6 +12,7 @@ Axis letters: D ranks, M micro-batches of a rank over all steps, S steps, N samp
 import hashlib
 import json
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, cast
@@ -232,7 +233,7 @@ class SchedulePlan:
             "producer": producer(),
             "dp_size": self.dp_size,
             "digest": self.digest,
-            "settings": self.settings,
+            "settings": deepcopy(self.settings),
             "settings_digest": settings_digest(self.settings),
             "rollout_names": list(self.rollout_names),
             "stats": self.stats.to_document(),
@@ -261,7 +262,7 @@ class SchedulePlan:
             dropped_rollouts=tuple(lists["dropped_rollouts"]),
             oversized_samples=tuple(lists["oversized_samples"]),
             filler_micro_batches=tuple((rank, k) for rank, k in lists["filler_micro_batches"]),
-            settings=content["settings"],
+            settings=deepcopy(content["settings"]),
             rollout_names=tuple(content.get("rollout_names", ())),
             stats=ScheduleStats.from_document(content["stats"]),
         )

@@ -69,6 +69,7 @@ def random_request(rng: np.random.Generator, most_samples: int) -> rs.ScheduleRe
     limits: dict[str, Any] = {}
     if rng.random() < 0.4:
         limits = random_limits(rng, np.asarray(ids, dtype=np.int64), static)
+    no_slack = static or balance == "none" or {"equal_samples", "pad_to_longest"} & {*limits}
     return rs.ScheduleRequest(
         **limits,
         total_lengths=columns,
@@ -82,7 +83,7 @@ def random_request(rng: np.random.Generator, most_samples: int) -> rs.ScheduleRe
         max_tokens_per_gpu=None if static else cap,
         micro_batch_size=int(rng.integers(2 if limits else 1, 9)) if static else None,
         balance=balance,
-        rank_slack=0.0 if static or balance == "none" else slacks[rng.integers(4)],
+        rank_slack=0.0 if no_slack else slacks[rng.integers(4)],
         cost=costs[rng.integers(4)],
         on_oversized="alone" if static else oversized[rng.integers(2)],
         on_trailing="partial_step",

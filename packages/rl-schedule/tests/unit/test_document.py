@@ -282,6 +282,13 @@ def test_the_digest_leaves_settings_out_and_the_settings_have_one_of_their_own()
     assert again.to_document()["settings_digest"] != document()["settings_digest"]
 
 
+def test_a_document_shares_nothing_with_its_plan() -> None:
+    found = PLAN.to_document()
+    read = rs.SchedulePlan.from_document(found)
+    found["settings"]["cost"]["kind"] = "spoilt"
+    assert PLAN.settings["cost"]["kind"] == read.settings["cost"]["kind"] == "quadratic"
+
+
 def test_numbers_of_numpy_in_a_cost_model_are_plain_in_the_document() -> None:
     plan = rs.build_dp_schedule(
         total_lengths=[4],

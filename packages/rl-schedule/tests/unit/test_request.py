@@ -66,6 +66,8 @@ GOOD: dict[str, Any] = {
         ({"splitter": "all"}, ["splitter", "all", "global_batch_size", "2"]),
         ({"balance": "none", "rank_slack": 0.01}, ["rank_slack", "0.01", 'balance="none"']),
         ({"balance": "none", "rank_slack": "auto"}, ["rank_slack", "auto"]),
+        ({"equal_samples": True, "rank_slack": "auto"}, ["rank_slack", "equal_samples"]),
+        ({"pad_to_longest": True, "rank_slack": 0.01}, ["rank_slack", "pad_to_longest"]),
         (
             {"micro_batch_size": 1, "max_tokens_per_gpu": None, "rank_slack": "auto"},
             ["rank_slack", "static"],
