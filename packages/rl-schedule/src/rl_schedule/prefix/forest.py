@@ -17,7 +17,7 @@ from typing import NamedTuple
 from rl_schedule.arrays import IntArray
 from rl_schedule.prefix.fragments import Fragments, SharedStep
 
-__all__ = ["Forest"]
+__all__ = ["Forest", "PlacedTree"]
 
 _ROUNDS = 20
 """Rounds of pairing at most."""
@@ -60,14 +60,18 @@ class _Move(NamedTuple):
     """Those samples; may be none."""
 
 
-class _Tree(NamedTuple):
+class PlacedTree(NamedTuple):
     """One tree and where it stands."""
 
     cost: int
+    """With its prefix."""
     tokens: int
+    """With its prefix."""
     number: int
+    """Its bin."""
     prefix: int
     members: tuple[int, ...]
+    """Samples, costliest first."""
 
 
 class Forest:
@@ -127,12 +131,12 @@ class Forest:
             needed = sum(self.responses[sample] for sample in members)
             for target in by_tokens[place + 1 :]:
                 if self.tokens[target] + needed <= self.cap:
-                    self._move(prefix, list(members), source, target)
+                    self.move(prefix, list(members), source, target)
                     merged = True
                     break
         return merged
 
-    def _move(self, prefix: int, samples: Iterable[int], source: int, target: int) -> None:
+    def move(self, prefix: int, samples: Iterable[int], source: int, target: int) -> None:
         """Move samples of one prefix to another bin."""
         for sample in samples:
             self.add(sample, prefix, target)
@@ -206,9 +210,9 @@ class Forest:
             best = max(chain([best], swaps), key=lambda move: move.gained)
         if best.gained <= 0:
             return False
-        self._move(best.prefix, best.give, best.source, best.target)
+        self.move(best.prefix, best.give, best.source, best.target)
         if best.take:
-            self._move(best.other, best.take, best.target, best.source)
+            self.move(best.other, best.take, best.target, best.source)
         return True
 
     def _best_move(self, heavy: int, light: int, gap: int, homes: dict[int, list[int]]) -> _Move:
@@ -278,8 +282,8 @@ class Forest:
 
     def _tree_swaps(self, heavy: int, light: int, gap: int) -> Iterator[_Move]:
         """Yield exchanges of two whole trees: no copy is paid either."""
-        takes = sorted(self._trees_of(light), key=lambda tree: tree.cost)
-        for give in self._trees_of(heavy):
+        takes = sorted(self.trees_of(light), key=lambda tree: tree.cost)
+        for give in self.trees_of(heavy):
             at = bisect_left(takes, give.cost - gap // 2, key=lambda tree: tree.cost)
             for take in takes[max(at - _NEIGHBOURS, 0) : at + _NEIGHBOURS]:
                 longer = give.tokens - take.tokens
@@ -298,9 +302,10 @@ class Forest:
                         take.members,
                     )
 
-    def _trees_of(self, rank: int) -> list[_Tree]:
+    def trees_of(self, rank: int) -> list[PlacedTree]:
+        """List the trees of a rank, bin by bin."""
         return [
-            _Tree(
+            PlacedTree(
                 self.prefix_costs[prefix] + sum(self.costs[sample] for sample in members),
                 self.prefix_tokens[prefix] + sum(self.responses[sample] for sample in members),
                 number,

@@ -21,6 +21,7 @@ from rl_schedule.packing import round_up
 from rl_schedule.prefix.filling import fill_empty_bins
 from rl_schedule.prefix.forest import Forest
 from rl_schedule.prefix.fragments import Fragments, SharedStep, cut_groups
+from rl_schedule.prefix.slots import even_out_slots
 
 __all__ = ["PlannedTrees", "plan_trees"]
 
@@ -118,6 +119,7 @@ def _grow(step: SharedStep, fragments: Fragments, placed: Assignment, path: str)
     if forest.merge_trees(may_empty=step.may_leave_empty):
         forest.level()
     fill_empty_bins(forest, most=max(forest.loads))
+    even_out_slots(forest)
     return _Candidate(forest=forest, path=path)
 
 
