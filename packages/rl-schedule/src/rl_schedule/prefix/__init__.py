@@ -2,7 +2,7 @@
 
 `PrefixRequest` says which samples start with the same tokens, `plan_with_prefixes` decides, and
 `check_prefix_plan` proves the outcome. `fragments` cuts groups to what fits, `forest` levels ranks
-by moving single responses, `step` chooses among the ways.
+by moving responses and trees, `filling` and `slots` see to micro-batches, `step` chooses.
 """
 
 from rl_schedule.prefix.check import check_prefix_plan
