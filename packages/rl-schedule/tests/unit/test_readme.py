@@ -11,8 +11,11 @@ import pytest
 import rl_schedule as rs
 
 README = Path(__file__).parents[2] / "README.md"
-PLAIN, NETWORK, VERL, SLIME = re.findall(
-    r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL
+BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+PLAIN = BLOCKS[0]
+NETWORK, VERL, SLIME = (
+    next(block for block in BLOCKS if word in block)
+    for word in ("from_hf_config", "attention_mask", "split_train_data_by_dp")
 )
 
 
