@@ -44,7 +44,9 @@ def test_a_plain_loop_trains_every_sample_once_in_equally_many_micro_batches() -
 
     for rank in range(2):
         calls.append([])
-        optimizer = SimpleNamespace(step=lambda: calls[-1].append("step"))
+        optimizer = SimpleNamespace(
+            step=lambda: calls[-1].append("step"), zero_grad=lambda: calls[-1].append("zero")
+        )
         run(
             PLAIN,
             samples=samples,
