@@ -31,8 +31,8 @@ from rl_metrics import (
 )
 from rl_metrics.selftest.layout_checks import _local_losses
 from rl_metrics.selftest.processes import run_gloo_ranks
-from rl_metrics.selftest.scenario import Scenario, make_scenario
-from rl_metrics.torch import loss_reducer
+from rl_metrics.selftest.scenario import CONSTANT, Scenario, make_scenario
+from rl_metrics.torch import loss_reducer, padded_loss_reducer, step_divisors
 from rl_metrics.torch.reducers import LossReducer
 
 pytestmark = pytest.mark.distributed
@@ -143,6 +143,46 @@ def test_ddp_in_a_loop_that_divides_by_its_accumulation(accumulation_steps: int)
         return _ddp_step(aggregation, 1, scale, count=accumulation_steps, divided=True)
 
     assert max(_differences(step, 2).values()) <= 1e-13
+
+
+def _padded_step(aggregation: Aggregation, count: int) -> torch.Tensor:
+    """Return the gradient of a loop whose ranks know their own samples, as padded tensors, only."""
+    mine, _ = _place(1)
+    batch = SCENARIO.part(mine)
+    width = max(batch.response_lengths)
+    masks = torch.zeros(len(mine), width, dtype=torch.int32)
+    features = torch.full((len(mine), width, 2), 7.0, dtype=torch.float64)
+    for i, length in enumerate(batch.response_lengths):
+        masks[i, :length] = torch.from_numpy(batch.loss_masks[i])
+        features[i, :length] = torch.from_numpy(batch.features[i])
+    # As the data source of a trainer names them: by strings.
+    ids = {
+        "rollout_ids": [f"rollout {i}" for i in batch.rollout_ids],
+        "group_ids": [f"prompt {i}" for i in batch.group_ids],
+    }
+    step = step_divisors(aggregation, masks, **ids, constant=CONSTANT, group=None)
+    size = dist.get_world_size()
+    scale = ddp_loss_scale(aggregation, step_units=step.step_units, dp_size=size)
+    model = DistributedDataParallel(torch.nn.Linear(2, 1, bias=False, dtype=torch.float64))
+    with torch.no_grad():
+        model.module.weight.copy_(torch.tensor([SCENARIO.parameters]))
+    for k in range(count):
+        rows = list(range(k, len(mine), count))
+        reduce = padded_loss_reducer(aggregation, masks[rows], denominators=step.denominators[rows])
+        with _no_sync(model, k == count - 1):
+            losses = model(features[rows]).squeeze(-1).square()
+            torch.autograd.backward(reduce(losses) * scale)
+    return _gradient(model)[0]
+
+
+@pytest.mark.parametrize("dp_size", [2, 3])
+def test_a_loop_of_padded_micro_batches_whose_ranks_know_their_own_samples_only(
+    dp_size: int,
+) -> None:
+    def step(aggregation: Aggregation) -> torch.Tensor:
+        return _padded_step(aggregation, 2 + dist.get_rank())
+
+    assert max(_differences(step, dp_size).values()) <= 1e-13
 
 
 def test_megatrons_factor_is_found_wrong_in_ddp() -> None:
