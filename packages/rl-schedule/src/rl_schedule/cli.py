@@ -254,7 +254,10 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Check every promise of a plan against the lengths it is for; exit 1 if one is broken."""
-    planned = SchedulePlan.from_document(_read_json(plan_file))
+    try:
+        planned = SchedulePlan.from_document(_read_json(plan_file))
+    except UnsupportedContractError as error:
+        raise ScheduleError(f"{plan_file}: {error}") from error
     settings = dict(planned.settings)
     foreign_cap = max_tokens_per_gpu not in (None, settings["max_tokens_per_gpu"])
     if foreign_cap:

@@ -148,6 +148,16 @@ def test_another_contract_is_refused_with_both_ids(tmp_path: Path) -> None:
         read_batch(tmp_path / "a.parquet")
 
 
+@pytest.mark.parametrize("header", ["[1]", '"rollout-dump.v1"', "null", "7"])
+def test_a_header_that_is_not_an_object_is_refused(tmp_path: Path, header: str) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table({"total_lengths": [5]}).replace_schema_metadata({"rl_dump": header})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(rs.UnsupportedContractError, match=r"a\.parquet: expected an object"):
+        read_batch(tmp_path / "a.parquet")
+
+
 def test_every_line_counts(tmp_path: Path) -> None:
     text = "\n".join(json.dumps({"total_length": 1 + i}) for i in range(1000))
     assert read_batch(write(tmp_path, "a.jsonl", text)).total_lengths.tolist() == list(

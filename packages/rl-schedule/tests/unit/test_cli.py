@@ -298,7 +298,9 @@ def test_another_contract_is_refused(
     path = tmp_path / "plan.json"
     path.write_text(json.dumps({"contract": "schedule-plan.v9"}))
     assert run("check", path, lengths) == 2
-    assert "schedule-plan.v9" in capsys.readouterr().err
+    found = capsys.readouterr().err
+    assert "schedule-plan.v9" in found
+    assert str(path) in found
 
 
 def test_text_from_the_user_is_data_not_markup(tmp_path: Path) -> None:

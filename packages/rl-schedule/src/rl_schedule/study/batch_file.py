@@ -243,7 +243,9 @@ def _read_parquet(path: Path) -> _Columns:
         file = parquet.ParquetFile(path)
         header = json.loads((file.metadata.metadata or {}).get(_DUMP_METADATA, b"{}"))
         # A file that states no contract is read as a dump: its columns decide.
-        check_header({"contract": _DUMP, **header}, {_DUMP: _DUMP_MINOR}, where=str(path))
+        if isinstance(header, dict):
+            header = {"contract": _DUMP, **header}
+        check_header(header, {_DUMP: _DUMP_MINOR}, where=str(path))
         found = file.schema_arrow.names
         if "total_lengths" not in found:
             raise ScheduleError(
