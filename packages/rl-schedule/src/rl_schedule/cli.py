@@ -23,7 +23,7 @@ from rl_schedule.limited_step import padded_costs
 from rl_schedule.plan import SchedulePlan
 from rl_schedule.request import Balance, OnMisaligned, OnOversized, OnTrailing, ScheduleRequest
 from rl_schedule.schedule import plan_schedule
-from rl_schedule.study.batch_file import read_batch
+from rl_schedule.study.batch_file import ACCEPTED_NAMES, Batch, read_batch
 from rl_schedule.study.comparison import compare_methods
 from rl_schedule.study.render import render_html
 from rl_schedule.study.simulation import ClusterTiming, StepTiming, simulate_plan
@@ -46,7 +46,8 @@ LengthsFile = Annotated[
     Path,
     typer.Argument(
         metavar="LENGTHS",
-        help="CSV, JSON lines, JSON or Parquet with total lengths and rollout ids.",
+        help=f"CSV, JSON lines, JSON or Parquet. Columns are {ACCEPTED_NAMES}; others are not"
+        " used, and named on standard error.",
     ),
 ]
 Ranks = Annotated[int, typer.Option("--dp", min=1, help="Data-parallel ranks.")]
@@ -149,7 +150,7 @@ def plan(
     html: Page = None,
 ) -> None:
     """Dry-run a schedule: tables per step and rank with the simulated time, JSON, or a picture."""
-    batch = read_batch(lengths)
+    batch = _read_lengths(lengths)
     cost = _cost_model(model)
     sizes = _sizes(global_batch_size)
     by_size = "all" if sizes is None else "fixed" if isinstance(sizes, int) else "sizes"
@@ -210,7 +211,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Run all packers on the whole file as one step, side by side."""
-    batch = read_batch(lengths)
+    batch = _read_lengths(lengths)
     request = ScheduleRequest(
         # The plain methods know no pairs, and all methods get the same samples.
         **{**batch.columns(), "keep_together": None},
@@ -262,7 +263,7 @@ def check(
     foreign_cap = max_tokens_per_gpu not in (None, settings["max_tokens_per_gpu"])
     if foreign_cap:
         settings |= {"max_tokens_per_gpu": max_tokens_per_gpu, "micro_batch_size": None}
-    batch = read_batch(lengths)
+    batch = _read_lengths(lengths)
     request = ScheduleRequest.from_settings(settings, **batch.columns())
     problems = check_plan(planned, request)
     if foreign_cap or settings["cost"]["kind"] == "custom":
@@ -313,6 +314,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.stderr.write(f"rl-schedule: {error}\n")
         raise SystemExit(1 if isinstance(error, InfeasibleScheduleError) else 2) from None
     raise SystemExit(0)  # pragma: no cover - typer always exits
+
+
+def _read_lengths(path: Path) -> Batch:
+    """Read a batch, and say on standard error which of the file's columns nothing reads."""
+    batch = read_batch(path)
+    if batch.unused:
+        sys.stderr.write(
+            f"rl-schedule: {path}: not used: {', '.join(batch.unused)}; columns are"
+            f" {ACCEPTED_NAMES}\n"
+        )
+    return batch
 
 
 def _sizes(text: str | None) -> int | list[int] | None:

@@ -109,6 +109,26 @@ def test_costs_and_pairs_stand_beside_lengths(tmp_path: Path) -> None:
     assert np.asarray(request.keep_together).tolist() == [0, 0, 1]
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "unused"),
+    [
+        ("a.csv", "length,uid\n5,a\n6,a\n", ("uid",)),
+        ("a.csv", "total_length,length\n5,4\n", ("length",)),
+        ("a.csv", "5,1\n6,1\n", ()),
+        ("a.tsv", "uid\tlength\nu1\t5\n", ("uid",)),
+        ("a.jsonl", '{"length": 5, "uid": "a"}\n{"length": 5, "id": 2, "uid": 1}\n', ("uid", "id")),
+        ("a.jsonl", '5\n{"length": 6}\n', ()),
+        ("a.json", '[{"total_length": 5, "group": 0}]', ("group",)),
+        ("a.json", '{"total_lengths": [5], "rollout_id": [0]}', ("rollout_id",)),
+        ("a.json", '{"total_lengths": [5], "rollout_ids": [0]}', ()),
+    ],
+)
+def test_columns_that_nothing_reads_are_named(
+    tmp_path: Path, name: str, text: str, unused: tuple[str, ...]
+) -> None:
+    assert read_batch(write(tmp_path, name, text)).unused == unused
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(rs.ScheduleError, match="no such file"):
         read_batch(tmp_path / "none.jsonl")
@@ -123,6 +143,7 @@ def test_a_rollout_dump_is_read_by_its_columns(tmp_path: Path) -> None:
     )
     batch = read_batch(path)
     assert (batch.total_lengths.tolist(), batch.rollout_ids.tolist()) == ([5, 7], [1, 1])
+    assert batch.unused == ("label",)
     parquet.write_table(pyarrow.table({"lengths": [5]}), path)
     with pytest.raises(rs.ScheduleError, match="no column total_lengths"):
         read_batch(path)
@@ -135,6 +156,7 @@ def test_the_frozen_dump_of_another_package_is_read() -> None:
     pytest.importorskip("pyarrow")
     dump = read_batch(GOLDEN / "rollout-dump.v1" / "three_samples.parquet")
     assert (dump.total_lengths.tolist(), dump.rollout_ids.tolist()) == ([5, 3, 2], [0, 0, 1])
+    assert dump.unused == ()
 
 
 def test_another_contract_is_refused_with_both_ids(tmp_path: Path) -> None:

@@ -331,3 +331,15 @@ def test_dropped_oversized_and_many_ranks_are_mentioned(
     assert "oversized:" in out
     assert "8 slowest and 8 fastest of 120 ranks" in " ".join(out.split())
     assert '"ranks":120' in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("command", ["plan", "compare"])
+def test_columns_that_are_not_used_are_named_on_standard_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    path = tmp_path / "lengths.csv"
+    path.write_text("length,uid\n5,a\n6,a\n", encoding="utf-8")
+    assert run(command, path, "--dp", "1", "--max-tokens-per-gpu", "16", "--json") == 0
+    said = capsys.readouterr()
+    json.loads(said.out)
+    assert "not used: uid; columns are total_length (or total_lengths, length)" in said.err

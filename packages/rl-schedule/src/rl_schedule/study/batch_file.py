@@ -25,7 +25,7 @@ from rl_schedule.arrays import (
 from rl_schedule.contract_header import check_header
 from rl_schedule.errors import ScheduleError, UnsupportedContractError
 
-__all__ = ["Batch", "read_batch", "read_json"]
+__all__ = ["ACCEPTED_NAMES", "Batch", "read_batch", "read_json"]
 
 _KEYS: Final = {
     "total_lengths": ("total_length", "total_lengths", "length"),
@@ -34,6 +34,11 @@ _KEYS: Final = {
     "keep_together": ("keep_together",),
 }
 """Columns, and what a file may call them."""
+
+ACCEPTED_NAMES: Final = ", ".join(
+    f"{names[0]} (or {', '.join(names[1:])})" if names[1:] else names[0] for names in _KEYS.values()
+)
+"""The names of columns that are read, for messages and help."""
 
 _INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
 _FRACTION = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -44,8 +49,8 @@ _DUMP, _DUMP_MINOR = "rollout-dump.v1", 0
 _DUMP_METADATA = b"rl_dump"
 """Key of the Parquet metadata under which a dump states its contract."""
 
-_Columns: TypeAlias = dict[str, list[Any]]
-"""The columns that a file has, by their name in a request; not checked yet."""
+_Columns: TypeAlias = tuple[dict[str, list[Any]], list[str]]
+"""The columns that a file has, by their name in a request, not checked yet; what is not used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +67,8 @@ class Batch:
     """int64 or float64 [N], what each sample costs; None where the file does not say."""
     keep_together: IntArray | None = None
     """int64 [N], samples of one id share a micro-batch; None where the file does not say."""
+    unused: tuple[str, ...] = ()
+    """Names that the file has and nothing reads; none for a dump, whose columns are known."""
 
     def columns(self) -> dict[str, Any]:
         """Return the columns as keywords of a request."""
@@ -72,7 +79,8 @@ def read_batch(path: Path) -> Batch:
     """Read lengths, and where there are any rollout ids, costs and what to keep together.
 
     Text is UTF-8, with or without a byte order mark. In every form `total_length` may have a
-    `rollout_id`, a `sample_cost` and a `keep_together` beside it; other names are left alone.
+    `rollout_id`, a `sample_cost` and a `keep_together` beside it; other names are not read, and
+    returned as `unused`.
 
     - `.csv`, `.tsv`: a header with these names, or one or two columns of integers without one,
       lengths and rollout ids.
@@ -92,7 +100,7 @@ def read_batch(path: Path) -> Batch:
         ".csv": _read_csv,
         ".tsv": _read_csv,
     }.get(path.suffix.lower(), _read_lines)
-    found = read(path)
+    found, unused = read(path)
     lengths = found["total_lengths"]
     try:
         column = positive_column(lengths, "total_lengths")
@@ -104,6 +112,7 @@ def read_batch(path: Path) -> Batch:
             rollout_names=names,
             sample_costs=None if costs is None else cost_column(costs, "sample_costs"),
             keep_together=None if kept is None else identifier_column(kept, "keep_together")[0],
+            unused=tuple(unused),
         )
     except ScheduleError as error:
         raise ScheduleError(f"{path}: {error}") from error
@@ -160,7 +169,7 @@ def _read_columns(path: Path) -> _Columns:
             f"{path}: expected a list of samples, or an object with lists total_lengths and"
             " rollout_ids"
         )
-    return found
+    return found, [str(name) for name in columns if name not in found]
 
 
 def _read_csv(path: Path) -> _Columns:
@@ -175,7 +184,7 @@ def _read_csv(path: Path) -> _Columns:
     except csv.Error as error:
         raise ScheduleError(f"{path}: line {lines.line_num} is not CSV: {error}") from error
     if not rows:
-        return {"total_lengths": []}
+        return {"total_lengths": []}, []
     header, rows = _split_header(path, rows)
 
     def entries() -> Iterator[tuple[str, object]]:
@@ -195,11 +204,11 @@ def _read_csv(path: Path) -> _Columns:
             )
 
     ids = {*_KEYS["rollout_ids"], *_KEYS["keep_together"]}
-    found = _collect(path, entries())
+    found, unused = _collect(path, entries())
     for name in ("rollout_ids", "keep_together"):
         if name in found and all(isinstance(_number(cell), int) for cell in found[name]):
             found[name] = [_number(cell) for cell in found[name]]
-    return found
+    return found, unused
 
 
 def _split_header(
@@ -243,6 +252,7 @@ def _read_parquet(path: Path) -> _Columns:
         file = parquet.ParquetFile(path)
         header = json.loads((file.metadata.metadata or {}).get(_DUMP_METADATA, b"{}"))
         # A file that states no contract is read as a dump: its columns decide.
+        is_dump = bool(header)
         if isinstance(header, dict):
             header = {"contract": _DUMP, **header}
         check_header(header, {_DUMP: _DUMP_MINOR}, where=str(path))
@@ -251,20 +261,23 @@ def _read_parquet(path: Path) -> _Columns:
             raise ScheduleError(
                 f"{path}: has no column total_lengths; columns are {', '.join(found)}"
             )
-        columns: _Columns = file.read(columns=[n for n in _KEYS if n in found]).to_pydict()
+        columns = file.read(columns=[n for n in _KEYS if n in found]).to_pydict()
     except (ScheduleError, UnsupportedContractError):
         raise
     except (OSError, ValueError) as error:
         raise ScheduleError(f"{path}: not a readable Parquet file: {error}") from error
-    return columns
+    return columns, [] if is_dump else [name for name in found if name not in columns]
 
 
 def _collect(path: Path, entries: Iterable[tuple[str, object]]) -> _Columns:
     """Split entries into columns; either every entry has a value of a column or none has."""
-    columns: _Columns = {"total_lengths": []}
+    columns: dict[str, list[Any]] = {"total_lengths": []}
+    unused: dict[str, None] = {}
     for row, (where, entry) in enumerate(entries):
         named = entry if isinstance(entry, Mapping) else {"length": entry}
-        values = {name: _first(named, keys) for name, keys in _KEYS.items()}
+        used = {name: _first(named, keys) for name, keys in _KEYS.items()}
+        unused |= {str(key): None for key in named if key not in used.values()}
+        values = {name: None if key is None else named[key] for name, key in used.items()}
         length = values["total_lengths"]
         if isinstance(length, bool) or not isinstance(length, int):
             raise ScheduleError(
@@ -279,8 +292,8 @@ def _collect(path: Path, entries: Iterable[tuple[str, object]]) -> _Columns:
                 )
             if value is not None:
                 columns.setdefault(name, []).append(value)
-    return columns
+    return columns, list(unused)
 
 
-def _first(entry: Mapping[str, object], names: tuple[str, ...]) -> object:
-    return next((entry[name] for name in names if entry.get(name) is not None), None)
+def _first(entry: Mapping[str, object], names: tuple[str, ...]) -> str | None:
+    return next((name for name in names if entry.get(name) is not None), None)
