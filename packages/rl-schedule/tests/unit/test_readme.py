@@ -66,23 +66,38 @@ def test_the_example_with_a_network_prints_a_plan(capsys: pytest.CaptureFixture[
     assert re.match(r"\([\d, ]+\) 1\.\d+ 1\.\d+ [0-9a-f]{12}\n", capsys.readouterr().out)
 
 
+class Tensor:
+    """As much of a tensor as verl uses of an order; this package is tested without torch."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = np.array(values)
+
+    def detach(self) -> "Tensor":
+        return self
+
+    def numpy(self) -> Any:
+        return self.values
+
+
 class Batch:
     """As much of a batch of verl's as its loop uses."""
 
-    def __init__(self, rows: Any) -> None:
+    def __init__(self, rows: Any, uid: Any) -> None:
         self.batch = {"attention_mask": rows}
+        self.non_tensor_batch = {"uid": uid}
 
     def __len__(self) -> int:
         return len(self.batch["attention_mask"])
 
     def reorder(self, order: Any) -> None:
-        self.batch["attention_mask"] = self.batch["attention_mask"][order]
+        whole = self.select_idxs(order.detach().numpy())
+        self.batch, self.non_tensor_batch = whole.batch, whole.non_tensor_batch
 
     def select_idxs(self, order: Any) -> "Batch":
-        return Batch(self.batch["attention_mask"][order])
+        return Batch(self.batch["attention_mask"][order], self.non_tensor_batch["uid"][order])
 
     def chunk(self, count: int) -> list["Batch"]:
-        return [Batch(part) for part in np.split(self.batch["attention_mask"], count)]
+        return [self.select_idxs(part) for part in np.split(np.arange(len(self)), count)]
 
 
 def test_a_loop_like_verls_gets_its_outputs_in_the_order_of_the_batch() -> None:
@@ -97,14 +112,16 @@ def test_a_loop_like_verls_gets_its_outputs_in_the_order_of_the_batch() -> None:
 
     names = run(
         VERL,
-        batch=Batch(masks),
-        ppo_mini_batch_size=16,
+        torch=SimpleNamespace(tensor=Tensor),
+        batch=Batch(masks, np.array([f"prompt {i // 4}" for i in range(48)], dtype=object)),
+        ppo_mini_batch_size=4,
         world_size=4,
         ppo_max_token_len_per_gpu=1024,
         forward=forward,
         outputs=[],
     )
     assert [part.size for part in names["plan"].partitions] == [12] * 4
+    assert names["plan"].global_batch_sizes == (4, 4, 4)
     assert names["log_probs"] == lengths.tolist()
 
 
