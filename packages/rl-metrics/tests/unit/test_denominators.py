@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from typing import Any, cast
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -113,7 +114,7 @@ def test_masks_may_be_arrays_of_bools() -> None:
         ),
         (
             lambda: rollout_denominators([[1], [1]], cast("Any", [b"a", b"b"])),
-            "rollout_ids: entries are of type",
+            "rollout_ids must be all integers or all strings",
         ),
         (
             lambda: rollout_denominators(cast("Any", None), []),
@@ -220,14 +221,27 @@ def test_ids_are_integers_of_any_size(ids: Any) -> None:
     [
         [True, False],
         [1, 0.5],
-        [1, None],
-        [None, "a"],
-        [b"a", 1],
         np.array([0.5, 1.0], object),
     ],
 )
 def test_ids_that_are_neither_integers_nor_strings_are_refused(ids: Any) -> None:
     with pytest.raises(MetricsError, match=r"rollout_ids: (entries are of type|cannot be read)"):
+        rollout_denominators([[1], [1]], ids)
+
+
+@pytest.mark.parametrize(
+    ("ids", "beside"),
+    [
+        ([1, None], r"\[0\] is 1 and rollout_ids\[1\] is None$"),
+        ([None, "a"], r"\[0\] is None and rollout_ids\[1\] is 'a'$"),
+        ([b"a", 1], r"\[0\] is b'a' and rollout_ids\[1\] is 1$"),
+        ([UUID(int=5), UUID(int=6)], r"\[0\] is UUID\('0{8}-.*5'\)$"),
+        (np.array([UUID(int=5), "a"], object), r"\[0\] is UUID\(.*\) and rollout_ids\[1\] is 'a'$"),
+    ],
+)
+def test_objects_that_are_no_ids_are_named_with_what_to_try(ids: Any, beside: str) -> None:
+    words = r"rollout_ids must be all integers or all strings \(try str\(id\)\), but rollout_ids"
+    with pytest.raises(MetricsError, match=words + beside):
         rollout_denominators([[1], [1]], ids)
 
 

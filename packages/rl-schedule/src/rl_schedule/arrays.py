@@ -115,17 +115,30 @@ def identifier_column(values: object, name: str) -> tuple[IntArray, tuple[str, .
     entries = values.tolist() if is_text and isinstance(values, np.ndarray) else values
     if not isinstance(entries, (list, tuple)) or not entries:
         return integer_column(values, name), ()
-    strange = next((i for i, entry in enumerate(entries) if not isinstance(entry, str)), None)
-    if strange == 0:
+    # By type, not entry by entry: a million ids have one or two types.
+    sorts = {kind: _sort_of_id(kind) for kind in set(map(type, entries))}
+    found = set(sorts.values())
+    if found == {"number"}:
         return integer_column(entries, name), ()
-    if strange is not None:
+    if found != {"text"}:
+        first = sorts[type(entries[0])]
+        other = next((i for i, entry in enumerate(entries) if sorts[type(entry)] != first), 0)
+        beside = f" and {name}[{other}] is {entries[other]!r}" if other else ""
         raise ScheduleError(
-            f"{name} must be all strings or all integers, but {name}[0] is {entries[0]!r} and"
-            f" {name}[{strange}] is {entries[strange]!r}"
+            f"{name} must be all integers or all strings (try str(id)), but {name}[0] is"
+            f" {entries[0]!r}{beside}"
         )
-    numbers: dict[str, int] = {}
-    codes = [numbers.setdefault(str(entry), len(numbers)) for entry in entries]
-    return read_only(np.array(codes, dtype=np.int64)), tuple(numbers)
+    numbering: dict[str, int] = {}
+    codes = [numbering.setdefault(str(entry), len(numbering)) for entry in entries]
+    return read_only(np.array(codes, dtype=np.int64)), tuple(numbering)
+
+
+def _sort_of_id(kind: type) -> str:
+    """Return "text", "number" (also what only `integer_column` can judge), or "other"."""
+    if issubclass(kind, str):
+        return "text"
+    numbers = (float, complex, np.generic, np.ndarray, list, tuple)
+    return "number" if issubclass(kind, numbers) or hasattr(kind, "__index__") else "other"
 
 
 def cost_column(values: object, name: str) -> npt.NDArray[Any]:

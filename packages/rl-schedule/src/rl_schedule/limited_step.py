@@ -11,7 +11,6 @@ rank.
 """
 
 import heapq
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -29,7 +28,7 @@ from rl_schedule.balancing.rank_assignment import (
     fill_empty_bins,
     renumber_bins,
 )
-from rl_schedule.cost import integer_costs
+from rl_schedule.cost import integer_costs, mean_cost
 from rl_schedule.errors import InfeasibleScheduleError
 from rl_schedule.packing import (
     Limits,
@@ -72,7 +71,8 @@ def plan_limited_step(
     Raises:
         InfeasibleScheduleError: fillers are needed and `on_misaligned` is `"error"`, or the samples
             do not divide among the ranks that shall have equally many.
-        ScheduleError: the cost model returns something that is no cost.
+        ScheduleError: the cost model returns something that is no cost, or costs add up beyond
+            float64.
     """
     lengths = all_lengths[members]
     kept = None if request.keep_together is None else np.asarray(request.keep_together)[members]
@@ -85,7 +85,7 @@ def plan_limited_step(
     deal = _deal_equally if request.equal_samples else _pack
     found = deal(request, number, units, unit_costs, limits)
     assignment = replace(found, bin_of=found.bin_of[units.of])
-    mean = math.fsum(weights.tolist()) / request.dp_size
+    mean = mean_cost(weights, parts=request.dp_size)
     stats = _measure(
         request, assignment, units, costs, num_rollouts=num_rollouts, mean_rank_cost=mean
     )

@@ -6,7 +6,6 @@ a filler; the cap holds in every mode.
 Axis letters: N samples of the step, D ranks, M slots, K = D * M bins, numbered rank by rank.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +14,7 @@ from rl_schedule.arrays import IntArray
 from rl_schedule.balancing import Assignment, balance_step
 from rl_schedule.balancing.bounds import cost_bounds, micro_batch_bound, rank_bound, slot_bound
 from rl_schedule.balancing.rank_assignment import arrange_slots, deal_bins, deal_in_turn
-from rl_schedule.cost import integer_costs
+from rl_schedule.cost import integer_costs, mean_cost
 from rl_schedule.errors import InfeasibleScheduleError
 from rl_schedule.packing import align_bins, bin_sums, decreasing_order, fill_first_fit, round_up
 from rl_schedule.request import ScheduleRequest
@@ -55,7 +54,8 @@ def plan_step(
 
     Raises:
         InfeasibleScheduleError: fillers are needed and `on_misaligned` is `"error"`.
-        ScheduleError: the cost model returns something that is no cost.
+        ScheduleError: the cost model returns something that is no cost, or costs add up beyond
+            float64.
     """
     lengths = all_lengths[members]
     weights = request.costs_of(members)
@@ -79,7 +79,7 @@ def plan_step(
         _check_fillers(
             request, number, lengths.size, lengths.size, assignment.num_slots * request.dp_size
         )
-    mean = math.fsum(weights.tolist()) / request.dp_size
+    mean = mean_cost(weights, parts=request.dp_size)
     stats = _measure(
         request, assignment, lengths, costs, cap, num_rollouts=num_rollouts, mean_rank_cost=mean
     )

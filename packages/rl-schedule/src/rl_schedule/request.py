@@ -284,7 +284,8 @@ class ScheduleRequest:
             members: int64 [n], rollout positions.
 
         Raises:
-            ScheduleError: the cost model returns something that is no cost.
+            ScheduleError: the cost model returns something that is no cost, or costs add up beyond
+                float64.
         """
         lengths = self.padded_lengths[members]
         if self.sample_costs is None:
@@ -293,7 +294,14 @@ class ScheduleRequest:
         if self.cost is None:
             return own
         # In float64: a sum of two int64 could overflow.
-        return own.astype(np.float64) + evaluate_cost(self.cost, lengths).astype(np.float64)
+        with np.errstate(over="ignore"):
+            both = own.astype(np.float64) + evaluate_cost(self.cost, lengths).astype(np.float64)
+        if not np.isfinite(both).all():
+            raise ScheduleError(
+                f"sample {int(members[np.flatnonzero(~np.isfinite(both))[0]])}: its sample_costs and"
+                " the cost model add up to more than float64 holds; give both in a larger unit"
+            )
+        return both
 
     def levelled_costs_of(self, members: IntArray) -> npt.NDArray[Any]:
         """Return what is levelled over ranks: tokens under `balance="tokens"`, else `costs_of`."""

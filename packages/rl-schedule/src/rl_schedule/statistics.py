@@ -117,6 +117,9 @@ def summarize(
 ) -> ScheduleStats:
     """Combine steps into the figures of the plan."""
     weights = np.array([step.mean_rank_cost for step in steps])
+    if weights.max(initial=0.0) > _HUGE:
+        # Only ratios matter; sums of these could overflow.
+        weights = weights / _HUGE
     total = float(weights.sum())
 
     def mean(values: list[float]) -> float:

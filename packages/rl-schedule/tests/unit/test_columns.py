@@ -1,6 +1,7 @@
 """One rule for every column: lists, arrays, arrays of objects, tensors; integers or strings."""
 
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -137,9 +138,20 @@ def test_names_may_be_given_with_their_numbers() -> None:
             rs.ScheduleRequest(total_lengths=[5, 6], rollout_ids=ids, rollout_names=names, **GOOD)
 
 
-@pytest.mark.parametrize("ids", [["a", 1], [1, "a"], ["a", None], np.array(["a", 1], dtype=object)])
-def test_ids_of_two_kinds_are_refused(ids: Any) -> None:
-    with pytest.raises(rs.ScheduleError, match="rollout_ids"):
+@pytest.mark.parametrize(
+    ("ids", "beside"),
+    [
+        (["a", 1], r"\[0\] is 'a' and rollout_ids\[1\] is 1$"),
+        ([1, "a"], r"\[0\] is 1 and rollout_ids\[1\] is 'a'$"),
+        (["a", None], r"\[0\] is 'a' and rollout_ids\[1\] is None$"),
+        (np.array([1, "a"], dtype=object), r"\[0\] is 1 and rollout_ids\[1\] is 'a'$"),
+        ([UUID(int=5), UUID(int=6)], r"\[0\] is UUID\('0{8}-.*5'\)$"),
+        (np.array([UUID(int=5), "a"]), r"\[0\] is UUID\('.*5'\) and rollout_ids\[1\] is 'a'$"),
+    ],
+)
+def test_ids_of_two_kinds_or_of_none_are_refused(ids: Any, beside: str) -> None:
+    words = r"rollout_ids must be all integers or all strings \(try str\(id\)\), but rollout_ids"
+    with pytest.raises(rs.ScheduleError, match=words + beside):
         rs.ScheduleRequest(total_lengths=[5, 6], rollout_ids=ids, **GOOD)
 
 

@@ -59,14 +59,10 @@ def id_entries(ids: Ids, num_samples: int | None, name: str) -> list[Any]:
     Arguments and errors are those of `id_column`.
     """
     given = ids if hasattr(ids, "detach") else _entries(ids, name)
+    if isinstance(given, list) and given:
+        _refuse_mixed(given, name)
     if isinstance(given, list) and given and all(_is_id(entry) for entry in given):
         is_text = isinstance(given[0], str)
-        strange = next((i for i, x in enumerate(given) if isinstance(x, str) != is_text), None)
-        if strange is not None:
-            raise MetricsError(
-                f"{name} must be all strings or all integers, but {name}[0] is {given[0]!r} and"
-                f" {name}[{strange}] is {given[strange]!r}"
-            )
         entries = [str(entry) if is_text else int(entry) for entry in given]
         shape: tuple[int, ...] = (len(entries),)
     else:
@@ -89,6 +85,29 @@ def _entries(ids: Any, name: str) -> Any:
     if isinstance(ids, np.ndarray):
         return ids.tolist() if ids.ndim == 1 else ids
     return listed(ids, name)
+
+
+def _refuse_mixed(given: list[Any], name: str) -> None:
+    """Refuse strings beside numbers, and objects that are neither; their dtype judges numbers."""
+    # By type, not entry by entry: a million ids have one or two types.
+    sorts = {kind: _sort_of_id(kind) for kind in set(map(type, given))}
+    if set(sorts.values()) in ({"text"}, {"number"}):
+        return
+    first = sorts[type(given[0])]
+    other = next((i for i, entry in enumerate(given) if sorts[type(entry)] != first), 0)
+    beside = f" and {name}[{other}] is {given[other]!r}" if other else ""
+    raise MetricsError(
+        f"{name} must be all integers or all strings (try str(id)), but {name}[0] is"
+        f" {given[0]!r}{beside}"
+    )
+
+
+def _sort_of_id(kind: type) -> str:
+    """Return "text", "number" (also what only a dtype can judge), or "other"."""
+    if issubclass(kind, str):
+        return "text"
+    numbers = (float, complex, np.generic, np.ndarray, list, tuple)
+    return "number" if issubclass(kind, numbers) or hasattr(kind, "__index__") else "other"
 
 
 def _is_id(entry: object) -> bool:

@@ -7,6 +7,7 @@ from rl_schedule.cost.models import (
     TokenCost,
     evaluate_cost,
     integer_costs,
+    mean_cost,
 )
 from rl_schedule.cost.transformer import TransformerCost
 
@@ -18,6 +19,7 @@ __all__ = [
     "describe_cost",
     "evaluate_cost",
     "integer_costs",
+    "mean_cost",
     "name_of",
     "read_cost",
 ]

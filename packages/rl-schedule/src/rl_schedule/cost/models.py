@@ -18,10 +18,20 @@ import numpy.typing as npt
 from rl_schedule.arrays import FloatArray, IntArray
 from rl_schedule.errors import ScheduleError
 
-__all__ = ["CostModel", "QuadraticCost", "TokenCost", "evaluate_cost", "integer_costs"]
+__all__ = [
+    "CostModel",
+    "QuadraticCost",
+    "TokenCost",
+    "evaluate_cost",
+    "integer_costs",
+    "mean_cost",
+]
 
 _SUM_BITS = 61
 """No sum that a balancer forms reaches 2**61, so that int64 never overflows."""
+
+_SHIFT = 64
+"""Costs whose sum is beyond float64 are added up as multiples of 2**64."""
 
 
 @runtime_checkable
@@ -130,13 +140,41 @@ def integer_costs(costs: npt.NDArray[Any], *, terms: int) -> IntArray:
     if costs.size == 0:
         return np.empty(0, dtype=np.int64)
     bits = _SUM_BITS - max(1, terms).bit_length()
-    # fsum is exact, so the factor below is the same whatever the order of the samples.
-    total = math.fsum(costs.tolist())
-    if costs.dtype.kind in "iu" and total < 2.0**bits:
+    # The sum is exact, so the factor below is the same whatever the order of the samples.
+    total, shift = _exact_sum(costs)
+    if costs.dtype.kind in "iu" and not shift and total < 2.0**bits:
         return costs.astype(np.int64)
     if total == 0.0:
         return np.zeros(costs.size, dtype=np.int64)
-    # total < 2**exponent, so the scaled total is below 2**(bits - 1): one bit is left to round up.
+    # total < 2**exponent of its unit, so the scaled total is below 2**(bits - 1): one bit is left to round up.
     _, exponent = math.frexp(total)
-    rounded: FloatArray = np.rint(np.ldexp(costs.astype(np.float64), bits - 1 - exponent))
+    rounded: FloatArray = np.rint(np.ldexp(costs.astype(np.float64), bits - 1 - exponent - shift))
     return rounded.astype(np.int64)
+
+
+def mean_cost(costs: npt.NDArray[Any], *, parts: int) -> float:
+    """Return the sum of costs over `parts`, in their unit.
+
+    Args:
+        costs: [n] finite numbers >= 0.
+        parts: what the sum is divided by, such as the ranks.
+
+    Raises:
+        ScheduleError: the mean is beyond float64, although every cost is within it.
+    """
+    total, shift = _exact_sum(costs)
+    try:
+        return math.ldexp(total / parts, shift)
+    except OverflowError:
+        raise ScheduleError(
+            f"the costs of a step of {costs.size} samples add up to more than float64 holds"
+            f" (largest {float(costs.max()):.3g}); give costs in a larger unit, only ratios matter"
+        ) from None
+
+
+def _exact_sum(costs: npt.NDArray[Any]) -> tuple[float, int]:
+    """Return the sum of costs >= 0 as a float64 and the power of two it is a multiple of."""
+    try:
+        return math.fsum(costs.tolist()), 0
+    except OverflowError:
+        return math.fsum(np.ldexp(costs.astype(np.float64), -_SHIFT).tolist()), _SHIFT

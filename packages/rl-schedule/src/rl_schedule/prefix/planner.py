@@ -159,14 +159,21 @@ def _measure(
     model = request.cost_model
     response_costs = model.responses(prefixes, step.responses).astype(np.float64)
     prefix_costs = model.prefixes(step.prefix_tokens).astype(np.float64)
-    tree_costs: FloatArray = prefix_costs[placed.prefixes] + [
-        float(response_costs[samples].sum()) for samples in placed.members
-    ]
+    with np.errstate(over="ignore"):
+        tree_costs: FloatArray = prefix_costs[placed.prefixes] + [
+            float(response_costs[samples].sum()) for samples in placed.members
+        ]
+        total = float(tree_costs.sum())
+        least_work = float(response_costs.sum() + (prefix_costs * step.fewest_copies()).sum())
+    if not (math.isfinite(total) and math.isfinite(least_work)):
+        raise ScheduleError(
+            f"the costs of a step of {members.size} samples add up to more than float64 holds;"
+            " give costs in a larger unit, only ratios matter"
+        )
     cost_K = np.bincount(trees.bin_of, weights=tree_costs, minlength=ranks * slots)
     cost_DM = cost_K.reshape(ranks, slots)
     mean = float(cost_DM.sum()) / ranks
     slowest = float(cost_DM.sum(axis=1).max())
-    least_work = float(response_costs.sum() + (prefix_costs * step.fewest_copies()).sum())
     costliest = float((response_costs + prefix_costs[step.prefix_of]).max())
     tokens = int(placed.tokens(step).sum())
     aligned = round_up(step.least_micro_batches(), step.alignment)
