@@ -296,10 +296,11 @@ class ScheduleRequest:
         # In float64: a sum of two int64 could overflow.
         with np.errstate(over="ignore"):
             both = own.astype(np.float64) + evaluate_cost(self.cost, lengths).astype(np.float64)
-        if not np.isfinite(both).all():
+        beyond = np.flatnonzero(~np.isfinite(both))
+        if beyond.size:
             raise ScheduleError(
-                f"sample {int(members[np.flatnonzero(~np.isfinite(both))[0]])}: its sample_costs and"
-                " the cost model add up to more than float64 holds; give both in a larger unit"
+                f"sample {int(members[beyond[0]])}: its sample_costs and the cost model add up"
+                " to more than float64 holds; give both in a larger unit"
             )
         return both
 

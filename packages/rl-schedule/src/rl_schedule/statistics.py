@@ -14,6 +14,9 @@ from rl_schedule.arrays import IntArray
 
 __all__ = ["ScheduleStats", "StepStats", "rank_imbalance", "slot_imbalance", "summarize"]
 
+_HUGE = 2.0**900
+"""Above it, sums of costs could leave float64; a power of two, so that division is exact."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepStats:

@@ -146,7 +146,8 @@ def integer_costs(costs: npt.NDArray[Any], *, terms: int) -> IntArray:
         return costs.astype(np.int64)
     if total == 0.0:
         return np.zeros(costs.size, dtype=np.int64)
-    # total < 2**exponent of its unit, so the scaled total is below 2**(bits - 1): one bit is left to round up.
+    # total < 2**exponent of its unit, so the scaled total is below 2**(bits - 1): one bit is left
+    # to round up.
     _, exponent = math.frexp(total)
     rounded: FloatArray = np.rint(np.ldexp(costs.astype(np.float64), bits - 1 - exponent - shift))
     return rounded.astype(np.int64)

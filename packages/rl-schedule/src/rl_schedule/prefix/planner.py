@@ -5,6 +5,7 @@ determine the digest.
 """
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,7 +14,7 @@ import numpy as np
 
 from rl_schedule.arrays import FloatArray, IntArray
 from rl_schedule.cost import integer_costs
-from rl_schedule.errors import InfeasibleScheduleError
+from rl_schedule.errors import InfeasibleScheduleError, ScheduleError
 from rl_schedule.packing import round_up
 from rl_schedule.prefix.fragments import SharedStep
 from rl_schedule.prefix.plan import PrefixPlan
