@@ -61,7 +61,15 @@ def build_dp_schedule(**settings: object) -> SchedulePlan:
 
     Raises:
         ScheduleError: malformed input, or data that a policy chosen as `"error"` refuses.
+        TypeError: a setting is missing or unknown; names all of them.
     """
+    known = inspect.signature(ScheduleRequest).parameters
+    missing = [n for n, p in known.items() if p.default is p.empty and n not in settings]
+    unknown = [name for name in settings if name not in known]
+    if missing or unknown:
+        told = [f"missing {', '.join(missing)}"] * bool(missing)
+        told += [f"unknown {', '.join(unknown)}"] * bool(unknown)
+        raise TypeError(f"build_dp_schedule: {'; '.join(told)}; settings are {', '.join(known)}")
     return plan_schedule(ScheduleRequest(**settings))  # type: ignore[arg-type]
 
 

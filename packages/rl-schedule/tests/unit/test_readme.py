@@ -13,9 +13,9 @@ import rl_schedule as rs
 README = Path(__file__).parents[2] / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
 PLAIN = BLOCKS[0]
-NETWORK, VERL, SLIME = (
+NETWORK, VERL, SLIME, PREFIXES = (
     next(block for block in BLOCKS if word in block)
-    for word in ("from_hf_config", "attention_mask", "split_train_data_by_dp")
+    for word in ("from_hf_config", "attention_mask", "split_train_data_by_dp", "PrefixRequest")
 )
 
 
@@ -142,6 +142,49 @@ def test_a_loop_like_slimes_gets_what_each_rank_trains() -> None:
         assert rank["total_lengths"] == [lengths[i] for i in rank["partition"]]
         for indices in rank["micro_batch_indices"]:
             assert sum(rank["total_lengths"][i] for i in indices) <= 2048
+
+
+def test_the_example_with_shared_prefixes_runs_what_a_rank_trains() -> None:
+    ran: list[int] = []
+    for rank in range(2):
+        names: dict[str, Any] = {
+            "total_lengths": [100 + i % 7 for i in range(256)],
+            "rollout_ids": range(256),
+            "group_ids": [f"group {i // 8}" for i in range(256)],
+            "prompt_lengths": [60] * 256,
+        }
+        found = run(PREFIXES, **names, world_size=2, rank=rank)
+        plan = found["plan"]
+        assert len(plan.num_microbatches) == 4
+        assert found["k"] == plan.micro_batches_per_rank - 1
+        for k in range(plan.micro_batches_per_rank):
+            ran += plan.micro_batch(rank, k).samples.tolist()
+    assert sorted(ran) == list(range(256))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"micro_batch_size": 2, "max_tokens_per_gpu": None},
+        {"balance": "none"},
+        {"rank_slack": 0.1},
+        {"pad_to_multiple": 8},
+        {"sample_costs": [1.0]},
+        {"keep_together": [0]},
+        {"max_samples_per_micro_batch": 2},
+        {"equal_samples": True},
+        {"pad_to_longest": True},
+    ],
+    ids=lambda setting: next(iter(setting)),
+)
+def test_what_the_readme_says_is_refused_with_prefixes_is(setting: dict[str, Any]) -> None:
+    name = next(iter(setting))
+    section = README.read_text(encoding="utf-8").split("## Shared prefixes")[1]
+    assert f"`{name}" in section.split("Refused here")[1].split("\n\n")[0]
+    good: dict[str, Any] = {"total_lengths": [5], "rollout_ids": [0], "global_batch_size": 1}
+    schedule = rs.ScheduleRequest(**{**good, "dp_size": 1, "max_tokens_per_gpu": 16, **setting})
+    with pytest.raises(rs.ScheduleError, match=name):
+        rs.PrefixRequest(schedule=schedule, prefix_ids=[0], prefix_lengths=[2])
 
 
 def test_the_table_of_promises_is_that_of_the_checker() -> None:

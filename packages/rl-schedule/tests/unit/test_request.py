@@ -203,3 +203,12 @@ def test_an_unusable_cost_in_settings_is_refused(cost: dict[str, Any]) -> None:
     settings = {**rs.ScheduleRequest(**GOOD).settings(), "cost": cost}
     with pytest.raises(rs.PlanDocumentError, match=r"settings\.cost"):
         rs.ScheduleRequest.from_settings(settings, total_lengths=[5], rollout_ids=[0])
+
+
+def test_settings_that_are_missing_or_unknown_are_named_by_the_function_that_was_called() -> None:
+    build: Any = rs.build_dp_schedule
+    with pytest.raises(TypeError) as caught:
+        build(total_lengths=[5], rollout_ids=[0], max_token=8, dp=1)
+    told = "build_dp_schedule: missing global_batch_size, dp_size; unknown max_token, dp; settings"
+    assert str(caught.value).startswith(told)
+    assert "max_tokens_per_gpu" in str(caught.value)
