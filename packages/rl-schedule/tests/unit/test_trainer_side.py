@@ -1,6 +1,7 @@
 """Outputs back in order, and a micro-batch that trains nothing."""
 
-from typing import Any
+from collections import deque
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -57,3 +58,85 @@ def test_a_filler_can_be_cut_by_every_rank_and_trains_nothing() -> None:
 def test_a_filler_of_no_size_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(rs.ScheduleError, match=next(iter(settings))):
         rs.build_filler(**settings)
+
+
+class Three(NamedTuple):
+    a: str
+    b: str
+    c: str
+
+
+@pytest.mark.parametrize(
+    ("values", "restored"),
+    [
+        (Three("c", "a", "b"), ("a", "b", "c")),
+        (deque(["c", "a", "b"]), ["a", "b", "c"]),
+        (range(7, 10), [8, 9, 7]),
+    ],
+)
+def test_other_sequences_come_back_as_a_list_or_tuple(values: Any, restored: Any) -> None:
+    found = rs.restore_order(values, [2, 0, 1])
+    assert (type(found), found) == (type(restored), restored)
+
+
+def test_a_column_is_taken_by_place_not_by_label() -> None:
+    pandas = pytest.importorskip("pandas")
+    ran = pandas.Series(["c", "a", "b"], index=[1, 2, 0])
+    assert rs.restore_order(ran, [2, 0, 1]).tolist() == ["a", "b", "c"]
+    table = pandas.DataFrame({"x": [3, 1, 2]})
+    assert rs.restore_order(table, [2, 0, 1])["x"].tolist() == [1, 2, 3]
+
+
+class Labelled:
+    """A column whose `[]` goes by label and `iloc` by place, as in pandas."""
+
+    class Places:
+        def __getitem__(self, order: Any) -> list[str]:
+            return [["c", "a", "b"][place] for place in order.tolist()]
+
+    iloc = Places()
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, order: Any) -> list[str]:
+        raise KeyError(order)
+
+
+class Unreadable:
+    def __len__(self) -> int:
+        return 3
+
+
+def test_a_labelled_column_is_taken_by_place() -> None:
+    assert rs.restore_order(Labelled(), [2, 0, 1]) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    "values",
+    ["cab", b"cab", {2: "c", 0: "a", 1: "b"}, {1, 2, 3}, np.array(3), Unreadable()],
+)
+def test_what_has_no_places_is_refused(values: Any) -> None:
+    with pytest.raises(rs.ScheduleError, match="values"):
+        rs.restore_order(values, [2, 0, 1])
+
+
+def test_a_tensor_without_axes_is_refused() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(rs.ScheduleError, match="no entries for 1 positions"):
+        rs.restore_order(torch.tensor(3.0), [0])
+
+
+@pytest.mark.parametrize(
+    ("positions", "words"),
+    [([2, 0, 2], "2 occurs twice"), ([2, -1, 0], "-1 is negative"), ([0, 0, 1], "0 occurs twice")],
+)
+def test_positions_that_are_none_are_refused(positions: list[int], words: str) -> None:
+    with pytest.raises(rs.ScheduleError, match=words):
+        rs.restore_order(["c", "a", "b"], positions)
+
+
+@pytest.mark.parametrize("size", [2**24, 2**62])
+def test_a_filler_of_absurd_size_is_refused(size: int) -> None:
+    with pytest.raises(rs.ScheduleError, match=f"cp_size={size}"):
+        rs.build_filler(cp_size=size, tp_size=size)
