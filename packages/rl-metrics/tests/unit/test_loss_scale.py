@@ -5,6 +5,7 @@ from fractions import Fraction
 from itertools import product
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from rl_metrics import (
@@ -177,3 +178,38 @@ def test_an_unknown_hook_is_refused() -> None:
         hf_trainer_loss_scale(
             "token_mean", step_units=1, dp_size=1, accumulation_steps=1, hook=hook
         )
+
+
+@pytest.mark.parametrize("hook", [np.ones(2), ["compute_loss"], None, 1])
+def test_a_hook_that_is_no_text_is_refused(hook: Any) -> None:
+    with pytest.raises(MetricsError, match="use one of compute_loss"):
+        hf_trainer_loss_scale(
+            "sample_mean", step_units=1, dp_size=1, accumulation_steps=1, hook=hook
+        )
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [
+        lambda: ddp_loss_scale("sample_mean", step_units=1e-320, dp_size=8),
+        lambda: megatron_loss_scale(
+            "sample_mean", step_units=1e-320, num_microbatches=1, dp_size=8, cp_size=1
+        ),
+        lambda: fsdp_loss_scale(
+            "sample_mean", step_units=0.001, dp_size=8, gradient_divide_factor=1e308
+        ),
+        lambda: fsdp_loss_scale(
+            "sample_mean", step_units=1e300, dp_size=8, gradient_divide_factor=1e-300
+        ),
+        lambda: hf_trainer_loss_scale(
+            "sample_mean",
+            step_units=1e-320,
+            dp_size=1,
+            accumulation_steps=1,
+            hook="compute_loss_func",
+        ),
+    ],
+)
+def test_a_factor_beyond_float64_is_refused(scale: Callable[[], float]) -> None:
+    with pytest.raises(MetricsError, match="beyond float64; check step_units"):
+        scale()

@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from rl_metrics import ContextParallel, MetricsError, MicroBatchMetrics
+from rl_metrics import ContextParallel, MetricsError, MicroBatchMetrics, loss_denominators
 from rl_metrics.aggregation import loss_reduction as reference
 from rl_metrics.torch import (
+    TensorMetric,
     gather_responses,
     get_sum_of_sample_mean,
     loss_reducer,
     masked_whiten,
     megatron_num_tokens,
+    padded_loss_reducer,
     reduce_train_step_metrics,
     slice_response,
     slice_tokens,
@@ -223,3 +225,35 @@ def test_padding_at_the_edge_of_the_dtype_is_exact() -> None:
             == value
         )
     assert slice_tokens(torch.zeros(3), ContextParallel(2, 0), pad_value=NAN)[-1].isnan()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"sums": {"loss": 1.0}}, r"sums\['loss'\] is float; give a tensor"),
+        ({"sums": {"loss": None}}, r"sums\['loss'\] is NoneType"),
+        ({"sums": None}, "sums is NoneType; give a mapping"),
+        ({"sums": torch.tensor(1.0)}, "sums is Tensor; give a mapping"),
+        ({"sums": {}, "diagnostics": {"entropy": [1.0]}}, r"diagnostics\['entropy'\] is list"),
+        ({"sums": {}, "diagnostics": torch.ones(2)}, "diagnostics is Tensor; give a mapping"),
+    ],
+)
+def test_what_a_micro_batch_reports_is_tensors_by_name(given: Any, words: str) -> None:
+    reduce = loss_reducer("sample_mean", [2], [1], [[1]])
+    with pytest.raises(MetricsError, match=words):
+        reduce.metrics(**given)
+
+
+def test_a_padded_micro_batch_of_no_samples_is_an_empty_list() -> None:
+    assert loss_denominators("sample_mean", []).shape == (0,)
+    reduce = padded_loss_reducer("sample_mean", [])
+    assert (reduce.num_values, reduce.num_tokens, reduce.weight) == (0, 0, 0.0)
+    assert float(reduce(torch.zeros(0, 0))) == 0.0
+    with pytest.raises(MetricsError, match=r"give \[samples, tokens\]"):
+        padded_loss_reducer("sample_mean", torch.zeros(0))
+
+
+@pytest.mark.parametrize("identity", [{"name": 3}, {"name": ""}, {"name": "loss", "unit": None}])
+def test_a_metric_on_a_device_has_a_name_and_a_unit_of_text(identity: Any) -> None:
+    with pytest.raises(MetricsError, match="metric"):
+        TensorMetric(kind="sum", numerator=torch.tensor(1.0), **identity)

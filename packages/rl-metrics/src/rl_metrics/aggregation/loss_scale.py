@@ -85,7 +85,7 @@ def megatron_loss_scale(
 
     Raises:
         MetricsError: for an unknown aggregation, a size that is no integer of at least 1, or units
-            that are not a positive number.
+            that are not a positive number or make the factor infinite or 0.
 
     Example:
         4 micro-batches per rank, 8 rollouts in the step, dp 2, cp 2: `rollout_mean` gives 4 * 2 * 2
@@ -96,7 +96,7 @@ def megatron_loss_scale(
     num_microbatches, dp_size, cp_size = (count(value, name) for name, value in sizes)
     if aggregation == "token_mean":
         return float(cp_size)
-    return num_microbatches * dp_size * cp_size / check_step_units(aggregation, step_units)
+    return _usable(num_microbatches * dp_size * cp_size / check_step_units(aggregation, step_units))
 
 
 def ddp_loss_scale(
@@ -134,7 +134,7 @@ def ddp_loss_scale(
 
     Raises:
         MetricsError: for an unknown aggregation, a size that is no integer of at least 1, or units
-            that are not a positive number.
+            that are not a positive number or make the factor infinite or 0.
 
     Example:
         10 trained tokens whose values add up to 17, on dp 2: `token_mean` gives 2 / 10 = 0.2; the
@@ -142,7 +142,9 @@ def ddp_loss_scale(
     """
     sizes = (("accumulation_steps", accumulation_steps), ("dp_size", dp_size), ("cp_size", cp_size))
     accumulation_steps, dp_size, cp_size = (count(value, name) for name, value in sizes)
-    return accumulation_steps * dp_size * cp_size / _positive_units(aggregation, step_units)
+    return _usable(
+        accumulation_steps * dp_size * cp_size / _positive_units(aggregation, step_units)
+    )
 
 
 def fsdp_loss_scale(
@@ -190,7 +192,7 @@ def fsdp_loss_scale(
     if gradient_divide_factor is None:
         return scale
     divisor = finite_number(gradient_divide_factor, "gradient_divide_factor", above=0.0)
-    return divisor * accumulation_steps / _positive_units(aggregation, step_units)
+    return _usable(divisor * accumulation_steps / _positive_units(aggregation, step_units))
 
 
 def hf_trainer_loss_scale(
@@ -235,7 +237,8 @@ def hf_trainer_loss_scale(
         8 rollouts, 2 processes, 4 micro-batches each: `compute_loss` gives 2 * 4 / 8 = 1.0,
         `compute_loss_func` 1 / 8.
     """
-    if hook not in get_args(TrainerHook):
+    given: object = hook
+    if not isinstance(given, str) or given not in get_args(TrainerHook):
         raise MetricsError(f"hook is {hook!r}; use one of {', '.join(get_args(TrainerHook))}")
     scale = ddp_loss_scale(
         aggregation,
@@ -244,7 +247,19 @@ def hf_trainer_loss_scale(
         cp_size=cp_size,
         accumulation_steps=accumulation_steps,
     )
-    return scale if hook == "compute_loss" else 1.0 / _positive_units(aggregation, step_units)
+    if hook == "compute_loss":
+        return scale
+    return _usable(1.0 / _positive_units(aggregation, step_units))
+
+
+def _usable(scale: float) -> float:
+    """Return a factor; refuse one that float64 rounds to infinity or to 0."""
+    if not 0.0 < scale < math.inf:
+        raise MetricsError(
+            f"the factor of the loss is {scale:g}, beyond float64; check step_units, the number of"
+            " units of the whole step, and the sizes"
+        )
+    return scale
 
 
 def _positive_units(aggregation: Aggregation, step_units: SupportsFloat) -> float:

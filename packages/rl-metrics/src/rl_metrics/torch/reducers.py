@@ -167,14 +167,31 @@ class LossReducer:
             metrics: further records with a kind of their own.
 
         Raises:
-            MetricsError: as in a call.
+            MetricsError: as in a call, and for sums or diagnostics that are no tensors by name.
         """
+        _check_tensors("sums", sums)
+        _check_tensors("diagnostics", {} if diagnostics is None else diagnostics)
         return MicroBatchMetrics(
             sums={name: total.detach().clone() for name, total in sums.items()},
             num_tokens=self.num_tokens,
             metrics=metrics,
             diagnostics={name: self.diagnostic(x) for name, x in (diagnostics or {}).items()},
         )
+
+
+def _check_tensors(what: str, given: object) -> None:
+    """Refuse what is no mapping from names to tensors, naming the key."""
+    wanted = "reduce(losses)" if what == "sums" else "the values per token"
+    if not isinstance(given, Mapping):
+        raise MetricsError(
+            f"{what} is {type(given).__name__}; give a mapping from names to tensors, such as"
+            f' {{"loss": {wanted}}}'
+        )
+    for name, value in given.items():
+        if not isinstance(value, torch.Tensor):
+            raise MetricsError(
+                f"{what}[{name!r}] is {type(value).__name__}; give a tensor, {wanted}"
+            )
 
 
 def get_sum_of_sample_mean(
@@ -321,7 +338,8 @@ def padded_loss_reducer(
     Args:
         aggregation: one of the five; see `rl_metrics.aggregation`.
         loss_masks: [N, T], of booleans or exactly 0 and 1. Checked here, on the host: a mask on a
-            device is copied to it, one transfer that waits for the device.
+            device is copied to it, one transfer that waits for the device. An empty list is no
+            samples, [0, 0].
         denominators: as in `loss_reducer`.
 
     Returns:
@@ -337,6 +355,8 @@ def padded_loss_reducer(
     """
     sample_denoms, per_token = reducer_denominators(aggregation, denominators)
     rows = as_array(cast("Any", loss_masks), "the padded loss mask")
+    if rows.shape == (0,) and not isinstance(loss_masks, torch.Tensor | np.ndarray):
+        rows = rows.reshape(0, 0)
     if rows.ndim != 2:
         raise MetricsError(
             f"the padded loss mask has shape {rows.shape}; give [samples, tokens], 0 at padding, or"

@@ -19,6 +19,7 @@ import torch
 
 from rl_metrics.arguments import FloatArray, listed, number
 from rl_metrics.errors import MetricsError
+from rl_metrics.metric.kinds import check_identity
 from rl_metrics.metric.metric import Metric, check_metric
 
 __all__ = ["Part", "TensorMetric", "added", "is_scalar", "split_records"]
@@ -56,6 +57,7 @@ class TensorMetric:
 
     def __post_init__(self) -> None:
         """Refuse what is no number of a sum or a mean; keep host numbers as floats."""
+        check_identity(self.name, "sum", self.unit)
         if self.kind not in ("sum", "mean"):
             raise MetricsError(
                 f"metric {self.name!r}: kind is {self.kind!r}; numbers on a device are reduced as"
