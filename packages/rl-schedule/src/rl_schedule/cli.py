@@ -5,6 +5,7 @@ unusable input. A reader that goes away (`| head`) ends it as it ends other tool
 """
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -157,7 +158,7 @@ def plan(
     request = ScheduleRequest(
         **batch.columns(),
         global_batch_size=[sizes] if splitter == "sizes" and isinstance(sizes, int) else sizes,
-        splitter=splitter or by_size,
+        splitter=by_size if splitter is None else splitter,
         max_samples_per_micro_batch=max_samples_per_micro_batch,
         equal_samples=equal_samples,
         pad_to_longest=pad_to_longest,
@@ -304,16 +305,33 @@ def start(
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit; errors of this package become one line on stderr."""
+    """Run the command line and exit; errors, also of a full disk, become one line on stderr."""
     if arguments is None and hasattr(signal, "SIGPIPE"):
         # Python turns a closed pipe into an error; other tools end by the signal.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
-        app(args=None if arguments is None else list(arguments))
+        try:
+            app(args=None if arguments is None else list(arguments))
+        finally:
+            # Here, not at the end of the process, where a full disk could not be told any more.
+            sys.stdout.flush()
+    except OSError as error:
+        _discard_stdout()
+        sys.stderr.write(f"rl-schedule: the output cannot be written: {error.strerror or error}\n")
+        raise SystemExit(2) from None
     except (ScheduleError, UnsupportedContractError) as error:
         sys.stderr.write(f"rl-schedule: {error}\n")
         raise SystemExit(1 if isinstance(error, InfeasibleScheduleError) else 2) from None
     raise SystemExit(0)  # pragma: no cover - typer always exits
+
+
+def _discard_stdout() -> None:
+    """Let what is left in the buffer go nowhere: Python would fail to write it once more."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):
+        # Not a file of the system, such as a test's; there is nothing to redirect.
+        return
 
 
 def _read_lengths(path: Path) -> Batch:

@@ -127,3 +127,25 @@ def test_a_reader_that_goes_away_ends_it_by_the_signal(lengths: Path) -> None:
         process.stdout.close()
         _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (-signal.SIGPIPE, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_output_to_a_full_disk_is_one_line(lengths: Path, options: tuple[str, ...]) -> None:
+    command = ["plan", str(lengths), "--dp", "4", "--max-tokens-per-gpu", "2000", *options]
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "rl_schedule", *command],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr == ("rl-schedule: the output cannot be written: No space left on device\n")
+
+
+def test_an_empty_splitter_is_refused(lengths: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("plan", lengths, "--dp", "4", "--max-tokens-per-gpu", "2000", "--splitter", "")
+    assert run(*command) == 2
+    assert "splitter must be" in capsys.readouterr().err
