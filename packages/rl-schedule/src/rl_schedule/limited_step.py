@@ -69,8 +69,9 @@ def plan_limited_step(
         num_rollouts: rollouts of the step.
 
     Raises:
-        InfeasibleScheduleError: fillers are needed and `on_misaligned` is `"error"`, or the samples
-            do not divide among the ranks that shall have equally many.
+        InfeasibleScheduleError: fillers are needed and `on_misaligned` is `"error"`, or the
+            samples, or the groups of one size, do not divide among ranks that shall have equally
+            many.
         ScheduleError: the cost model returns something that is no cost, or costs add up beyond
             float64.
     """
@@ -302,11 +303,17 @@ def _equal_ranks(request: ScheduleRequest, number: int, units: Units, costs: Int
     for size in np.unique(units.counts)[::-1].tolist():
         alike = np.flatnonzero(units.counts == size)
         if alike.size % ranks:
-            what = f"units of {size} samples" if request.keep_together is not None else "samples"
+            kept = request.keep_together is not None
+            what = f"units of {size} samples" if kept else "samples"
+            wanted = (
+                "groups of each size (keep_together) are dealt to the ranks in equal numbers, so"
+                f" choose steps whose groups of {size} samples are a multiple of dp_size = {ranks}"
+                if kept
+                else "choose a global_batch_size whose samples are a multiple of dp_size"
+            )
             raise InfeasibleScheduleError(
                 f"step {number} has {alike.size} {what}, which {ranks} ranks cannot share equally"
-                " (equal_samples); choose a global_batch_size whose samples are a multiple of"
-                " dp_size, or set equal_samples=False"
+                f" (equal_samples); {wanted}, or set equal_samples=False"
             )
         if request.balance == "none":
             rank_of[alike] = np.arange(alike.size) % ranks

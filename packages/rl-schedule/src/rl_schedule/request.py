@@ -189,7 +189,13 @@ class ScheduleRequest:
     max_samples_per_micro_batch: int | None = None
     """Dynamic packing: a micro-batch holds at most this many samples; None = any number."""
     equal_samples: bool = False
-    """Whether every rank gets the same number of samples in each step."""
+    """Whether every rank gets the same number of samples in each step.
+
+    The samples of a step must be a multiple of `dp_size`; with `keep_together`, the groups of each
+    size must be: every rank gets equally many of each. Ranks are packed one by one and all run as
+    many micro-batches as the fullest, so a step can have more of them than first-fit-decreasing
+    over all its samples needs.
+    """
     pad_to_longest: bool = False
     """Whether the trainer pads a micro-batch to its longest sample.
 

@@ -150,6 +150,25 @@ def test_ranks_that_cannot_be_equal_are_an_error_with_both_numbers() -> None:
         )
 
 
+def test_ranks_share_groups_of_each_size_equally() -> None:
+    """8 samples are a multiple of 2 ranks, but one group of 2 and 6 alone are not shared."""
+    apart = request([1] * 8, dp_size=2, equal_samples=True, keep_together=[0, 0, *range(1, 7)])
+    words = (
+        r"groups of each size \(keep_together\) .* groups of 2 samples are a multiple of dp_size"
+    )
+    with pytest.raises(rs.InfeasibleScheduleError, match=words):
+        rs.plan_schedule(apart)
+    shared = [0, 0, 1, 1, *range(2, 6)]
+    rs.plan_schedule(request([1] * 8, dp_size=2, equal_samples=True, keep_together=shared))
+
+
+def test_equal_ranks_may_need_more_micro_batches_than_first_fit() -> None:
+    """100 fills a micro-batch, and its rank runs a second sample; else 30, 10 and 10 share one."""
+    lengths = [30, 10, 100, 10]
+    assert len(batches(lengths, dp_size=2, equal_samples=True)[0]) == 2
+    assert len(batches(lengths, dp_size=2)[0]) == 1
+
+
 @pytest.mark.parametrize("balance", ["none", "tokens", "flops"])
 def test_the_padded_footprint_keeps_the_cap(balance: str) -> None:
     """50 with three of 10 are 80 tokens, but padded to 50 they are 200 of 100."""
