@@ -1,6 +1,6 @@
 """A request for shared prefixes that exists is well-formed; everything wrong is told at once."""
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -126,3 +126,34 @@ def test_long_lists_of_samples_are_cut_short() -> None:
     assert "sample 0 (5 of 5 tokens), 1 (5 of 5 tokens)" in text
     assert "4 (5 of 5 tokens), ...;" in text
     assert "4 (id 0, 2 tokens), 5 (id 0, 2 tokens), ...;" in refused(many, [0] * 9, [3, *[2] * 8])
+
+
+GOOD = rs.PrefixRequest(schedule=schedule(), prefix_ids=[0, 0, 1], prefix_lengths=[4, 4, 2])
+
+
+@pytest.mark.parametrize("given", [None, schedule(), {}])
+def test_another_object_in_place_of_the_request_is_refused(given: Any) -> None:
+    words = f"request must be a PrefixRequest, got {type(given).__name__}"
+    with pytest.raises(rs.ScheduleError, match=words):
+        rs.plan_with_prefixes(given)
+    with pytest.raises(rs.ScheduleError, match=words):
+        rs.check_prefix_plan(rs.plan_with_prefixes(GOOD), given)
+    with pytest.raises(rs.ScheduleError, match="plan must be a PrefixPlan"):
+        rs.check_prefix_plan(given, GOOD)
+
+
+def test_another_object_in_place_of_the_schedule_is_told_with_the_rest() -> None:
+    text = refused(cast("Any", None), [0.5, 0, 1])
+    assert "prefix_ids must be integers" in text
+    assert "schedule must be a ScheduleRequest, got NoneType" in text
+    assert "schedule must be a ScheduleRequest, got PrefixRequest" in refused(cast("Any", GOOD))
+
+
+@pytest.mark.parametrize("number", [0.0, False, None, "0", np.bool_(False)])
+def test_a_rank_that_is_no_integer_is_refused(number: Any) -> None:
+    plan = rs.plan_with_prefixes(GOOD)
+    with pytest.raises(rs.ScheduleError, match="rank must be an integer"):
+        plan.micro_batch(number, 0)
+    with pytest.raises(rs.ScheduleError, match="micro_batch must be an integer"):
+        plan.micro_batch(0, number)
+    assert plan.micro_batch(cast("Any", np.int64(0)), 0).num_tokens == 14

@@ -16,9 +16,10 @@ from itertools import pairwise
 import numpy as np
 
 from rl_schedule.arrays import IntArray
+from rl_schedule.errors import ScheduleError
 from rl_schedule.invariants import Problem
 from rl_schedule.prefix.plan import PrefixPlan, prefix_plan_digest
-from rl_schedule.prefix.request import PrefixRequest
+from rl_schedule.prefix.request import PrefixRequest, check_prefix_request
 
 __all__ = ["check_prefix_plan"]
 
@@ -48,7 +49,17 @@ def check_prefix_plan(plan: PrefixPlan, request: PrefixRequest) -> list[Problem]
 
     Returns:
         Problems in promise order, with the samples they concern.
+
+    Raises:
+        ScheduleError: `plan` or `request` is of another type.
     """
+    given: object = plan
+    if not isinstance(given, PrefixPlan):
+        raise ScheduleError(
+            f"plan must be a PrefixPlan, got {type(given).__name__}; pass what plan_with_prefixes"
+            " returns, and a SchedulePlan to check_plan"
+        )
+    check_prefix_request(request)
     structure = list(_check_structure(plan, request))
     if structure:
         return structure

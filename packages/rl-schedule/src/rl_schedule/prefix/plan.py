@@ -188,8 +188,11 @@ class PrefixPlan:
         """Lay out the stream of a micro-batch; `micro_batch` counts over all steps.
 
         Raises:
-            ScheduleError: no such rank or micro-batch.
+            ScheduleError: no such rank or micro-batch, or a number that is no integer.
         """
+        for name, given in (("rank", rank), ("micro_batch", micro_batch)):
+            if isinstance(given, bool) or not isinstance(given, (int, np.integer)):
+                raise ScheduleError(f"{name} must be an integer, counted from 0, got {given!r:.80}")
         count = self.micro_batches_per_rank
         if not (0 <= rank < self.dp_size and 0 <= micro_batch < count):
             raise ScheduleError(

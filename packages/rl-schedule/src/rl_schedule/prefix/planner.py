@@ -18,7 +18,7 @@ from rl_schedule.errors import InfeasibleScheduleError, ScheduleError
 from rl_schedule.packing import round_up
 from rl_schedule.prefix.fragments import SharedStep
 from rl_schedule.prefix.plan import PrefixPlan
-from rl_schedule.prefix.request import PrefixRequest
+from rl_schedule.prefix.request import PrefixRequest, check_prefix_request
 from rl_schedule.prefix.statistics import PrefixStepStats
 from rl_schedule.prefix.step import PlannedTrees, plan_trees
 from rl_schedule.steps import Rollouts, cut_steps, group_rollouts
@@ -54,9 +54,10 @@ def plan_with_prefixes(request: PrefixRequest) -> PrefixPlan:
     where `plan_schedule` needs two.
 
     Raises:
-        ScheduleError: data that a policy chosen as `"error"` refuses, or a cost model that returns
-            something that is no cost.
+        ScheduleError: something else than a `PrefixRequest`, data that a policy chosen as `"error"`
+            refuses, or a cost model that returns something that is no cost.
     """
+    check_prefix_request(request)
     schedule = request.schedule
     rollouts = group_rollouts(np.asarray(schedule.rollout_ids))
     kept = _without_oversized(request, rollouts)

@@ -16,7 +16,7 @@ from rl_schedule.errors import ScheduleError
 from rl_schedule.prefix.cost import PrefixCost
 from rl_schedule.request import ScheduleRequest
 
-__all__ = ["PrefixRequest"]
+__all__ = ["PrefixRequest", "check_prefix_request"]
 
 _HONOURED = frozenset(
     {
@@ -98,7 +98,14 @@ class PrefixRequest:
             freeze(self, "prefix_lengths", lengths)
         except ScheduleError as error:
             problems.append(str(error))
-        problems += _unknown_settings(self.schedule)
+        given: object = self.schedule
+        if isinstance(given, ScheduleRequest):
+            problems += _unknown_settings(given)
+        else:
+            problems.append(
+                f"schedule must be a ScheduleRequest, got {type(given).__name__}; it holds the"
+                " lengths, ranks and cap"
+            )
         if not problems:
             problems += _column_problems(
                 np.asarray(self.prefix_ids),
@@ -131,6 +138,19 @@ class PrefixRequest:
         """The model that is levelled: tokens under `balance="tokens"`, else `cost_model`."""
         return (
             PrefixCost(model=TokenCost()) if self.schedule.balance == "tokens" else self.cost_model
+        )
+
+
+def check_prefix_request(request: object) -> None:
+    """Refuse what is no `PrefixRequest`.
+
+    Raises:
+        ScheduleError: it says what to pass.
+    """
+    if not isinstance(request, PrefixRequest):
+        raise ScheduleError(
+            f"request must be a PrefixRequest, got {type(request).__name__}; pass"
+            " PrefixRequest(schedule=..., prefix_ids=..., prefix_lengths=...)"
         )
 
 
