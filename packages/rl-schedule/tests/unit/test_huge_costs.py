@@ -7,6 +7,7 @@ import pytest
 
 import rl_schedule as rs
 from rl_schedule.cost import integer_costs, mean_cost
+from rl_schedule.study.simulation import ClusterTiming, simulate_plan
 
 LONG = [5, 9, 4, 7]
 
@@ -73,3 +74,12 @@ def test_the_mean_of_costs_is_exact_in_any_order() -> None:
         integer_costs(np.array([unit, 3 * unit, 3 * unit]), terms=8).tolist()
         == integer_costs(np.array([1.0, 3.0, 3.0]), terms=8).tolist()
     )
+
+
+def test_times_beyond_float64_are_refused() -> None:
+    request = huge({"sample_costs": [1e308] * 4})
+    plan = rs.plan_schedule(request)
+    with pytest.raises(rs.ScheduleError, match=r"a micro-batch costs 1e\+308"):
+        simulate_plan(
+            plan, request.padded_lengths, lambda n: np.full(n.shape, 1e308), ClusterTiming()
+        )

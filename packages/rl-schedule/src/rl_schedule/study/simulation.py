@@ -25,6 +25,9 @@ __all__ = ["ClusterTiming", "StepTiming", "pipeline_seconds", "simulate_plan"]
 BACKWARD_OVER_FORWARD = 2.0
 """A backward pass does two matrix products for every one of the forward pass."""
 
+_LONGEST = 2.0**1000
+"""No simulated time reaches it, so that sums over ranks and stages stay within float64."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterTiming:
@@ -101,12 +104,18 @@ def simulate_plan(
 
     Raises:
         ScheduleError: `vpp_size > 1` with a step whose micro-batches are no multiple of the
-            pipeline group.
+            pipeline group, or times so long that their sums leave float64.
     """
     costs = evaluate_cost(cost, lengths[plan.sample_positions]).astype(np.float64)
     num_rows = plan.micro_batch_offsets.size - 1
     summed = np.bincount(plan.placed_rows, weights=costs, minlength=num_rows).astype(np.float64)
     cost_DM = summed.reshape(plan.dp_size, -1)
+    costliest = float(summed.max(initial=0.0))
+    if costliest / timing.cost_per_second * num_rows >= _LONGEST:
+        raise ScheduleError(
+            f"a micro-batch costs {costliest:.3g}, and sums of such times leave float64; give"
+            " costs in a larger unit"
+        )
     ends = np.cumsum([0, *plan.num_microbatches]).tolist()
     return [_time_step(cost_DM[:, start:end], timing) for start, end in pairwise(ends)]
 
