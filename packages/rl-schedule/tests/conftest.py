@@ -1,5 +1,9 @@
-"""Hypothesis settings and the fuzz marker, also where the tests run outside the workspace."""
+"""Hypothesis settings, the fuzz marker and a file of lengths, also outside the workspace."""
 
+import json
+from pathlib import Path
+
+import numpy as np
 import pytest
 from hypothesis import settings
 
@@ -20,3 +24,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("fuzz"):
                 item.add_marker(pytest.mark.skip(reason="large; select with -m fuzz"))
+
+
+@pytest.fixture
+def lengths(tmp_path: Path) -> Path:
+    """A file of 60 samples, two to a rollout, for the command line."""
+    path = tmp_path / "lengths.jsonl"
+    values = (
+        np.clip(np.rint(np.random.default_rng(0).lognormal(5, 1, 60)), 4, 2000).astype(int).tolist()
+    )
+    path.write_text(
+        "".join(
+            json.dumps({"total_length": v, "rollout_id": i // 2}) + "\n"
+            for i, v in enumerate(values)
+        )
+    )
+    return path

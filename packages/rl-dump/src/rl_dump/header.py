@@ -265,7 +265,8 @@ def _numbers(value: object) -> bool:
 
 
 def _partition(value: object) -> bool:
-    return _numbers(value) and (value is None or isinstance(value, np.ndarray) or None not in value)  # type: ignore[operator]
+    has_gaps = isinstance(value, (list, tuple)) and None in value
+    return _numbers(value) and not has_gaps
 
 
 _SHARD: dict[str, Callable[[object], bool]] = {

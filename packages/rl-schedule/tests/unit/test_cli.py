@@ -21,21 +21,6 @@ CONFIG = {
 }
 
 
-@pytest.fixture
-def lengths(tmp_path: Path) -> Path:
-    path = tmp_path / "lengths.jsonl"
-    values = (
-        np.clip(np.rint(np.random.default_rng(0).lognormal(5, 1, 60)), 4, 2000).astype(int).tolist()
-    )
-    path.write_text(
-        "".join(
-            json.dumps({"total_length": v, "rollout_id": i // 2}) + "\n"
-            for i, v in enumerate(values)
-        )
-    )
-    return path
-
-
 def run(*arguments: str | Path) -> int:
     with pytest.raises(SystemExit) as stopped:
         main([str(argument) for argument in arguments])

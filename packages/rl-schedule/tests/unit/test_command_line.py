@@ -7,25 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from rl_schedule.cli import main
-
-
-@pytest.fixture
-def lengths(tmp_path: Path) -> Path:
-    path = tmp_path / "lengths.jsonl"
-    values = (
-        np.clip(np.rint(np.random.default_rng(0).lognormal(5, 1, 60)), 4, 2000).astype(int).tolist()
-    )
-    path.write_text(
-        "".join(
-            json.dumps({"total_length": v, "rollout_id": i // 2}) + "\n"
-            for i, v in enumerate(values)
-        )
-    )
-    return path
 
 
 def run(*arguments: str | Path) -> int:

@@ -38,7 +38,8 @@ _GET, _PUT, _INT = rb"(?:h.|j....)", rb"(?:q.|r....)", rb"(?:K.|M..|J...[\0-\x7f
 # Groups: start (rebuild, "storage", class), storage key (literal and its memo number, or memo
 # number), device, length, offset, size, start of the hooks, memo number of the tensor.
 _TENSOR = re.compile(
-    b"(%(get)s\\(\\(%(get)s%(get)s)(?:X(.)\\0\\0\\0([0-9]+)(%(put)s)|(%(get)s))(%(get)s)(%(int)s)t%(put)sQ"
+    b"(%(get)s\\(\\(%(get)s%(get)s)(?:X(.)\\0\\0\\0([0-9]+)(%(put)s)|(%(get)s))"
+    b"(%(get)s)(%(int)s)t%(put)sQ"
     b"(%(int)s)(%(int)s)\x85%(put)sK\x01\x85%(put)s\x89(%(get)s)\\)R%(put)st%(put)sR(%(put)s)"
     % {b"get": _GET, b"put": _PUT, b"int": _INT},
     re.DOTALL,

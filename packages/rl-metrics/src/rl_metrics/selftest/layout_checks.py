@@ -204,7 +204,9 @@ def _check(
             cp=cp,
         )(_local_losses(batch, cp, parameters, masks))
         loss, num_tokens = reduced * scale, megatron_num_tokens(aggregation, masks)
-        (loss if per_token else loss / num_tokens.clamp(min=1) / _NUM_MICRO_BATCHES).backward()  # type: ignore[no-untyped-call]
+        if not per_token:
+            loss = loss / num_tokens.clamp(min=1) / _NUM_MICRO_BATCHES
+        loss.backward()  # type: ignore[no-untyped-call]
         counted += num_tokens
         sums = {"loss": reduced.detach()}
         reports.append(MicroBatchMetrics(sums=sums, num_tokens=batch.num_tokens))

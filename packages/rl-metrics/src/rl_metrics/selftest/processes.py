@@ -130,7 +130,8 @@ def _receive(connection: Connection) -> _Outcome:
     """Return one rank's outcome; a closed pipe means that it died."""
     with connection:
         try:
-            outcome: _Outcome = pickle.loads(connection.recv_bytes())  # noqa: S301 - written by our own child
+            # Written by our own child.
+            outcome: _Outcome = pickle.loads(connection.recv_bytes())  # noqa: S301
         except EOFError:
             died = "the process died without a result"
             return _Outcome(failure=died, last_line=died)

@@ -118,7 +118,8 @@ def load_hf_weights(
     # Whichever file a tensor is in; a name that two files have comes from the later one.
     paths = sorted(folder.glob("*.safetensors"))
     opened: list[Any] = [safe_open(str(path), framework="pt") for path in paths]
-    files = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 - a file is not iterable
+    # A file has keys, and is not iterable.
+    files = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
     if not paths:
         raise RuntimeSetupError(
             f"{folder}: no *.safetensors file; `model.path` names a folder in Hugging Face layout"

@@ -13,6 +13,7 @@ nothing but the blocks runs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -127,8 +128,7 @@ def nucleus_lm_head_log_probs(
 
     Raises:
         NucleusError: shapes, dtypes, devices, targets or a shard that do not fit; a temperature
-            that is not a positive, finite number; an unknown option. From backward: with
-            `create_graph=True`.
+            that is not positive and finite; an unknown option; `create_graph=True` in backward.
     """
     check_tensors(hidden=hidden_TH, weight=weight_VH, targets=targets_T)
     _check_operands(hidden_TH, weight_VH)
@@ -154,7 +154,8 @@ def nucleus_lm_head_log_probs(
         use_main_grad=use_main_grad,
         block_bytes=block_bytes,
     )
-    return call.scores(*_LmHeadScores.apply(hidden_TH, weight_VH, targets_T, call, ways))  # type: ignore[no-untyped-call]
+    score: Callable[..., tuple[Tensor, ...]] = _LmHeadScores.apply
+    return call.scores(*score(hidden_TH, weight_VH, targets_T, call, ways))
 
 
 class _LmHeadScores(torch.autograd.Function):

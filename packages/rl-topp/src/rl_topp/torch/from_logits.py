@@ -13,7 +13,7 @@ blocks of bounded size; an element of the gradient is summed in float32 and roun
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -104,7 +104,8 @@ def nucleus_log_probs(
         entropy=entropy,
         full_entropy=full_entropy,
     )
-    return call.scores(*_ScoresFromLogits.apply(logits_TV, targets_T, call))  # type: ignore[no-untyped-call]
+    score: Callable[..., tuple[Tensor, ...]] = _ScoresFromLogits.apply
+    return call.scores(*score(logits_TV, targets_T, call))
 
 
 class _ScoresFromLogits(torch.autograd.Function):
